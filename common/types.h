@@ -1,0 +1,46 @@
+/* types.h - ids and every hard limit
+ *
+ * A limit is checked where bytes enter (proto/check.c, common/conf.c, common/safetensors.c);
+ * inside, code may rely on it. */
+#ifndef COMMON_TYPES_H
+#define COMMON_TYPES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint64_t job_id;    /* from 1, never used again */
+typedef uint64_t record_seq; /* from 1, gapless */
+
+#define NS_PER_S  1000000000ull
+#define NS_PER_MS 1000000ull
+
+/* wire */
+#define MESSAGE_BYTES_MAX      (1u << 20)  /* one control frame */
+#define BULK_BYTES_MAX         (16u << 20) /* one bulk frame */
+#define IDEMPOTENCY_KEY_BYTES  16
+#define DEADLINE_MS_MAX        (10u * 60 * 1000)
+
+/* names and texts a person types */
+#define NAME_BYTES_MAX   64
+#define PATH_BYTES_MAX   4096
+#define REASON_BYTES_MAX 512
+#define LOG_CHUNK_BYTES_MAX (64u << 10)
+
+/* cluster */
+#define WORKERS_MAX 16384u /* attached to one coordinator */
+#define RANKS_MAX   8192u  /* of one job */
+#define JOBS_LIVE_MAX 100000u
+
+/* job file */
+#define JOB_FILE_BYTES_MAX (1u << 20)
+#define DATA_GLOBS_MAX     256u
+#define PRIORITY_MAX       1000
+
+/* model */
+#define LAYERS_MAX     1024u
+#define EXPERTS_MAX    8192u
+#define TENSOR_DIMS_MAX 8
+#define SAFETENSORS_HEADER_BYTES_MAX (100u << 20)
+
+#endif

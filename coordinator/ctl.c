@@ -1,0 +1,5 @@
+/* ballast - placeholder */
+int main(void)
+{
+    return 0;
+}

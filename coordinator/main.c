@@ -1,0 +1,5 @@
+/* ballast-coordinator - placeholder */
+int main(void)
+{
+    return 0;
+}

@@ -1,0 +1,5 @@
+/* ballast-worker - placeholder */
+int main(void)
+{
+    return 0;
+}
