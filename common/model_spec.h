@@ -1,0 +1,65 @@
+/* model_spec.h - a model's structure as data, and its exact counts
+ *
+ * A model is a list of layers, each of one attention kind and one feed-forward kind, under one
+ * residual scheme. hf_config fills it from a config.json; everything else (tensor_map,
+ * memory_model, the trainer) reads only this. Formulas: model.md parts 1, 2, 3, 5 and 8. */
+#ifndef COMMON_MODEL_SPEC_H
+#define COMMON_MODEL_SPEC_H
+
+#include "common/types.h"
+
+enum model_family { FAMILY_KIMI_K3 };
+
+enum attention_kind { ATTENTION_KDA, ATTENTION_MLA };
+enum mlp_kind { MLP_DENSE, MLP_MOE };
+enum residual_kind { RESIDUAL_PLAIN, RESIDUAL_ATTN_RES };
+enum activation_kind { ACTIVATION_SITU, ACTIVATION_SWIGLU };
+
+struct layer_spec {
+    enum attention_kind attention;
+    enum mlp_kind       mlp;
+};
+
+struct model_spec {
+    enum model_family  family;
+    uint32_t           n_layers;
+    struct layer_spec  layers[LAYERS_MAX];
+    enum residual_kind residual;
+    uint32_t           attn_res_block; /* decoder layers per block */
+
+    uint32_t hidden, vocab;
+    float    norm_eps;       /* every RMS norm but the two below */
+    float    latent_norm_eps; /* q_a and kv_a norms of MLA */
+    float    init_std;
+
+    /* KDA */
+    uint32_t kda_heads, kda_head_dim, conv_kernel;
+    bool     kda_gate_bounded; /* else the softplus form */
+    float    kda_gate_lower_bound;
+    bool     kda_gate_full_rank; /* output gate g_proj, else g_a/g_b */
+
+    /* MLA; q_lora_rank 0: a direct q projection */
+    uint32_t heads, q_lora_rank, kv_lora_rank, qk_nope_dim, qk_rope_dim, v_dim;
+    bool     mla_output_gate, mla_rotary;
+
+    /* feed-forward */
+    enum activation_kind activation;
+    float    situ_beta, situ_linear_beta;
+    uint32_t dense_inter;
+    uint32_t n_experts, top_k, expert_inter, n_shared_experts;
+    uint32_t latent; /* width the routed experts see: hidden where there is no latent projection */
+    bool     latent_moe, latent_norm;
+    bool     renormalize;
+    float    routed_scale;
+};
+
+struct model_counts {
+    uint64_t total, active; /* both embedding matrices counted in both */
+    uint64_t attention, mlp_dense, experts, shared, router, latent_projections, norms, embedding;
+    uint64_t per_expert;
+};
+
+/* Exact parameter counts of the text model (live A_log entries only). */
+struct model_counts model_spec_count(const struct model_spec *m);
+
+#endif

@@ -1,0 +1,70 @@
+/* coll.h - collectives among the ranks of one attempt
+ *
+ * A group is an ordered list of ranks; every member calls the same operations in the same order.
+ * Counts are in elements. Sums are taken in the group's rank order, so a result has the same bits
+ * on every member and in every run. All calls block; each returns 0 or a negative errno
+ * (-ECANCELED after coll_abort, -ETIMEDOUT when a member does not come) with a line that names
+ * rank, operation and number. */
+#ifndef WORKER_COLL_H
+#define WORKER_COLL_H
+
+#include "common/err.h"
+#include "common/types.h"
+
+struct coll;
+
+struct coll_group {
+    const uint32_t *ranks; /* n_ranks long, ascending; lives as long as the group is used */
+    uint32_t n_ranks;
+    uint32_t me;           /* my index in ranks */
+    uint32_t id;           /* the same on all members, distinct among a rank's groups, < 16 */
+};
+
+enum coll_op { COLL_SUM, COLL_MAX };
+
+struct coll_ops {
+    const char *name;
+    void (*close)(struct coll *c);
+    /* Memory that travels: other ranks read it in place. Zeroed; freed by close. */
+    void *(*alloc)(struct coll *c, size_t n_bytes);
+    int (*barrier)(struct coll *c, const struct coll_group *g, struct err *err);
+    /* out[i*n .. (i+1)*n) = member i's in. in may be the own part of out. */
+    int (*all_gather)(struct coll *c, const struct coll_group *g, const float *in, size_t n,
+                      float *out, struct err *err);
+    /* out = the sum over members of their in[me*n .. (me+1)*n). */
+    int (*reduce_scatter)(struct coll *c, const struct coll_group *g, const float *in, size_t n,
+                          float *out, struct err *err);
+    int (*all_reduce)(struct coll *c, const struct coll_group *g, enum coll_op op, float *x,
+                      size_t n, struct err *err);
+    int (*all_reduce_f64)(struct coll *c, const struct coll_group *g, enum coll_op op, double *x,
+                          size_t n, struct err *err);
+    /* out[i] = member i's in[me]; n counts int64 per pair. */
+    int (*all_to_all_i64)(struct coll *c, const struct coll_group *g, const int64_t *in, size_t n,
+                          int64_t *out, struct err *err);
+    /* Rows of row_floats floats; send_rows[i] rows go to member i, packed in member order;
+     * recv_rows[i] come from member i, packed in member order. */
+    int (*all_to_all_rows)(struct coll *c, const struct coll_group *g, const float *send,
+                           const int64_t *send_rows, float *recv, const int64_t *recv_rows,
+                           size_t row_floats, struct err *err);
+    /* The only one another thread may call: every blocked and later call returns -ECANCELED. */
+    void (*abort)(struct coll *c);
+};
+
+struct coll {
+    const struct coll_ops *ops;
+    uint32_t rank, world;
+    struct coll_group world_group;
+};
+
+struct coll_host_config {
+    const uint8_t *id; /* 16 bytes, names the rendezvous; the same on all ranks */
+    uint32_t rank, world;
+    uint64_t open_timeout_ns; /* for all ranks to arrive */
+    uint64_t call_timeout_ns; /* for a member to come to a call; 0: wait for ever */
+};
+
+/* Ranks of one machine, processes or threads, through shared memory. Gives *out_coll, ended with
+ * ops->close. */
+int coll_host_open(const struct coll_host_config *config, struct coll **out_coll, struct err *err);
+
+#endif

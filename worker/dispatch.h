@@ -1,0 +1,41 @@
+/* dispatch.h - tokens travel to the ranks that serve their experts, and back
+ *
+ * One row per (token, slot of its top-k). At the expert side rows are ordered by (local expert,
+ * source rank, source row), so the order is the same in every run. What comes back is one row per
+ * (token, slot); the source sums them in the router's order. With one rank it is a permutation. */
+#ifndef WORKER_DISPATCH_H
+#define WORKER_DISPATCH_H
+
+#include "common/layout.h"
+#include "kernels/device.h"
+#include "worker/coll.h"
+
+struct dispatch; /* buffers of one rank, reused by all layers */
+struct dispatch_plan; /* where the rows of one layer and micro-batch go */
+
+int  dispatch_open(const struct layout *layout, struct coll *coll, struct device *dev,
+                   uint32_t n_experts, uint32_t top_k, uint32_t width, struct dispatch **out,
+                   struct err *err);
+void dispatch_close(struct dispatch *d);
+
+/* Exchanges the counts. expert_ids: (n_tokens, top_k). Gives a plan, ended with
+ * dispatch_plan_destroy. Collective over the expert group. */
+int  dispatch_plan_create(struct dispatch *d, const int32_t *expert_ids, int64_t n_tokens,
+                          struct dispatch_plan **out_plan, struct err *err);
+void dispatch_plan_destroy(struct dispatch_plan *p);
+
+/* Rows that arrive here, and where each local expert's begin: n_local + 1 numbers. */
+int64_t        dispatch_plan_rows(const struct dispatch_plan *p);
+const int64_t *dispatch_plan_offsets(const struct dispatch_plan *p);
+
+/* x (n_tokens, width) -> out_rows (plan rows, width): each token's row once per slot. */
+int dispatch_send_tokens(struct dispatch_plan *p, const float *x, float *out_rows,
+                         struct err *err);
+/* rows (plan rows, width) -> out_slots (n_tokens * top_k, width). */
+int dispatch_return(struct dispatch_plan *p, const float *rows, float *out_slots,
+                    struct err *err);
+/* slots (n_tokens * top_k, width) -> out_rows (plan rows, width): the backward of return. */
+int dispatch_send_slots(struct dispatch_plan *p, const float *slots, float *out_rows,
+                        struct err *err);
+
+#endif

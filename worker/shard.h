@@ -1,0 +1,47 @@
+/* shard.h - the parameters of one rank: its slices, gathered just in time, gradients sent home
+ *
+ * Dense units are cut over the fsdp group and replicated over the rest of the world; routed
+ * experts lie over the expert group and each is cut over the expert-shard group. The owner of a
+ * slice holds the fp32 master weight, the gradient sum and the optimizer state of that slice.
+ * With one rank in a group nothing is copied: the pointers are the owner's own memory.
+ *
+ * Gradients are sums over tokens; the optimizer divides once by the global number of tokens. */
+#ifndef WORKER_SHARD_H
+#define WORKER_SHARD_H
+
+#include "common/layout.h"
+#include "common/tensor_map.h"
+#include "kernels/device.h"
+#include "worker/coll.h"
+
+struct shard;
+
+/* Everything is kept until shard_close. Weights are zero until loaded or initialised (ckpt). */
+int  shard_open(const struct tensor_map *map, const struct model_spec *spec,
+                const struct layout *layout, struct coll *coll, struct device *dev,
+                struct shard **out_shard, struct err *err);
+void shard_close(struct shard *s);
+
+/* The whole unit (unit_count floats). Lives until shard_release of the same unit. Collective. */
+int  shard_acquire(struct shard *s, uint32_t unit, const float **out_weights, struct err *err);
+void shard_release(struct shard *s, uint32_t unit);
+
+/* The unit's gradient block, to be added to (+=); zeroed where it is not the owner's own sum. */
+float *shard_gradient(struct shard *s, uint32_t unit);
+/* Adds the block into the owners' sums and frees it. Collective. */
+int shard_reduce(struct shard *s, uint32_t unit, struct err *err);
+
+/* The same for the routed experts of layer that this rank serves: n_local blocks of expert_count
+ * floats; expert ids are first_expert .. first_expert + n_local - 1. */
+struct shard_experts {
+    uint32_t first_expert, n_local;
+    const float *const *weights; /* n_local pointers */
+    float *const *gradients;     /* n_local pointers; NULL until shard_experts_gradient */
+};
+int  shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts *out,
+                           struct err *err);
+void shard_experts_gradient(struct shard *s, uint32_t layer, struct shard_experts *inout);
+void shard_experts_release(struct shard *s, uint32_t layer);
+int  shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err);
+
+#endif
