@@ -1,0 +1,64 @@
+/* channel.h - the socketpair between a worker's daemon and its trainer
+ *
+ * A frame is a u32 length, little endian, and that many bytes of a packed TrainerMessage. The
+ * daemon reads on its loop and so uses the reader and channel_pack; the trainer has a channel,
+ * whose one thread reads and writes, so that a slow daemon never holds a training step up. */
+#ifndef WORKER_CHANNEL_H
+#define WORKER_CHANNEL_H
+
+#include "common/err.h"
+#include "common/types.h"
+#include "proto/ballast.pb-c.h"
+
+#define CHANNEL_FD 3 /* in the trainer */
+
+/* An orphaned trainer ends itself after this long, whatever its step loop does. */
+#define CHANNEL_ORPHAN_MS 1500
+
+/* ---- frames ----------------------------------------------------------------------------- */
+
+/* Gives *out_bytes, freed with free(); returns its size. */
+size_t channel_pack(const Ballast__TrainerMessage *m, uint8_t **out_bytes);
+
+/* All zero is an empty reader. */
+struct channel_reader {
+    uint8_t *bytes;
+    size_t   n_bytes, n_alloc, n_taken;
+};
+
+void channel_reader_add(struct channel_reader *r, const void *bytes, size_t n_bytes);
+
+/* Returns 1 and gives *out_message (ended with ballast__trainer_message__free_unpacked), 0 when
+ * no whole frame is there yet, or -EPROTO for bytes that are no frame: nothing after them can be
+ * read. */
+int  channel_reader_next(struct channel_reader *r, Ballast__TrainerMessage **out_message,
+                         struct err *err);
+void channel_reader_fini(struct channel_reader *r);
+
+/* ---- the trainer's end ------------------------------------------------------------------- */
+
+struct channel;
+
+/* Runs on the channel's thread, so it only sets flags and calls coll's abort. stop is NULL when
+ * the daemon is gone: the process then ends by itself after CHANNEL_ORPHAN_MS. A repeated STOP
+ * comes again, perhaps with a harder mode. stop lives until the call returns. */
+typedef void (*channel_stop_fn)(void *user, const Ballast__Stop *stop);
+
+/* Takes fd and starts the thread. on_stop may be called from now until channel_close. */
+int channel_open(int fd, channel_stop_fn on_stop, void *user, struct channel **out_channel,
+                 struct err *err);
+
+/* Blocks until the START is here. *out_start is the channel's and lives until channel_close.
+ * Returns -ECONNRESET if the daemon went away first. */
+int channel_wait_start(struct channel *c, const Ballast__Start **out_start, struct err *err);
+
+/* Both copy what they are given, never block, and may be called by any thread. A newer state
+ * replaces one that the daemon has not read yet, so every state repeats all that holds. When the
+ * daemon reads too slowly the oldest waiting step reports go first; states are never lost. */
+void channel_send_state(struct channel *c, const Ballast__RankState *state);
+void channel_send_step(struct channel *c, const Ballast__StepReport *step);
+
+/* Waits until all is sent, at most one second, and ends the thread. NULL is fine. */
+void channel_close(struct channel *c);
+
+#endif
