@@ -14,7 +14,7 @@
 struct coll;
 
 struct coll_group {
-    const uint32_t *ranks; /* n_ranks long, ascending; lives as long as the group is used */
+    const uint32_t *ranks; /* n_ranks long, ascending; kept while the group is used */
     uint32_t n_ranks;
     uint32_t me;           /* my index in ranks */
     uint32_t id;           /* the same on all members, distinct among a rank's groups, < 16 */
