@@ -1,0 +1,87 @@
+/* link.h - a ZeroMQ socket on a uv loop: opaque messages of a few frames, to and from numbered peers
+ *
+ * A server link is a ROUTER that refuses to drop silently, a client link is a DEALER with a fresh
+ * random routing id per life. Nothing here ever blocks: a peer that does not read gets a bounded
+ * queue, then loses messages and is counted. One thread, the loop's, owns a link.
+ *
+ * Addresses are ipc://PATH and tcp:// on loopback (127.0.0.0/8, [::1], localhost); any other is
+ * refused, because the wire has no keys yet. */
+#ifndef COMMON_LINK_H
+#define COMMON_LINK_H
+
+#include "common/err.h"
+#include "common/types.h"
+
+struct uv_loop_s; /* uv_loop_t */
+struct link;
+
+/* Numbers are never used again. A client link has one peer, LINK_SERVER. */
+typedef uint64_t link_peer;
+#define LINK_SERVER ((link_peer)1)
+
+#define LINK_FRAMES_MAX 4 /* frames handed over; more are counted and thrown away */
+
+struct link_frame {
+    const void *bytes;
+    size_t      n_bytes;
+};
+
+/* All called on the loop's thread; NULL where a caller does not care. */
+struct link_handler {
+    void *context; /* borrowed */
+
+    /* One message without its routing id. n_frames may be larger than LINK_FRAMES_MAX: then only
+     * the first LINK_FRAMES_MAX are there. Frames live until it returns. It must not close the
+     * link. */
+    void (*message)(void *context, link_peer peer, const struct link_frame *frames,
+                    size_t n_frames);
+
+    /* After the messages of one turn: what they made may now be handed on as one batch. */
+    void (*turn_end)(void *context);
+
+    /* Server link: this peer was found unreachable or was dropped for not reading; its number
+     * will not come back. */
+    void (*peer_gone)(void *context, link_peer peer);
+
+    /* Client link: the connection is up (again), or was lost. What was sent before a loss may or
+     * may not have arrived. */
+    void (*connection)(void *context, bool is_up);
+};
+
+struct link_stats {
+    uint64_t n_received, n_sent, n_unreachable, n_dropped_slow, n_bad_frames;
+    uint32_t n_peers, n_connections;
+};
+
+/* 0 if a daemon may listen on (or connect to) that address, else -EINVAL and why. */
+int link_address_check(const char *address, struct err *err);
+
+/* A server on all the addresses; gives *out_link, ended with link_close. An ipc path that a dead
+ * server left behind is taken over; one that is in use is -EADDRINUSE. */
+int link_listen(struct uv_loop_s *loop, const char *const *addresses, size_t n_addresses,
+                const struct link_handler *handler, struct link **out_link, struct err *err);
+
+/* A client; returns at once, connects and reconnects by itself (100 ms, doubling to 10 s). Gives
+ * *out_link, ended with link_close. */
+int link_connect(struct uv_loop_s *loop, const char *address, const struct link_handler *handler,
+                 struct link **out_link, struct err *err);
+
+/* Sends one message; copies the frames. 0: sent or queued. -EHOSTUNREACH: a server does not know
+ * the peer any more. -EAGAIN: a client link is not connected, nothing was kept. -ENOBUFS: the
+ * peer does not read and its queue is full; a server has forgotten it. */
+int link_send(struct link *l, link_peer peer, const struct link_frame *frames, size_t n_frames);
+
+/* The Unix user at the other end of an ipc connection, as its kernel says; "anonymous" over tcp.
+ * Lives as long as the peer. */
+const char *link_peer_user(const struct link *l, link_peer peer);
+
+/* Stops or resumes accepting new connections (near the limit of descriptors, while stopping). */
+void link_accept(struct link *l, bool is_open);
+
+struct link_stats link_stats(const struct link *l);
+
+/* Gives what is queued a bounded time to leave (1 s), then closes. The memory goes when the loop
+ * has run its close callbacks, so run the loop to its end afterwards. NULL is fine. */
+void link_close(struct link *l);
+
+#endif

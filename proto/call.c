@@ -1,0 +1,1 @@
+#include "proto/call.h"

@@ -1,0 +1,34 @@
+/* wire.h - the two frames of a message: prelude + envelope, payload
+ *
+ * The prelude is 8 bytes, "BLST", u16 major, u16 minor, little endian, so that a version can be
+ * read before anything else is understood. Whether a message makes sense is check.h's business. */
+#ifndef PROTO_WIRE_H
+#define PROTO_WIRE_H
+
+#include "common/mem.h"
+#include "common/types.h"
+#include "proto/ballast.pb-c.h"
+
+#define WIRE_PRELUDE_BYTES 8
+#define WIRE_MAJOR 1 /* must be equal on both sides */
+#define WIRE_MINOR 0
+#define WIRE_FRAMES 2 /* head, payload */
+#define WIRE_HEAD_BYTES_MAX (64u << 10) /* an envelope with a status of many violations */
+
+struct wire_bytes {
+    const uint8_t *bytes;
+    size_t         n_bytes;
+};
+
+/* Packs into the arena, where the frames live. Sets the envelope's payload_bytes. A NULL payload
+ * is an empty second frame. */
+void wire_pack(Ballast__Envelope *envelope, const ProtobufCMessage *payload, struct arena *arena,
+               struct wire_bytes out_frames[WIRE_FRAMES]);
+
+enum wire_prelude { WIRE_OURS, WIRE_OTHER_VERSION, WIRE_FOREIGN };
+
+/* Reads the version; both outputs are 0 for WIRE_FOREIGN. */
+enum wire_prelude wire_read_prelude(const uint8_t *bytes, size_t n_bytes, uint16_t *out_major,
+                                    uint16_t *out_minor);
+
+#endif
