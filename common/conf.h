@@ -18,9 +18,10 @@ struct conf {
     const struct field_table *table;
     void *target;
     char *file;   /* as given, for messages */
-    char *folder; /* absolute, "" until a file was read: relative paths are taken against it */
+    char *folder; /* absolute: relative paths are taken against it */
     char **where; /* per field: "FILE:LINE" or "--set"; NULL: the default stands */
     struct problems problems;
+    bool broken;  /* not readable as a whole, so missing keys are not worth a line */
 };
 
 /* Sets target to its defaults. target and table are kept until conf_fini, which leaves target to
@@ -32,7 +33,7 @@ void conf_read_file(struct conf *c, const char *file);
 /* text need not end with NUL; name stands in messages, folder may be NULL (the current one). */
 void conf_read_text(struct conf *c, const char *name, const char *folder, const char *text,
                     size_t n_bytes);
-/* "key=value", from --set; a relative path is taken against the current folder. */
+/* "key=value", from --set; relative paths as in the file. */
 void conf_set(struct conf *c, const char *assignment);
 /* Adds a problem for each required key that is still missing. Returns 0, or -EINVAL if there is
  * any problem. */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "common/err.h"
+#include "common/problems.h"
 #include "common/types.h"
 
 enum field_type {
@@ -61,36 +62,21 @@ struct field_table {
 #define FIELD_LIST_MAX   256u
 #define FIELD_BYTES_MAX  PATH_BYTES_MAX /* of one text */
 
-/* What is wrong with a file or a message: each one line. All zero is none. */
-struct problem {
-    char *key;   /* the path, "" if it is about no key */
-    char *where; /* "job.yaml:3", "--set", "" when it came by wire or by default */
-    char *text;  /* the line without where */
-};
-#define PROBLEMS_MAX 10u /* the rest is counted only */
-struct problems {
-    struct problem items[PROBLEMS_MAX];
-    size_t n, n_total;
-};
-
-/* text is printf's; where and key may be NULL. Always returns -EINVAL. */
-int  problems_add(struct problems *p, const char *where, const char *key, const char *text, ...)
-    __attribute__((format(printf, 4, 5)));
-void problems_print(const struct problems *p, FILE *out); /* a line each, and how many more */
-/* The first one, and how many more there are, as err; returns -EINVAL, or 0 without problems. */
-int  problems_err(const struct problems *p, struct err *err);
-void problems_fini(struct problems *p);
-
 /* The field of that path, or NULL. */
 const struct field *field_find(const struct field_table *t, const char *path);
 
-/* Reads text as f's value into target; a list's text is one element when append is set, or
- * "[a, b]" or "a, b". Frees what was there. On failure target is untouched and err says what was
- * expected, without the key. */
+/* Reads text as f's value into target; a list is written "[a, b]" or "a, b". Frees what was
+ * there. On failure target is untouched and err says what was expected, without the key. */
 int field_parse(const struct field *f, void *target, const char *text, struct err *err);
 
-/* Appends one element to a list. */
-int field_append(const struct field *f, void *target, const char *text, struct err *err);
+/* Is it one of the list types? */
+bool field_is_list(const struct field *f);
+/* Empties a list; appends one element to it. */
+void field_clear(const struct field *f, void *target);
+int  field_append(const struct field *f, void *target, const char *text, struct err *err);
+
+/* "a whole number from 1 to 1e9", "one of off, full, selective": what f takes, for messages. */
+void field_expected(const struct field *f, char *out_text, size_t n_bytes);
 
 /* Checks the value in target against f's range, words and lengths (for bytes from the wire). */
 int field_check(const struct field *f, const void *target, struct err *err);
