@@ -1,0 +1,355 @@
+/* channel.c - frames of the socketpair, and the trainer's thread that reads and writes them
+ *
+ * The step loop only ever copies into memory: the newest state has one place, step reports a
+ * bounded ring. The thread alone touches the socket. Steps go out before the state, so that the
+ * daemon has heard of a step before it hears that the rank has finished. */
+#include "worker/channel.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+
+#define LENGTH_BYTES 4
+#define STEPS_WAITING_MAX 256
+#define CLOSE_MS 1000
+
+/* ---- frames ----------------------------------------------------------------------------- */
+
+size_t channel_pack(const Ballast__TrainerMessage *m, uint8_t **out_bytes)
+{
+    size_t n = ballast__trainer_message__get_packed_size(m);
+    assert(n <= MESSAGE_BYTES_MAX);
+    uint8_t *bytes = xcalloc(1, LENGTH_BYTES + n);
+    for (int i = 0; i < LENGTH_BYTES; i++)
+        bytes[i] = (uint8_t)(n >> (8 * i));
+    ballast__trainer_message__pack(m, bytes + LENGTH_BYTES);
+    *out_bytes = bytes;
+    return LENGTH_BYTES + n;
+}
+
+void channel_reader_add(struct channel_reader *r, const void *bytes, size_t n_bytes)
+{
+    if (n_bytes == 0)
+        return;
+    memmove(r->bytes, r->bytes + r->n_taken, r->n_bytes - r->n_taken);
+    r->n_bytes -= r->n_taken;
+    r->n_taken = 0;
+    if (r->n_bytes + n_bytes > r->n_alloc) {
+        r->n_alloc = 2 * (r->n_bytes + n_bytes);
+        r->bytes = xrealloc(r->bytes, r->n_alloc);
+    }
+    memcpy(r->bytes + r->n_bytes, bytes, n_bytes);
+    r->n_bytes += n_bytes;
+}
+
+int channel_reader_next(struct channel_reader *r, Ballast__TrainerMessage **out_message,
+                        struct err *err)
+{
+    size_t n_here = r->n_bytes - r->n_taken;
+    if (n_here < LENGTH_BYTES)
+        return 0;
+    const uint8_t *p = r->bytes + r->n_taken;
+    uint32_t n = (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+    if (n > MESSAGE_BYTES_MAX)
+        return err_set(err, -EPROTO, "a frame of %u bytes between daemon and trainer; at most %u",
+                       n, MESSAGE_BYTES_MAX);
+    if (n_here - LENGTH_BYTES < n)
+        return 0;
+    Ballast__TrainerMessage *m = ballast__trainer_message__unpack(NULL, n, p + LENGTH_BYTES);
+    if (!m)
+        return err_set(err, -EPROTO, "a frame between daemon and trainer is no TrainerMessage");
+    r->n_taken += LENGTH_BYTES + n;
+    *out_message = m;
+    return 1;
+}
+
+void channel_reader_fini(struct channel_reader *r)
+{
+    free(r->bytes);
+    memset(r, 0, sizeof *r);
+}
+
+/* ---- the trainer's end ------------------------------------------------------------------- */
+
+struct frame {
+    uint8_t *bytes;
+    size_t   n_bytes;
+};
+
+struct channel {
+    int fd, wake_fd;
+    pthread_t thread;
+    channel_stop_fn on_stop;
+    void *user;
+
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t changed;
+    Ballast__TrainerMessage *start;
+    struct frame state;                     /* no bytes: none waits */
+    struct frame steps[STEPS_WAITING_MAX];  /* a ring */
+    size_t first_step, n_steps, n_steps_dropped;
+    struct frame out;                       /* the one being sent */
+    size_t out_sent;
+    bool is_gone, is_closing;
+};
+
+static void channel_wake(struct channel *c)
+{
+    uint64_t one = 1;
+    /* Full means that a wake-up is pending already. */
+    if (write(c->wake_fd, &one, sizeof one) < 0)
+        assert(errno == EAGAIN);
+}
+
+/* With the lock held: the next frame to send, if any, becomes c->out. */
+static bool channel_pick(struct channel *c)
+{
+    if (c->out.bytes)
+        return true;
+    if (c->n_steps) {
+        c->out = c->steps[c->first_step];
+        c->first_step = (c->first_step + 1) % STEPS_WAITING_MAX;
+        c->n_steps--;
+    } else {
+        c->out = c->state;
+        c->state = (struct frame){0};
+    }
+    c->out_sent = 0;
+    return c->out.bytes != NULL;
+}
+
+/* With the lock held; the socket never blocks. Returns false when the daemon is gone. */
+static bool channel_flush(struct channel *c)
+{
+    while (channel_pick(c)) {
+        ssize_t n = send(c->fd, c->out.bytes + c->out_sent, c->out.n_bytes - c->out_sent,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0)
+            return errno == EAGAIN || errno == EINTR;
+        c->out_sent += (size_t)n;
+        if (c->out_sent == c->out.n_bytes) {
+            free(c->out.bytes);
+            c->out = (struct frame){0};
+        }
+    }
+    pthread_cond_broadcast(&c->changed);
+    return true;
+}
+
+static void channel_take(struct channel *c, Ballast__TrainerMessage *m)
+{
+    if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STOP) {
+        c->on_stop(c->user, m->stop);
+    } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_START) {
+        pthread_mutex_lock(&c->lock);
+        if (!c->start) {
+            c->start = m;
+            m = NULL;
+            pthread_cond_broadcast(&c->changed);
+        }
+        pthread_mutex_unlock(&c->lock);
+    }
+    if (m)
+        ballast__trainer_message__free_unpacked(m, NULL);
+}
+
+/* Returns false when nothing more can come. */
+static bool channel_read(struct channel *c, struct channel_reader *reader)
+{
+    uint8_t bytes[4096];
+    ssize_t n = recv(c->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (n < 0)
+        return errno == EAGAIN || errno == EINTR;
+    if (n == 0)
+        return false;
+    channel_reader_add(reader, bytes, (size_t)n);
+    Ballast__TrainerMessage *m = NULL;
+    struct err err;
+    int rc;
+    while ((rc = channel_reader_next(reader, &m, &err)) > 0)
+        channel_take(c, m);
+    if (rc < 0)
+        log_error("msg=\"%s\"", err.text);
+    return rc == 0;
+}
+
+/* The daemon is gone: nobody would ever stop this process, so it stops itself, even if the step
+ * loop hangs in a collective. */
+static void channel_orphaned(struct channel *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->is_gone = true;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    c->on_stop(c->user, NULL);
+    poll(NULL, 0, CHANNEL_ORPHAN_MS);
+    _exit(EXIT_FAILURE);
+}
+
+static void *channel_run(void *arg)
+{
+    struct channel *c = arg;
+    struct channel_reader reader = {0};
+    for (;;) {
+        pthread_mutex_lock(&c->lock);
+        bool is_there = channel_flush(c);
+        bool is_closing = c->is_closing, wants_out = c->out.bytes != NULL;
+        pthread_mutex_unlock(&c->lock);
+        if (is_closing)
+            break;
+        struct pollfd fds[] = {
+            {.fd = c->fd, .events = (short)(POLLIN | (wants_out ? POLLOUT : 0))},
+            {.fd = c->wake_fd, .events = POLLIN},
+        };
+        if (is_there && poll(fds, 2, -1) < 0)
+            continue; /* a signal */
+        uint64_t n_wakes;
+        if (fds[1].revents && read(c->wake_fd, &n_wakes, sizeof n_wakes) < 0)
+            assert(errno == EAGAIN);
+        if (!is_there || (fds[0].revents && !channel_read(c, &reader)))
+            channel_orphaned(c);
+    }
+    channel_reader_fini(&reader);
+    return NULL;
+}
+
+int channel_open(int fd, channel_stop_fn on_stop, void *user, struct channel **out_channel,
+                 struct err *err)
+{
+    int wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wake_fd < 0)
+        return err_set(err, -errno, "eventfd: %s", strerror(errno));
+    if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) {
+        int code = -errno;
+        close(wake_fd);
+        return err_set(err, code, "descriptor %d is no channel to a daemon: %s", fd,
+                       strerror(-code));
+    }
+    struct channel *c = xcalloc(1, sizeof *c);
+    c->fd = fd;
+    c->wake_fd = wake_fd;
+    c->on_stop = on_stop;
+    c->user = user;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->changed, &attr);
+    pthread_condattr_destroy(&attr);
+
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the main thread */
+    int rc = pthread_create(&c->thread, NULL, channel_run, c);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc) {
+        pthread_cond_destroy(&c->changed);
+        pthread_mutex_destroy(&c->lock);
+        close(wake_fd);
+        free(c);
+        return err_set(err, -rc, "no thread for the channel: %s", strerror(rc));
+    }
+    *out_channel = c;
+    return 0;
+}
+
+int channel_wait_start(struct channel *c, const Ballast__Start **out_start, struct err *err)
+{
+    pthread_mutex_lock(&c->lock);
+    while (!c->start && !c->is_gone)
+        pthread_cond_wait(&c->changed, &c->lock);
+    const Ballast__Start *start = c->start ? c->start->start : NULL;
+    pthread_mutex_unlock(&c->lock);
+    if (!start)
+        return err_set(err, -ECONNRESET, "the daemon went away before it said what to train");
+    *out_start = start;
+    return 0;
+}
+
+void channel_send_state(struct channel *c, const Ballast__RankState *state)
+{
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STATE;
+    m.state = (Ballast__RankState *)state;
+    struct frame f;
+    f.n_bytes = channel_pack(&m, &f.bytes);
+    pthread_mutex_lock(&c->lock);
+    free(c->state.bytes);
+    c->state = f;
+    pthread_mutex_unlock(&c->lock);
+    channel_wake(c);
+}
+
+void channel_send_step(struct channel *c, const Ballast__StepReport *step)
+{
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STEP;
+    m.step = (Ballast__StepReport *)step;
+    struct frame f;
+    f.n_bytes = channel_pack(&m, &f.bytes);
+    pthread_mutex_lock(&c->lock);
+    if (c->n_steps == STEPS_WAITING_MAX) {
+        free(c->steps[c->first_step].bytes);
+        c->first_step = (c->first_step + 1) % STEPS_WAITING_MAX;
+        c->n_steps--;
+        c->n_steps_dropped++;
+    }
+    c->steps[(c->first_step + c->n_steps++) % STEPS_WAITING_MAX] = f;
+    pthread_mutex_unlock(&c->lock);
+    channel_wake(c);
+}
+
+/* Until all is sent, the daemon is gone or CLOSE_MS are over. Returns whether it is gone. */
+static bool channel_drain(struct channel *c)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += CLOSE_MS / 1000;
+    pthread_mutex_lock(&c->lock);
+    while (!c->is_gone && (c->out.bytes || c->state.bytes || c->n_steps))
+        if (pthread_cond_timedwait(&c->changed, &c->lock, &until) == ETIMEDOUT)
+            break;
+    bool is_gone = c->is_gone;
+    c->is_closing = true;
+    if (c->n_steps_dropped)
+        log_warn("steps=%zu msg=\"the daemon read too slowly: step reports were dropped\"",
+                 c->n_steps_dropped);
+    pthread_mutex_unlock(&c->lock);
+    channel_wake(c);
+    return is_gone;
+}
+
+void channel_close(struct channel *c)
+{
+    if (!c)
+        return;
+    if (channel_drain(c)) {
+        /* Its thread ends the process soon, should the caller not manage to. */
+        pthread_detach(c->thread);
+        return;
+    }
+    pthread_join(c->thread, NULL);
+    free(c->out.bytes);
+    free(c->state.bytes);
+    for (size_t i = 0; i < c->n_steps; i++)
+        free(c->steps[(c->first_step + i) % STEPS_WAITING_MAX].bytes);
+    if (c->start)
+        ballast__trainer_message__free_unpacked(c->start, NULL);
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    close(c->wake_fd);
+    close(c->fd);
+    free(c);
+}
