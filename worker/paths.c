@@ -62,8 +62,10 @@ static int path_check(const char *key, const char *path, char *const *roots, siz
 {
     char *real = NULL;
     int rc = path_resolve(path, &real, err);
-    if (rc < 0)
-        return err_prefix(err, "%s", key);
+    if (rc < 0) {
+        err_prefix(err, "%s", key);
+        return rc;
+    }
     bool is_allowed = false;
     for (size_t i = 0; i < n_roots && !is_allowed; i++)
         is_allowed = path_is_under(real, roots[i]);
