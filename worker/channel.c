@@ -54,7 +54,7 @@ void channel_reader_add(struct channel_reader *r, const void *bytes, size_t n_by
     r->n_bytes += n_bytes;
 }
 
-int channel_reader_next(struct channel_reader *r, Ballast__TrainerMessage **out_message,
+int channel_reader_next(struct channel_reader *r, const uint8_t **out_bytes, size_t *out_n_bytes,
                         struct err *err)
 {
     size_t n_here = r->n_bytes - r->n_taken;
@@ -67,11 +67,9 @@ int channel_reader_next(struct channel_reader *r, Ballast__TrainerMessage **out_
                        n, MESSAGE_BYTES_MAX);
     if (n_here - LENGTH_BYTES < n)
         return 0;
-    Ballast__TrainerMessage *m = ballast__trainer_message__unpack(NULL, n, p + LENGTH_BYTES);
-    if (!m)
-        return err_set(err, -EPROTO, "a frame between daemon and trainer is no TrainerMessage");
     r->n_taken += LENGTH_BYTES + n;
-    *out_message = m;
+    *out_bytes = p + LENGTH_BYTES;
+    *out_n_bytes = n;
     return 1;
 }
 
@@ -148,8 +146,11 @@ static bool channel_flush(struct channel *c)
     return true;
 }
 
-static void channel_take(struct channel *c, Ballast__TrainerMessage *m)
+static bool channel_take(struct channel *c, const uint8_t *packed, size_t n_bytes)
 {
+    Ballast__TrainerMessage *m = ballast__trainer_message__unpack(NULL, n_bytes, packed);
+    if (!m)
+        return false;
     if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STOP) {
         c->on_stop(c->user, m->stop);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_START) {
@@ -161,8 +162,8 @@ static void channel_take(struct channel *c, Ballast__TrainerMessage *m)
         }
         pthread_mutex_unlock(&c->lock);
     }
-    if (m)
-        ballast__trainer_message__free_unpacked(m, NULL);
+    ballast__trainer_message__free_unpacked(m, NULL);
+    return true;
 }
 
 /* Returns false when nothing more can come. */
@@ -175,13 +176,14 @@ static bool channel_read(struct channel *c, struct channel_reader *reader)
     if (n == 0)
         return false;
     channel_reader_add(reader, bytes, (size_t)n);
-    Ballast__TrainerMessage *m = NULL;
-    struct err err;
+    const uint8_t *packed = NULL;
+    size_t n_packed = 0;
     int rc;
-    while ((rc = channel_reader_next(reader, &m, &err)) > 0)
-        channel_take(c, m);
+    while ((rc = channel_reader_next(reader, &packed, &n_packed, NULL)) > 0)
+        if (!channel_take(c, packed, n_packed))
+            rc = -EPROTO;
     if (rc < 0)
-        log_error("msg=\"%s\"", err.text);
+        log_error("msg=\"what came from the daemon is no message\"");
     return rc == 0;
 }
 

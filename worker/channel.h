@@ -28,10 +28,9 @@ struct channel_reader {
 
 void channel_reader_add(struct channel_reader *r, const void *bytes, size_t n_bytes);
 
-/* Returns 1 and gives *out_message (ended with ballast__trainer_message__free_unpacked), 0 when
- * no whole frame is there yet, or -EPROTO for bytes that are no frame: nothing after them can be
- * read. */
-int  channel_reader_next(struct channel_reader *r, Ballast__TrainerMessage **out_message,
+/* Returns 1 with the packed message of the next frame, which lives until the next call, 0 when no
+ * whole frame is there yet, or -EPROTO for a length that none has: nothing after it can be read. */
+int  channel_reader_next(struct channel_reader *r, const uint8_t **out_bytes, size_t *out_n_bytes,
                          struct err *err);
 void channel_reader_fini(struct channel_reader *r);
 
