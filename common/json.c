@@ -40,8 +40,8 @@ static int parse_with(struct json_tokener *tok, const char *text, size_t n_bytes
     if (json_tokener_get_error(tok) == json_tokener_continue)
         o = json_tokener_parse_ex(tok, "", 1); /* a number ends with the text */
     enum json_tokener_error code = json_tokener_get_error(tok);
-    if (code == json_tokener_continue)
-        return err_set(err, -EINVAL, "not JSON: it ends before its last bracket, after %zu bytes",
+    if (code == json_tokener_continue || code == json_tokener_error_parse_eof)
+        return err_set(err, -EINVAL, "not JSON: it ends too early, after %zu bytes",
                        n_bytes);
     if (code != json_tokener_success)
         return err_set(err, -EINVAL, "not JSON: %s at byte %zu", json_tokener_error_desc(code),
