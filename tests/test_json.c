@@ -30,7 +30,7 @@ static const struct {
     {"something after the end", "{} x", -EINVAL, "byte 3"},
     {"two documents", "{} {}", -EINVAL, "byte 3"},
     {"a comma too many", "{\"a\": 1,}", -EINVAL, "byte 8"},
-    {"single quotes", "{'a': 1}", -EINVAL, "byte 1"},
+    {"single quotes", "{\"a\": 'x'}", -EINVAL, "byte 6"},
     {"a comment", "/* x */ {}", -EINVAL, "not JSON"},
     {"bytes that are no UTF-8", "{\"a\": \"\xff\xfe\"}", -EINVAL, "utf-8"},
 };
