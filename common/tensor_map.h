@@ -11,10 +11,39 @@
 #include "common/err.h"
 #include "common/model_spec.h"
 
-enum tensor_init { INIT_NORMAL, INIT_ONES, INIT_ZEROS, INIT_A_LOG, INIT_DT_BIAS, INIT_HEAD };
+/* NORMAL: N(0, init_std). A_LOG: log U(1, 16). DT_BIAS: inverse softplus of a step drawn
+ * log-uniformly from [1e-3, 0.1]. CONV: U(-b, b), b = kernel^-0.5. HEAD: N(0, 1 / hidden) cut at
+ * 3 standard deviations. */
+enum tensor_init {
+    INIT_NORMAL, INIT_ONES, INIT_ZEROS, INIT_A_LOG, INIT_DT_BIAS, INIT_CONV, INIT_HEAD
+};
+
+/* What a tensor is to the code that computes with it; names differ between families. */
+enum tensor_role {
+    ROLE_EMBEDDING,
+    ROLE_FINAL_NORM, ROLE_OUTPUT_RES_NORM, ROLE_OUTPUT_RES_PROJ, ROLE_HEAD,
+
+    ROLE_ATTN_NORM, ROLE_MLP_NORM,
+    ROLE_ATTN_RES_NORM, ROLE_ATTN_RES_PROJ, ROLE_MLP_RES_NORM, ROLE_MLP_RES_PROJ,
+
+    ROLE_KDA_Q, ROLE_KDA_K, ROLE_KDA_V, ROLE_KDA_Q_CONV, ROLE_KDA_K_CONV, ROLE_KDA_V_CONV,
+    ROLE_KDA_F_A, ROLE_KDA_F_B, ROLE_KDA_DT_BIAS, ROLE_KDA_A_LOG, ROLE_KDA_BETA,
+    ROLE_KDA_G, ROLE_KDA_G_A, ROLE_KDA_G_B, ROLE_KDA_O_NORM, ROLE_KDA_O,
+
+    ROLE_MLA_Q, ROLE_MLA_Q_A, ROLE_MLA_Q_A_NORM, ROLE_MLA_Q_B,
+    ROLE_MLA_KV_A, ROLE_MLA_KV_A_NORM, ROLE_MLA_KV_B, ROLE_MLA_G, ROLE_MLA_O,
+
+    ROLE_MLP_GATE, ROLE_MLP_UP, ROLE_MLP_DOWN,
+
+    ROLE_ROUTER, ROLE_ROUTER_BIAS, ROLE_LATENT_DOWN, ROLE_LATENT_UP, ROLE_LATENT_NORM,
+    ROLE_SHARED_GATE, ROLE_SHARED_UP, ROLE_SHARED_DOWN,
+    ROLE_EXPERT_GATE, ROLE_EXPERT_UP, ROLE_EXPERT_DOWN,
+    TENSOR_ROLES
+};
 
 struct tensor_entry {
-    char    *name;          /* the published name */
+    const char *name;       /* the published name */
+    enum tensor_role role;
     uint32_t unit;          /* of dense tensors; for experts 1 + layer */
     int32_t  expert;        /* -1: dense */
     uint64_t offset;        /* in floats, from the start of the unit or of the expert's block */
@@ -31,10 +60,12 @@ struct tensor_entry {
 
 struct tensor_map {
     struct tensor_entry *entries;
-    size_t    n_entries;
+    size_t    n_entries;    /* unit by unit; a layer's experts after its dense tensors */
+    uint32_t *by_name;      /* indices of entries in ascending order of names */
     uint32_t  n_units;
     uint64_t *unit_count;   /* floats of each unit, padded to a multiple of 16 */
     uint64_t  expert_count; /* floats of one routed expert's block, padded to a multiple of 16 */
+    char     *names;        /* all names; the entries point here */
 };
 
 /* Gives *out_map, ended with tensor_map_fini. Fails with -ENOTSUP for a family it lacks. */
