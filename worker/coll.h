@@ -3,21 +3,33 @@
  * A group is an ordered list of ranks; every member calls the same operations in the same order.
  * Counts are in elements. Sums are taken in the group's rank order, so a result has the same bits
  * on every member and in every run. All calls block; each returns 0 or a negative errno
- * (-ECANCELED after coll_abort, -ETIMEDOUT when a member does not come) with a line that names
- * rank, operation and number. */
+ * (-ECANCELED after an abort or the end of a member, -ETIMEDOUT when a member does not come,
+ * -EPROTO when members call different things) with a line that names rank, operation and number.
+ * After a failure the members no longer agree: only abort, trace and close are left. */
 #ifndef WORKER_COLL_H
 #define WORKER_COLL_H
+
+#include <stdatomic.h>
+#include <stdio.h>
 
 #include "common/err.h"
 #include "common/types.h"
 
 struct coll;
 
+#define COLL_GROUPS_MAX 16u
+
 struct coll_group {
     const uint32_t *ranks; /* n_ranks long, ascending; kept while the group is used */
     uint32_t n_ranks;
     uint32_t me;           /* my index in ranks */
-    uint32_t id;           /* the same on all members, distinct among a rank's groups, < 16 */
+    uint32_t id;           /* the same on all members, distinct among a rank's groups,
+                            * < COLL_GROUPS_MAX */
+};
+
+/* The ids of a layout's groups. */
+enum coll_group_id {
+    COLL_WORLD, COLL_FSDP, COLL_FSDP_REPLICA, COLL_EP, COLL_EXPERT_SHARD, COLL_EXPERT_REPLICA
 };
 
 enum coll_op { COLL_SUM, COLL_MAX };
@@ -25,15 +37,18 @@ enum coll_op { COLL_SUM, COLL_MAX };
 struct coll_ops {
     const char *name;
     void (*close)(struct coll *c);
-    /* Memory that travels: other ranks read it in place. Zeroed; freed by close. */
+    /* Memory that travels: other ranks read it in place. Zeroed, 64-byte aligned, pages are taken
+     * when first touched; freed by close. NULL when there is no more. */
     void *(*alloc)(struct coll *c, size_t n_bytes);
     int (*barrier)(struct coll *c, const struct coll_group *g, struct err *err);
-    /* out[i*n .. (i+1)*n) = member i's in. in may be the own part of out. */
+    /* out (n_blocks, members, n): block b of member i's in (n_blocks, n). With one block, in may
+     * be the own part of out. */
     int (*all_gather)(struct coll *c, const struct coll_group *g, const float *in, size_t n,
-                      float *out, struct err *err);
-    /* out = the sum over members of their in[me*n .. (me+1)*n). */
+                      size_t n_blocks, float *out, struct err *err);
+    /* out (n_blocks, n): the sum over members of the own part of their in (n_blocks, members,
+     * n). */
     int (*reduce_scatter)(struct coll *c, const struct coll_group *g, const float *in, size_t n,
-                          float *out, struct err *err);
+                          size_t n_blocks, float *out, struct err *err);
     int (*all_reduce)(struct coll *c, const struct coll_group *g, enum coll_op op, float *x,
                       size_t n, struct err *err);
     int (*all_reduce_f64)(struct coll *c, const struct coll_group *g, enum coll_op op, double *x,
@@ -46,6 +61,8 @@ struct coll_ops {
     int (*all_to_all_rows)(struct coll *c, const struct coll_group *g, const float *send,
                            const int64_t *send_rows, float *recv, const int64_t *recv_rows,
                            size_t row_floats, struct err *err);
+    /* The flight recorder: the last operations of every rank, a line each. */
+    void (*trace)(struct coll *c, FILE *out);
     /* The only one another thread may call: every blocked and later call returns -ECANCELED. */
     void (*abort)(struct coll *c);
 };
@@ -53,6 +70,7 @@ struct coll_ops {
 struct coll {
     const struct coll_ops *ops;
     uint32_t rank, world;
+    int32_t  layer; /* said in errors and in the trace; -1: none. Set by whoever computes one */
     struct coll_group world_group;
 };
 
@@ -61,6 +79,7 @@ struct coll_host_config {
     uint32_t rank, world;
     uint64_t open_timeout_ns; /* for all ranks to arrive */
     uint64_t call_timeout_ns; /* for a member to come to a call; 0: wait for ever */
+    const atomic_bool *cancelled; /* once true, opening gives up with -ECANCELED; may be NULL */
 };
 
 /* Ranks of one machine, processes or threads, through shared memory. Gives *out_coll, ended with

@@ -1,11 +1,12 @@
 /* shard.h - the parameters of one rank: its slices, gathered just in time, gradients sent home
  *
  * Dense units are cut over the fsdp group and replicated over the rest of the world; routed
- * experts lie over the expert group and each is cut over the expert-shard group. The owner of a
- * slice holds the fp32 master weight, the gradient sum and the optimizer state of that slice.
- * With one rank in a group nothing is copied: the pointers are the owner's own memory.
+ * experts lie over the expert group and each is cut over the expert-shard group. The
+ * owner of a slice holds the fp32 master weight, the gradient sum and the optimizer state of that
+ * slice. With one rank in a group nothing is copied: the pointers are the owner's own memory.
  *
- * Gradients are sums over tokens; the optimizer divides once by the global number of tokens. */
+ * Gradients are sums over tokens, over all micro-batches since shard_zero_gradients; the optimizer
+ * divides once by the global number of tokens. */
 #ifndef WORKER_SHARD_H
 #define WORKER_SHARD_H
 
@@ -22,17 +23,23 @@ int  shard_open(const struct tensor_map *map, const struct model_spec *spec,
                 struct shard **out_shard, struct err *err);
 void shard_close(struct shard *s);
 
-/* The whole unit (unit_count floats). Lives until shard_release of the same unit. Collective. */
+/* ---- dense units, for the model ----------------------------------------------------------- */
+
+/* The whole unit (unit_count floats). Lives until shard_release of the same unit; a unit may be
+ * acquired again before that. Collective. */
 int  shard_acquire(struct shard *s, uint32_t unit, const float **out_weights, struct err *err);
 void shard_release(struct shard *s, uint32_t unit);
 
-/* The unit's gradient block, to be added to (+=); zeroed where it is not the owner's own sum. */
+/* The unit's gradient block, to be added to (+=); zeroed where it is not the owner's own sum. The
+ * same pointer until shard_reduce. */
 float *shard_gradient(struct shard *s, uint32_t unit);
 /* Adds the block into the owners' sums and frees it. Collective. */
 int shard_reduce(struct shard *s, uint32_t unit, struct err *err);
 
-/* The same for the routed experts of layer that this rank serves: n_local blocks of expert_count
- * floats; expert ids are first_expert .. first_expert + n_local - 1. */
+/* ---- routed experts, for the model -------------------------------------------------------- */
+
+/* The experts of layer that this rank serves: n_local blocks of expert_count floats; expert ids
+ * are first_expert .. first_expert + n_local - 1. */
 struct shard_experts {
     uint32_t first_expert, n_local;
     const float *const *weights; /* n_local pointers */
@@ -43,5 +50,27 @@ int  shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts
 void shard_experts_gradient(struct shard *s, uint32_t layer, struct shard_experts *inout);
 void shard_experts_release(struct shard *s, uint32_t layer);
 int  shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err);
+
+/* ---- what this rank owns, for optim and ckpt ---------------------------------------------- */
+
+/* The part of one tensor that this rank owns: its floats first .. first + count. */
+struct shard_part {
+    uint64_t first, count;
+    float *weights, *gradients, *m, *v; /* count each; live until shard_close */
+    bool is_first; /* this rank is the first of those that own this part: it counts and writes */
+};
+/* False if this rank owns nothing of the tensor. */
+bool shard_part(const struct shard *s, const struct tensor_entry *entry, struct shard_part *out);
+
+/* After a step's last shard_reduce: sums the owners' gradients over their replicas. Collective. */
+int  shard_sum_replicas(struct shard *s, struct err *err);
+void shard_zero_gradients(struct shard *s);
+
+/* Seconds spent in gathering and in reducing since the last call; zeroes both. */
+void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s);
+
+/* Bytes of weights, gradients and optimizer state, and of the gather buffers, on this rank. */
+size_t shard_state_bytes(const struct shard *s);
+size_t shard_buffer_bytes(const struct shard *s);
 
 #endif

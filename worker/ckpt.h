@@ -1,0 +1,58 @@
+/* ckpt.h - a model's weights and a run's state, from and to HuggingFace folders
+ *
+ * PATH/step-N/ holds config.json, the weights under their published names, and ballast/ with the
+ * optimizer's state under the same names and state.json. It is written as step-N.tmp by all ranks
+ * and renamed by rank 0 when every byte is on disk: a crash leaves the old or the new. A run
+ * resumes on any layout. */
+#ifndef WORKER_CKPT_H
+#define WORKER_CKPT_H
+
+#include "common/model_spec.h"
+#include "worker/coll.h"
+#include "worker/shard.h"
+
+/* Initial weights: a stream of random numbers per tensor, a function of seed, the tensor's name
+ * and the element's index alone. */
+void ckpt_init_weights(struct shard *s, const struct tensor_map *map,
+                       const struct model_spec *spec, uint64_t seed);
+
+/* The weights of a HuggingFace folder; each rank reads its slices. Checks that every tensor is
+ * there in its shape. */
+int ckpt_load_weights(const char *model_path, struct shard *s, const struct tensor_map *map,
+                      struct err *err);
+
+/* Whether the folder holds weights, besides its config.json. */
+bool ckpt_has_weights(const char *model_path);
+
+struct ckpt_config { /* borrowed while it is used */
+    const char *path;       /* the job's checkpoint.path */
+    const char *model_path; /* where config.json is copied from */
+    uint32_t keep;          /* newest N that stay; 0: all */
+    const struct model_spec *spec;
+    const struct tensor_map *map;
+    struct shard *shard;
+    struct coll *coll;
+};
+
+/* What a run must know to go on; everything else is the job file. */
+struct ckpt_state {
+    uint64_t step;  /* optimizer steps done */
+    uint64_t seed;  /* of data */
+    uint64_t next_sample; /* global index */
+    double   validation_loss; /* NaN: none was taken */
+};
+
+/* Rank 0 makes the folder if it is missing and removes half-written ones; *out_step is the newest
+ * committed one, 0 if there is none. Collective. */
+int ckpt_find(const struct ckpt_config *c, uint64_t *out_step, struct err *err);
+
+/* Weights, optimizer state and *out_state of that step. Collective. -EINVAL or -EIO for a damaged
+ * one, with the command to type. */
+int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out_state,
+              struct err *err);
+
+/* Writes step state->step; then removes what is beyond keep. Collective: all ranks get the same
+ * result. On failure nothing is left of it. */
+int ckpt_save(const struct ckpt_config *c, const struct ckpt_state *state, struct err *err);
+
+#endif

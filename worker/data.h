@@ -1,0 +1,57 @@
+/* data.h - token files as training windows; a sample is a function of (seed, index) and no rank
+ *
+ * A file is a document. Packed: windows of sequence_length are cut from all files one after
+ * another in sorted order; a border inside a window is a document border (cu_seqlens), and no
+ * label looks across it. Not packed: windows are cut inside each file; its last one may be
+ * shorter. The order is a permutation of all windows, another one each epoch. */
+#ifndef WORKER_DATA_H
+#define WORKER_DATA_H
+
+#include "common/err.h"
+#include "common/types.h"
+
+enum data_format { DATA_BYTES, DATA_U16, DATA_U32 };
+
+/* -EINVAL names the words that are known. */
+int data_format_parse(const char *word, enum data_format *out, struct err *err);
+
+struct data_config {
+    char *const *patterns; /* paths or globs */
+    size_t n_patterns;
+    const char *what;      /* "data.train": begins the errors */
+    enum data_format format;
+    uint32_t sequence_length, vocab;
+    bool     pack;
+    uint64_t seed;
+};
+
+struct data;
+
+/* Maps the files. -ENOENT where a pattern matches nothing, -EINVAL for an empty or odd-sized file
+ * or too little text for one window. Gives *out. */
+int  data_open(const struct data_config *config, struct data **out, struct err *err);
+void data_close(struct data *d);
+
+uint64_t data_tokens(const struct data *d);
+uint64_t data_windows(const struct data *d);
+
+/* A micro-batch; all zero is an empty one. The pointers are the batch's own. */
+struct data_batch {
+    int32_t *tokens, *labels; /* n_tokens; a label below 0: none */
+    int32_t *cu_seqlens;      /* n_docs + 1 */
+    int64_t  n_tokens, n_labels;
+    int32_t  n_docs;
+    size_t   n_tokens_alloc, n_docs_alloc;
+};
+
+void data_batch_clear(struct data_batch *b); /* keeps the memory */
+void data_batch_fini(struct data_batch *b);
+
+/* Appends the sample of that global index: window permutation(seed, epoch)[index % windows]. A
+ * token outside the vocabulary is -EINVAL with file and offset. */
+int data_sample(const struct data *d, uint64_t index, struct data_batch *b, struct err *err);
+
+/* Appends window number index in the files' order (validation). */
+int data_window(const struct data *d, uint64_t index, struct data_batch *b, struct err *err);
+
+#endif
