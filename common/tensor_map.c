@@ -1,0 +1,318 @@
+/* tensor_map.c - lays a model's tensors out in units, under the names of its checkpoints
+ *
+ * One function per kind of layer states its tensors in order: role, published name, how it starts
+ * and its shape. Everything else (offsets, flags, counts) follows from that. */
+#include "common/tensor_map.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+
+#define ALIGN_FLOATS 16u
+#define A_LOG_MULTIPLE 128u
+#define NAME_MAX_BYTES 256
+
+enum { BUFFER = 1, F32 = 2, UNREACHED = 4 };
+
+struct builder {
+    const struct model_spec *spec;
+    struct tensor_map *map;
+    size_t   entries_cap;
+    size_t   names_used, names_cap;
+    uint32_t unit;
+    int32_t  expert;      /* -1: dense */
+    uint64_t used;        /* floats of the unit or of the expert's block so far */
+    char     prefix[128]; /* of the names that are added now */
+};
+
+static uint64_t align_up(uint64_t x, uint64_t multiple)
+{
+    return (x + multiple - 1) / multiple * multiple;
+}
+
+/* Names move while they grow, so an entry holds its name's place until the end. */
+static uintptr_t name_add(struct builder *b, const char *suffix)
+{
+    char name[NAME_MAX_BYTES];
+    int n = snprintf(name, sizeof name, "%s%s", b->prefix, suffix);
+    assert(n > 0 && n < NAME_MAX_BYTES);
+    size_t bytes = (size_t)n + 1;
+    if (b->names_used + bytes > b->names_cap) {
+        b->names_cap = (b->names_used + bytes) * 2;
+        b->map->names = xrealloc(b->map->names, b->names_cap);
+    }
+    memcpy(b->map->names + b->names_used, name, bytes);
+    uintptr_t place = b->names_used;
+    b->names_used += bytes;
+    return place;
+}
+
+static struct tensor_entry *add(struct builder *b, enum tensor_role role, const char *suffix,
+                                enum tensor_init init, int flags, uint64_t d0, uint64_t d1,
+                                uint64_t d2)
+{
+    struct tensor_map *map = b->map;
+    if (map->n_entries == b->entries_cap) {
+        b->entries_cap = b->entries_cap ? b->entries_cap * 2 : 256;
+        map->entries = xrealloc(map->entries, b->entries_cap * sizeof *map->entries);
+    }
+    struct tensor_entry *e = &map->entries[map->n_entries++];
+    *e = (struct tensor_entry){
+        .name = (const char *)name_add(b, suffix),
+        .role = role,
+        .unit = b->unit,
+        .expert = b->expert,
+        .offset = b->used,
+        .n_dims = d2 ? 3 : d1 ? 2 : 1,
+        .dims = { d0, d1, d2 },
+        .init = init,
+        .is_buffer = flags & BUFFER,
+        .is_unreached = flags & UNREACHED,
+        .is_matrix = d0 > 1 && d1 > 1 && !d2,
+        .keep_f32 = flags & F32,
+    };
+    e->count = e->stored_count = d0 * (d1 ? d1 : 1) * (d2 ? d2 : 1);
+    b->used = align_up(b->used + e->count, ALIGN_FLOATS);
+    return e;
+}
+
+static void add_matrix(struct builder *b, enum tensor_role role, const char *suffix, uint64_t out,
+                       uint64_t in)
+{
+    add(b, role, suffix, INIT_NORMAL, 0, out, in, 0);
+}
+
+static void add_norm(struct builder *b, enum tensor_role role, const char *suffix, uint64_t n)
+{
+    add(b, role, suffix, INIT_ONES, 0, n, 0, 0);
+}
+
+/* The query of an attention residual starts at zero: a plain mean over the rows. */
+static void add_mixer(struct builder *b, enum tensor_role norm, const char *norm_suffix,
+                      enum tensor_role proj, const char *proj_suffix, int flags)
+{
+    add(b, norm, norm_suffix, INIT_ONES, flags, b->spec->hidden, 0, 0);
+    add(b, proj, proj_suffix, INIT_ZEROS, flags, 1, b->spec->hidden, 0);
+}
+
+static void add_kda(struct builder *b)
+{
+    const struct model_spec *m = b->spec;
+    uint64_t d = m->kda_head_dim, h = m->kda_heads, wide = d * h;
+
+    add_matrix(b, ROLE_KDA_Q, "self_attn.q_proj.weight", wide, m->hidden);
+    add_matrix(b, ROLE_KDA_K, "self_attn.k_proj.weight", wide, m->hidden);
+    add_matrix(b, ROLE_KDA_V, "self_attn.v_proj.weight", wide, m->hidden);
+    add(b, ROLE_KDA_Q_CONV, "self_attn.q_conv1d.weight", INIT_CONV, F32, wide, 1, m->conv_kernel);
+    add(b, ROLE_KDA_K_CONV, "self_attn.k_conv1d.weight", INIT_CONV, F32, wide, 1, m->conv_kernel);
+    add(b, ROLE_KDA_V_CONV, "self_attn.v_conv1d.weight", INIT_CONV, F32, wide, 1, m->conv_kernel);
+    add_matrix(b, ROLE_KDA_F_A, "self_attn.f_a_proj.weight", d, m->hidden);
+    add_matrix(b, ROLE_KDA_F_B, "self_attn.f_b_proj.weight", wide, d);
+    add(b, ROLE_KDA_DT_BIAS, "self_attn.dt_bias", INIT_DT_BIAS, F32, wide, 0, 0);
+    struct tensor_entry *a = add(b, ROLE_KDA_A_LOG, "self_attn.A_log",
+                                 m->kda_gate_bounded ? INIT_ZEROS : INIT_A_LOG, F32, h, 0, 0);
+    a->stored_count = a->dims[0] = align_up(h, A_LOG_MULTIPLE);
+    add_matrix(b, ROLE_KDA_BETA, "self_attn.b_proj.weight", h, m->hidden);
+    if (m->kda_gate_full_rank) {
+        add_matrix(b, ROLE_KDA_G, "self_attn.g_proj.weight", wide, m->hidden);
+    } else {
+        add_matrix(b, ROLE_KDA_G_A, "self_attn.g_a_proj.weight", d, m->hidden);
+        add_matrix(b, ROLE_KDA_G_B, "self_attn.g_b_proj.weight", wide, d);
+    }
+    add(b, ROLE_KDA_O_NORM, "self_attn.o_norm.weight", INIT_ONES, F32, d, 0, 0);
+    add_matrix(b, ROLE_KDA_O, "self_attn.o_proj.weight", m->hidden, wide);
+}
+
+static void add_mla(struct builder *b)
+{
+    const struct model_spec *m = b->spec;
+    uint64_t q_wide = (uint64_t)m->heads * (m->qk_nope_dim + m->qk_rope_dim);
+    uint64_t v_wide = (uint64_t)m->heads * m->v_dim;
+
+    if (m->q_lora_rank) {
+        add_matrix(b, ROLE_MLA_Q_A, "self_attn.q_a_proj.weight", m->q_lora_rank, m->hidden);
+        add_norm(b, ROLE_MLA_Q_A_NORM, "self_attn.q_a_layernorm.weight", m->q_lora_rank);
+        add_matrix(b, ROLE_MLA_Q_B, "self_attn.q_b_proj.weight", q_wide, m->q_lora_rank);
+    } else {
+        add_matrix(b, ROLE_MLA_Q, "self_attn.q_proj.weight", q_wide, m->hidden);
+    }
+    add_matrix(b, ROLE_MLA_KV_A, "self_attn.kv_a_proj_with_mqa.weight",
+               m->kv_lora_rank + m->qk_rope_dim, m->hidden);
+    add_norm(b, ROLE_MLA_KV_A_NORM, "self_attn.kv_a_layernorm.weight", m->kv_lora_rank);
+    add_matrix(b, ROLE_MLA_KV_B, "self_attn.kv_b_proj.weight",
+               (uint64_t)m->heads * (m->qk_nope_dim + m->v_dim), m->kv_lora_rank);
+    if (m->mla_output_gate)
+        add_matrix(b, ROLE_MLA_G, "self_attn.g_proj.weight", v_wide, m->hidden);
+    add_matrix(b, ROLE_MLA_O, "self_attn.o_proj.weight", m->hidden, v_wide);
+}
+
+static void add_dense(struct builder *b)
+{
+    const struct model_spec *m = b->spec;
+
+    add_matrix(b, ROLE_MLP_GATE, "mlp.gate_proj.weight", m->dense_inter, m->hidden);
+    add_matrix(b, ROLE_MLP_UP, "mlp.up_proj.weight", m->dense_inter, m->hidden);
+    add_matrix(b, ROLE_MLP_DOWN, "mlp.down_proj.weight", m->hidden, m->dense_inter);
+}
+
+static void add_moe(struct builder *b)
+{
+    const struct model_spec *m = b->spec;
+    uint64_t shared = (uint64_t)m->n_shared_experts * m->expert_inter;
+
+    add_matrix(b, ROLE_ROUTER, "block_sparse_moe.gate.weight", m->n_experts, m->hidden);
+    add(b, ROLE_ROUTER_BIAS, "block_sparse_moe.gate.e_score_correction_bias", INIT_ZEROS,
+        BUFFER | F32, m->n_experts, 0, 0);
+    if (m->latent_moe) {
+        add_matrix(b, ROLE_LATENT_DOWN, "block_sparse_moe.routed_expert_down_proj.weight",
+                   m->latent, m->hidden);
+        add_matrix(b, ROLE_LATENT_UP, "block_sparse_moe.routed_expert_up_proj.weight", m->hidden,
+                   m->latent);
+    }
+    if (m->latent_norm)
+        add_norm(b, ROLE_LATENT_NORM, "block_sparse_moe.routed_expert_norm.weight", m->latent);
+    if (shared) {
+        add_matrix(b, ROLE_SHARED_GATE, "block_sparse_moe.shared_experts.gate_proj.weight",
+                   shared, m->hidden);
+        add_matrix(b, ROLE_SHARED_UP, "block_sparse_moe.shared_experts.up_proj.weight", shared,
+                   m->hidden);
+        add_matrix(b, ROLE_SHARED_DOWN, "block_sparse_moe.shared_experts.down_proj.weight",
+                   m->hidden, shared);
+    }
+}
+
+static void add_experts(struct builder *b, uint32_t layer)
+{
+    const struct model_spec *m = b->spec;
+
+    for (uint32_t e = 0; e < m->n_experts; e++) {
+        b->expert = (int32_t)e;
+        b->used = 0;
+        snprintf(b->prefix, sizeof b->prefix,
+                 "language_model.model.layers.%u.block_sparse_moe.experts.%u.", layer, e);
+        add_matrix(b, ROLE_EXPERT_GATE, "w1.weight", m->expert_inter, m->latent);
+        add_matrix(b, ROLE_EXPERT_UP, "w3.weight", m->expert_inter, m->latent);
+        add_matrix(b, ROLE_EXPERT_DOWN, "w2.weight", m->latent, m->expert_inter);
+        b->map->expert_count = b->used;
+    }
+    b->expert = -1;
+}
+
+static void unit_begin(struct builder *b, const char *prefix)
+{
+    b->used = 0;
+    snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
+}
+
+static void unit_end(struct builder *b)
+{
+    b->map->unit_count[b->unit++] = b->used;
+}
+
+static void add_layer(struct builder *b, uint32_t l)
+{
+    const struct model_spec *m = b->spec;
+    char prefix[64];
+
+    snprintf(prefix, sizeof prefix, "language_model.model.layers.%u.", l);
+    unit_begin(b, prefix);
+    add_norm(b, ROLE_ATTN_NORM, "input_layernorm.weight", m->hidden);
+    add_norm(b, ROLE_MLP_NORM, "post_attention_layernorm.weight", m->hidden);
+    if (m->residual == RESIDUAL_ATTN_RES) {
+        add_mixer(b, ROLE_ATTN_RES_NORM, "self_attention_res_norm.weight", ROLE_ATTN_RES_PROJ,
+                  "self_attention_res_proj.weight", l == 0 ? UNREACHED : 0);
+        add_mixer(b, ROLE_MLP_RES_NORM, "mlp_res_norm.weight", ROLE_MLP_RES_PROJ,
+                  "mlp_res_proj.weight", 0);
+    }
+    if (m->layers[l].attention == ATTENTION_KDA)
+        add_kda(b);
+    else
+        add_mla(b);
+    if (m->layers[l].mlp == MLP_DENSE) {
+        add_dense(b);
+        unit_end(b);
+        return;
+    }
+    add_moe(b);
+    uint64_t used = b->used;
+    add_experts(b, l);
+    b->used = used;
+    unit_end(b);
+}
+
+static int by_name(const void *a, const void *b, void *arg)
+{
+    const struct tensor_map *map = arg;
+    return strcmp(map->entries[*(const uint32_t *)a].name, map->entries[*(const uint32_t *)b].name);
+}
+
+static void names_finish(struct tensor_map *map)
+{
+    map->by_name = xcalloc(map->n_entries, sizeof *map->by_name);
+    for (size_t i = 0; i < map->n_entries; i++) {
+        map->entries[i].name = map->names + (uintptr_t)map->entries[i].name;
+        map->by_name[i] = (uint32_t)i;
+    }
+    qsort_r(map->by_name, map->n_entries, sizeof *map->by_name, by_name, map);
+}
+
+int tensor_map_init(const struct model_spec *m, struct tensor_map *out_map, struct err *err)
+{
+    struct tensor_map map = {0};
+    struct builder b = { .spec = m, .map = &map, .expert = -1 };
+
+    if (m->family != FAMILY_KIMI_K3)
+        return err_set(err, -ENOTSUP, "model family %d has no tensor names; known: kimi_k3",
+                       (int)m->family);
+    map.n_units = m->n_layers + 2;
+    map.unit_count = xcalloc(map.n_units, sizeof *map.unit_count);
+
+    unit_begin(&b, "language_model.model.");
+    add_matrix(&b, ROLE_EMBEDDING, "embed_tokens.weight", m->vocab, m->hidden);
+    unit_end(&b);
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        add_layer(&b, l);
+    unit_begin(&b, "language_model.model.");
+    add_norm(&b, ROLE_FINAL_NORM, "norm.weight", m->hidden);
+    if (m->residual == RESIDUAL_ATTN_RES)
+        add_mixer(&b, ROLE_OUTPUT_RES_NORM, "output_attn_res_norm.weight", ROLE_OUTPUT_RES_PROJ,
+                  "output_attn_res_proj.weight", 0);
+    snprintf(b.prefix, sizeof b.prefix, "language_model.");
+    add(&b, ROLE_HEAD, "lm_head.weight", INIT_HEAD, 0, m->vocab, m->hidden, 0);
+    unit_end(&b);
+    assert(b.unit == map.n_units);
+
+    names_finish(&map);
+    *out_map = map;
+    return 0;
+}
+
+void tensor_map_fini(struct tensor_map *map)
+{
+    free(map->entries);
+    free(map->by_name);
+    free(map->names);
+    free(map->unit_count);
+    *map = (struct tensor_map){0};
+}
+
+const struct tensor_entry *tensor_map_find(const struct tensor_map *map, const char *name)
+{
+    size_t low = 0, high = map->n_entries;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const struct tensor_entry *e = &map->entries[map->by_name[middle]];
+        int order = strcmp(name, e->name);
+        if (order == 0)
+            return e;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return NULL;
+}
