@@ -61,7 +61,7 @@ int link_address_check(const char *address, struct err *err);
 int link_listen(struct uv_loop_s *loop, const char *const *addresses, size_t n_addresses,
                 const struct link_handler *handler, struct link **out_link, struct err *err);
 
-/* A client; returns at once, connects and reconnects by itself (100 ms, doubling to 10 s). Gives
+/* A client; returns at once, connects and reconnects by itself (100 ms, doubling to 2 s). Gives
  * *out_link, ended with link_close. */
 int link_connect(struct uv_loop_s *loop, const char *address, const struct link_handler *handler,
                  struct link **out_link, struct err *err);

@@ -1,0 +1,602 @@
+/* link.c - ROUTER and DEALER on a uv loop; zmq.h's home for control messages
+ *
+ * ZeroMQ's descriptor is edge-triggered and any send or receive may eat the edge, so the events
+ * are read before the loop blocks (prepare) and after it woke (check); while something is ready
+ * an idle handle keeps the loop from blocking. A turn handles a bounded number of messages.
+ *
+ * A second socket, the monitor, tells of connections that come and go. */
+#include "common/link.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <uv.h>
+#include <zmq.h>
+
+#include "common/clock.h"
+#include "common/link_address.h"
+#include "common/link_peers.h"
+#include "common/mem.h"
+
+#define MESSAGES_PER_TURN   256
+#define HIGH_WATER_MESSAGES 256             /* in ZeroMQ, per peer and direction */
+#define QUEUE_MESSAGES_MAX  1024            /* of ours, behind that */
+#define QUEUE_BYTES_MAX     (2u << 20)
+#define QUEUE_RETRY_MS      20
+#define LINGER_MS           1000
+#define RECONNECT_MS        100
+#define RECONNECT_MAX_MS    2000
+#define HANDSHAKE_MS        5000
+#define HEARTBEAT_MS        5000
+#define HEARTBEAT_TIMEOUT_MS 20000
+#define TCP_MAXRT_MS        20000
+#define ROUTING_ID_BYTES    16
+#define SILENT_PEER_NS      (300 * NS_PER_S) /* longer than any long poll or heartbeat interval */
+#define SWEEP_AT_MIN        1024
+#define SOCKETS_MAX         16384
+#define ADDRESSES_MAX       8
+
+struct link {
+    uv_loop_t *loop; /* borrowed */
+    struct link_handler handler;
+    bool  is_server, is_up, is_accepting;
+    char *addresses[ADDRESSES_MAX]; /* owned; a server's as they are bound */
+    size_t n_addresses;
+    void *socket, *monitor;
+    uv_prepare_t prepare;
+    uv_check_t   check;
+    uv_idle_t    idle;
+    uv_poll_t    poll, monitor_poll;
+    uv_timer_t   retry;
+    int          n_open_handles;
+    struct peer_table peers;
+    struct peer *waiting; /* peers with a queue */
+    size_t       sweep_at;
+    struct link_stats stats;
+};
+
+/* ---- one ZeroMQ context for the process, while it has links ------------------------------- */
+
+static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
+static void    *context_shared;
+static unsigned context_users;
+
+static void *context_acquire(void)
+{
+    pthread_mutex_lock(&context_lock);
+    if (!context_users++) {
+        context_shared = zmq_ctx_new();
+        zmq_ctx_set(context_shared, ZMQ_MAX_SOCKETS, SOCKETS_MAX);
+    }
+    void *context = context_shared;
+    pthread_mutex_unlock(&context_lock);
+    return context;
+}
+
+static void context_release(void)
+{
+    pthread_mutex_lock(&context_lock);
+    if (!--context_users) {
+        while (zmq_ctx_term(context_shared) && errno == EINTR)
+            ;
+        context_shared = NULL;
+    }
+    pthread_mutex_unlock(&context_lock);
+}
+
+/* ---- addresses ---------------------------------------------------------------------------- */
+
+/* ZeroMQ would silently take the path away from a live server. */
+static int check_path_is_free(const char *path, struct err *err)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    strncpy(a.sun_path, path, sizeof a.sun_path - 1);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return err_set(err, -errno, "socket: %s", strerror(errno));
+    bool in_use = connect(fd, (struct sockaddr *)&a, sizeof a) == 0;
+    close(fd);
+    if (in_use)
+        return err_set(err, -EADDRINUSE, "ipc://%s: another server is listening there", path);
+    return 0;
+}
+
+/* ---- peers -------------------------------------------------------------------------------- */
+
+static void peer_identify(struct peer *p, const char *peer_address)
+{
+    if (p->address && !strcmp(p->address, peer_address))
+        return;
+    free(p->address);
+    free(p->user);
+    p->address = xstrdup(peer_address);
+    p->user = link_address_user(peer_address);
+}
+
+static void unlist_waiting(struct link *l, struct peer *p)
+{
+    struct peer **at = &l->waiting;
+    while (*at && *at != p)
+        at = &(*at)->next_waiting;
+    if (*at)
+        *at = p->next_waiting;
+    p->is_waiting = false;
+}
+
+static void forget(struct link *l, struct peer *p)
+{
+    link_peer number = p->number;
+    if (p->is_waiting)
+        unlist_waiting(l, p);
+    peers_remove(&l->peers, p);
+    if (l->handler.peer_gone)
+        l->handler.peer_gone(l->handler.context, number);
+}
+
+static void forget_silent(void *context, struct peer *p)
+{
+    forget(context, p);
+}
+
+static struct peer *peer_of(struct link *l, zmq_msg_t *id, uint64_t now_ns)
+{
+    if (!l->is_server)
+        return peers_find(&l->peers, LINK_SERVER);
+    struct peer *p = peers_find_id(&l->peers, zmq_msg_data(id), zmq_msg_size(id));
+    if (p)
+        return p;
+    if (l->peers.n_peers >= l->sweep_at) {
+        peers_visit_silent(&l->peers, now_ns > SILENT_PEER_NS ? now_ns - SILENT_PEER_NS : 0,
+                           forget_silent, l);
+        l->sweep_at = l->peers.n_peers * 2 > SWEEP_AT_MIN ? l->peers.n_peers * 2 : SWEEP_AT_MIN;
+    }
+    return peers_add(&l->peers, zmq_msg_data(id), zmq_msg_size(id));
+}
+
+/* ---- sending ------------------------------------------------------------------------------ */
+
+/* 0, or the errno of ZeroMQ; after the first part went the rest cannot fail. */
+static int send_now(struct link *l, struct peer *p, const struct link_frame *frames,
+                    size_t n_frames)
+{
+    if (l->is_server && zmq_send(l->socket, p->id, p->n_id, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
+        return errno;
+    for (size_t i = 0; i < n_frames; i++) {
+        int more = i + 1 < n_frames ? ZMQ_SNDMORE : 0;
+        if (zmq_send(l->socket, frames[i].bytes, frames[i].n_bytes, more | ZMQ_DONTWAIT) < 0)
+            return errno;
+    }
+    l->stats.n_sent++;
+    return 0;
+}
+
+static int send_queued(struct link *l, struct peer *p)
+{
+    while (p->first) {
+        struct link_frame frames[LINK_FRAMES_MAX];
+        const uint8_t *at = p->first->bytes;
+        for (size_t i = 0; i < p->first->n_frames; i++) {
+            frames[i] = (struct link_frame){at, p->first->frame_bytes[i]};
+            at += p->first->frame_bytes[i];
+        }
+        int rc = send_now(l, p, frames, p->first->n_frames);
+        if (rc)
+            return rc;
+        peer_pop(p);
+    }
+    return 0;
+}
+
+static void on_retry(uv_timer_t *timer)
+{
+    struct link *l = timer->data;
+    for (struct peer *p = l->waiting, *next; p; p = next) {
+        next = p->next_waiting;
+        int rc = send_queued(l, p);
+        if (rc == EAGAIN)
+            continue;
+        if (rc == 0) {
+            unlist_waiting(l, p);
+        } else {
+            l->stats.n_unreachable++;
+            forget(l, p);
+        }
+    }
+    if (!l->waiting)
+        uv_timer_stop(timer);
+}
+
+static void enqueue(struct link *l, struct peer *p, const struct link_frame *frames,
+                    size_t n_frames)
+{
+    peer_push(p, frames, n_frames);
+    if (!p->is_waiting) {
+        p->is_waiting = true;
+        p->next_waiting = l->waiting;
+        l->waiting = p;
+    }
+    if (!uv_is_active((uv_handle_t *)&l->retry))
+        uv_timer_start(&l->retry, on_retry, QUEUE_RETRY_MS, QUEUE_RETRY_MS);
+}
+
+int link_send(struct link *l, link_peer peer, const struct link_frame *frames, size_t n_frames)
+{
+    struct peer *p = peers_find(&l->peers, peer);
+    if (!p)
+        return -EHOSTUNREACH;
+    int rc = p->first ? EAGAIN : send_now(l, p, frames, n_frames);
+    if (rc == 0)
+        return 0;
+    if (rc != EAGAIN) {
+        l->stats.n_unreachable++;
+        forget(l, p);
+        return -EHOSTUNREACH;
+    }
+    if (!l->is_server && !l->is_up)
+        return -EAGAIN;
+    if (p->n_queued >= QUEUE_MESSAGES_MAX || p->queued_bytes >= QUEUE_BYTES_MAX) {
+        l->stats.n_dropped_slow++;
+        if (l->is_server)
+            forget(l, p);
+        return -ENOBUFS;
+    }
+    enqueue(l, p, frames, n_frames);
+    return 0;
+}
+
+const char *link_peer_user(const struct link *l, link_peer peer)
+{
+    const struct peer *p = peers_find(&l->peers, peer);
+    return p && p->user ? p->user : "anonymous";
+}
+
+/* ---- receiving ---------------------------------------------------------------------------- */
+
+/* Reads one message whole. False when there is none. */
+static bool receive_one(struct link *l, uint64_t now_ns)
+{
+    zmq_msg_t id, parts[LINK_FRAMES_MAX], extra;
+    struct link_frame frames[LINK_FRAMES_MAX];
+    size_t n_kept = 0, n_frames = 0;
+
+    zmq_msg_init(&id);
+    bool more = true;
+    if (l->is_server) {
+        if (zmq_msg_recv(&id, l->socket, ZMQ_DONTWAIT) < 0) {
+            zmq_msg_close(&id);
+            return false;
+        }
+        more = zmq_msg_more(&id);
+    }
+    while (more) {
+        zmq_msg_t *part = n_kept < LINK_FRAMES_MAX ? &parts[n_kept] : &extra;
+        zmq_msg_init(part);
+        if (zmq_msg_recv(part, l->socket, ZMQ_DONTWAIT) < 0) {
+            zmq_msg_close(part);
+            break; /* a client's empty socket; a message once begun is there whole */
+        }
+        more = zmq_msg_more(part);
+        n_frames++;
+        if (part == &extra) {
+            zmq_msg_close(part);
+            continue;
+        }
+        frames[n_kept++] = (struct link_frame){zmq_msg_data(part), zmq_msg_size(part)};
+    }
+    bool any = l->is_server || n_frames > 0;
+    if (any) {
+        struct peer *p = peer_of(l, &id, now_ns);
+        p->heard_ns = now_ns;
+        const char *from = n_kept ? zmq_msg_gets(&parts[0], "Peer-Address") : NULL;
+        peer_identify(p, from ? from : "");
+        l->stats.n_received++;
+        l->stats.n_bad_frames += n_frames > LINK_FRAMES_MAX;
+        l->handler.message(l->handler.context, p->number, frames, n_frames);
+    }
+    for (size_t i = 0; i < n_kept; i++)
+        zmq_msg_close(&parts[i]);
+    zmq_msg_close(&id);
+    return any;
+}
+
+static void set_connection(struct link *l, bool is_up)
+{
+    if (l->is_up == is_up)
+        return;
+    l->is_up = is_up;
+    if (!is_up) {
+        struct peer *p = peers_find(&l->peers, LINK_SERVER);
+        peer_clear(p);
+        if (p->is_waiting)
+            unlist_waiting(l, p);
+    }
+    if (l->handler.connection)
+        l->handler.connection(l->handler.context, is_up);
+}
+
+/* An event is two frames: u16 event, u32 value; and the address. False when there is none. */
+static bool receive_event(struct link *l)
+{
+    uint8_t bytes[6];
+    char address[256];
+    if (zmq_recv(l->monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) < 0)
+        return false;
+    zmq_recv(l->monitor, address, sizeof address, ZMQ_DONTWAIT);
+    uint16_t event;
+    memcpy(&event, bytes, sizeof event);
+    if (event == ZMQ_EVENT_ACCEPTED)
+        l->stats.n_connections++;
+    else if (event == ZMQ_EVENT_DISCONNECTED && l->is_server && l->stats.n_connections)
+        l->stats.n_connections--;
+    else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !l->is_server)
+        set_connection(l, true);
+    else if (event == ZMQ_EVENT_DISCONNECTED && !l->is_server)
+        set_connection(l, false);
+    return true;
+}
+
+static bool is_readable(void *socket)
+{
+    int events = 0;
+    size_t size = sizeof events;
+    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size) == 0 && events & ZMQ_POLLIN;
+}
+
+static void on_idle(uv_idle_t *idle)
+{
+    (void)idle; /* its being active keeps the loop from blocking */
+}
+
+static void on_prepare(uv_prepare_t *prepare)
+{
+    struct link *l = prepare->data;
+    bool socket_ready = is_readable(l->socket), monitor_ready = is_readable(l->monitor);
+    if (socket_ready || monitor_ready)
+        uv_idle_start(&l->idle, on_idle);
+    else
+        uv_idle_stop(&l->idle);
+}
+
+static void on_check(uv_check_t *check)
+{
+    struct link *l = check->data;
+    for (int i = 0; i < MESSAGES_PER_TURN && is_readable(l->monitor) && receive_event(l); i++)
+        ;
+    uint64_t now_ns = clock_now_ns();
+    int n = 0;
+    if (is_readable(l->socket))
+        while (n < MESSAGES_PER_TURN && receive_one(l, now_ns))
+            n++;
+    if (n && l->handler.turn_end)
+        l->handler.turn_end(l->handler.context);
+}
+
+static void on_poll(uv_poll_t *poll, int status, int events)
+{
+    (void)poll; /* waking the loop was all: prepare and check do the work */
+    (void)status;
+    (void)events;
+}
+
+/* ---- opening and closing ------------------------------------------------------------------ */
+
+static void set_int(void *socket, int option, int value)
+{
+    zmq_setsockopt(socket, option, &value, sizeof value);
+}
+
+static void set_options(struct link *l)
+{
+    void *s = l->socket;
+    int64_t bytes_max = MESSAGE_BYTES_MAX;
+    zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &bytes_max, sizeof bytes_max);
+    set_int(s, ZMQ_LINGER, LINGER_MS);
+    set_int(s, ZMQ_SNDHWM, HIGH_WATER_MESSAGES);
+    set_int(s, ZMQ_RCVHWM, HIGH_WATER_MESSAGES);
+    set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS);
+    set_int(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS);
+    set_int(s, ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS);
+    set_int(s, ZMQ_HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS);
+    set_int(s, ZMQ_TCP_MAXRT, TCP_MAXRT_MS);
+    set_int(s, ZMQ_IPV6, 1);
+    if (l->is_server) {
+        set_int(s, ZMQ_ROUTER_MANDATORY, 1);
+        /* A client that reconnects keeps its id, and must be heard although the old connection
+         * has not been found dead yet. */
+        set_int(s, ZMQ_ROUTER_HANDOVER, 1);
+        set_int(s, ZMQ_BACKLOG, 1024);
+        return;
+    }
+    set_int(s, ZMQ_IMMEDIATE, 1);
+    set_int(s, ZMQ_RECONNECT_IVL, RECONNECT_MS);
+    set_int(s, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS);
+}
+
+static int open_monitor(struct link *l, void *context, struct err *err)
+{
+    static unsigned long n_monitors;
+    char address[64];
+    snprintf(address, sizeof address, "inproc://link-%lu",
+             __atomic_add_fetch(&n_monitors, 1, __ATOMIC_RELAXED));
+    int events = l->is_server ? ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED
+                              : ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+    if (!(l->monitor = zmq_socket(context, ZMQ_PAIR)))
+        return err_set(err, -errno, "zmq_socket: %s", zmq_strerror(errno));
+    /* The I/O thread blocks when the monitor is full, so let it never be full. */
+    set_int(l->monitor, ZMQ_RCVHWM, 0);
+    set_int(l->monitor, ZMQ_LINGER, 0);
+    if (zmq_socket_monitor(l->socket, address, events) || zmq_connect(l->monitor, address))
+        return err_set(err, -errno, "zmq_socket_monitor: %s", zmq_strerror(errno));
+    return 0;
+}
+
+static int descriptor_of(void *socket)
+{
+    int fd = -1;
+    size_t size = sizeof fd;
+    zmq_getsockopt(socket, ZMQ_FD, &fd, &size);
+    return fd;
+}
+
+static void open_handles(struct link *l)
+{
+    uv_prepare_init(l->loop, &l->prepare);
+    uv_check_init(l->loop, &l->check);
+    uv_idle_init(l->loop, &l->idle);
+    uv_timer_init(l->loop, &l->retry);
+    uv_poll_init(l->loop, &l->poll, descriptor_of(l->socket));
+    uv_poll_init(l->loop, &l->monitor_poll, descriptor_of(l->monitor));
+    l->prepare.data = l->check.data = l->idle.data = l->retry.data = l;
+    l->poll.data = l->monitor_poll.data = l;
+    l->n_open_handles = 6;
+    uv_prepare_start(&l->prepare, on_prepare);
+    uv_check_start(&l->check, on_check);
+    uv_poll_start(&l->poll, UV_READABLE, on_poll);
+    uv_poll_start(&l->monitor_poll, UV_READABLE, on_poll);
+}
+
+static void destroy(struct link *l)
+{
+    if (l->monitor) {
+        zmq_socket_monitor(l->socket, NULL, 0);
+        zmq_close(l->monitor);
+    }
+    if (l->socket)
+        zmq_close(l->socket);
+    context_release();
+    peers_fini(&l->peers);
+    for (size_t i = 0; i < l->n_addresses; i++)
+        free(l->addresses[i]);
+    free(l);
+}
+
+static int open_socket(uv_loop_t *loop, bool is_server, const struct link_handler *handler,
+                       struct link **out_link, struct err *err)
+{
+    struct link *l = xcalloc(1, sizeof *l);
+    l->loop = loop;
+    l->handler = *handler;
+    l->is_server = is_server;
+    l->is_accepting = true;
+    l->sweep_at = SWEEP_AT_MIN;
+    void *context = context_acquire();
+    int rc = 0;
+    if (!(l->socket = zmq_socket(context, is_server ? ZMQ_ROUTER : ZMQ_DEALER)))
+        rc = err_set(err, -errno, "zmq_socket: %s", zmq_strerror(errno));
+    if (rc == 0) {
+        set_options(l);
+        rc = open_monitor(l, context, err);
+    }
+    if (rc < 0) {
+        destroy(l);
+        return rc;
+    }
+    *out_link = l;
+    return 0;
+}
+
+static int bind_one(struct link *l, const char *address, struct err *err)
+{
+    int rc;
+    if ((rc = link_address_check(address, err)) < 0)
+        return rc;
+    if (!strncmp(address, "ipc://", 6) && (rc = check_path_is_free(address + 6, err)) < 0)
+        return rc;
+    if (zmq_bind(l->socket, address))
+        return err_set(err, -errno, "cannot listen on %s: %s", address, zmq_strerror(errno));
+    l->addresses[l->n_addresses++] = xstrdup(address);
+    return 0;
+}
+
+int link_listen(struct uv_loop_s *loop, const char *const *addresses, size_t n_addresses,
+                const struct link_handler *handler, struct link **out_link, struct err *err)
+{
+    struct link *l;
+    if (n_addresses == 0 || n_addresses > ADDRESSES_MAX)
+        return err_set(err, -EINVAL, "a server listens on 1 to %d addresses, not %zu",
+                       ADDRESSES_MAX, n_addresses);
+    int rc = open_socket(loop, true, handler, &l, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < n_addresses; i++)
+        if ((rc = bind_one(l, addresses[i], err)) < 0) {
+            destroy(l);
+            return rc;
+        }
+    open_handles(l);
+    *out_link = l;
+    return 0;
+}
+
+int link_connect(struct uv_loop_s *loop, const char *address, const struct link_handler *handler,
+                 struct link **out_link, struct err *err)
+{
+    struct link *l;
+    int rc = link_address_check(address, err);
+    if (rc < 0 || (rc = open_socket(loop, false, handler, &l, err)) < 0)
+        return rc;
+    uint8_t id[ROUTING_ID_BYTES];
+    if (getrandom(id, sizeof id, 0) != sizeof id) {
+        destroy(l);
+        return err_set(err, -EIO, "getrandom: %s", strerror(errno));
+    }
+    id[0] |= 1; /* a first byte of zero is ZeroMQ's own */
+    zmq_setsockopt(l->socket, ZMQ_ROUTING_ID, id, sizeof id);
+    if (zmq_connect(l->socket, address)) {
+        rc = err_set(err, -errno, "cannot connect to %s: %s", address, zmq_strerror(errno));
+        destroy(l);
+        return rc;
+    }
+    peers_add(&l->peers, id, sizeof id); /* gets the number LINK_SERVER */
+    l->addresses[l->n_addresses++] = xstrdup(address);
+    open_handles(l);
+    *out_link = l;
+    return 0;
+}
+
+void link_accept(struct link *l, bool is_open)
+{
+    if (is_open == l->is_accepting)
+        return;
+    l->is_accepting = is_open;
+    for (size_t i = 0; i < l->n_addresses; i++) {
+        if (is_open)
+            zmq_bind(l->socket, l->addresses[i]);
+        else
+            zmq_unbind(l->socket, l->addresses[i]);
+    }
+}
+
+struct link_stats link_stats(const struct link *l)
+{
+    struct link_stats stats = l->stats;
+    stats.n_peers = (uint32_t)l->peers.n_peers;
+    return stats;
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct link *l = handle->data;
+    if (--l->n_open_handles == 0)
+        destroy(l); /* only now: the descriptors must outlive their poll handles */
+}
+
+void link_close(struct link *l)
+{
+    if (!l)
+        return;
+    for (struct peer *p = l->waiting; p; p = p->next_waiting)
+        send_queued(l, p);
+    uv_handle_t *handles[] = {(uv_handle_t *)&l->prepare, (uv_handle_t *)&l->check,
+                              (uv_handle_t *)&l->idle, (uv_handle_t *)&l->retry,
+                              (uv_handle_t *)&l->poll, (uv_handle_t *)&l->monitor_poll};
+    for (size_t i = 0; i < sizeof handles / sizeof handles[0]; i++)
+        uv_close(handles[i], on_closed);
+}

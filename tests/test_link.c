@@ -1,0 +1,412 @@
+/* test_link.c - the link: messages both ways, hostile peers, reconnects, silence, bounded ends */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <uv.h>
+
+#include "common/clock.h"
+#include "common/link.h"
+#include "common/link_address.h"
+#include "common/mem.h"
+
+struct end {
+    struct link *link;
+    bool      echoes;
+    size_t    n_messages, n_frames, n_bytes, n_up, n_down, n_gone;
+    link_peer peer;
+    char      first[64];
+};
+
+static void on_message(void *context, link_peer peer, const struct link_frame *frames,
+                       size_t n_frames)
+{
+    struct end *e = context;
+    e->n_messages++;
+    e->n_frames = n_frames;
+    e->peer = peer;
+    e->n_bytes = 0;
+    for (size_t i = 0; i < n_frames && i < LINK_FRAMES_MAX; i++)
+        e->n_bytes += frames[i].n_bytes;
+    snprintf(e->first, sizeof e->first, "%.*s", (int)frames[0].n_bytes,
+             (const char *)frames[0].bytes);
+    if (e->echoes)
+        link_send(e->link, peer, frames, n_frames < LINK_FRAMES_MAX ? n_frames : LINK_FRAMES_MAX);
+}
+
+static void on_connection(void *context, bool is_up)
+{
+    struct end *e = context;
+    *(is_up ? &e->n_up : &e->n_down) += 1;
+}
+
+static void on_gone(void *context, link_peer peer)
+{
+    (void)peer;
+    ((struct end *)context)->n_gone++;
+}
+
+struct net {
+    uv_loop_t  loop;
+    uv_timer_t timer;
+    char       folder[64], address[128];
+    struct end server, client;
+};
+
+static void on_timer(uv_timer_t *timer)
+{
+    (void)timer;
+}
+
+static void listen_on(struct net *n, struct end *e)
+{
+    struct link_handler h = {e, on_message, NULL, on_gone, NULL};
+    const char *addresses[] = {n->address};
+    struct err err = {0};
+    if (link_listen(&n->loop, addresses, 1, &h, &e->link, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void connect_to(struct net *n, struct end *e)
+{
+    struct link_handler h = {e, on_message, NULL, NULL, on_connection};
+    struct err err = {0};
+    if (link_connect(&n->loop, n->address, &h, &e->link, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void net_open(struct net *n)
+{
+    *n = (struct net){.folder = "/tmp/test_link.XXXXXX"};
+    assert_non_null(mkdtemp(n->folder));
+    snprintf(n->address, sizeof n->address, "ipc://%s/socket", n->folder);
+    assert_int_equal(uv_loop_init(&n->loop), 0);
+    uv_timer_init(&n->loop, &n->timer);
+    uv_timer_start(&n->timer, on_timer, 5, 5);
+    uv_unref((uv_handle_t *)&n->timer);
+}
+
+static void net_close(struct net *n)
+{
+    link_close(n->client.link);
+    link_close(n->server.link);
+    uv_close((uv_handle_t *)&n->timer, NULL);
+    uv_run(&n->loop, UV_RUN_DEFAULT);
+    assert_int_equal(uv_loop_close(&n->loop), 0);
+    unlink(n->address + strlen("ipc://"));
+    rmdir(n->folder);
+}
+
+/* Turns the loop until *count reaches n; false after 10 s. */
+static bool turn_until(struct net *n, const size_t *count, size_t wanted)
+{
+    uint64_t end_ns = clock_now_ns() + 10 * NS_PER_S;
+    while (*count < wanted && clock_now_ns() < end_ns)
+        uv_run(&n->loop, UV_RUN_ONCE);
+    return *count >= wanted;
+}
+
+static void say(struct end *e, link_peer peer, const char *text, int expected)
+{
+    struct link_frame frames[2] = {{text, strlen(text)}, {"payload", 7}};
+    assert_int_equal(link_send(e->link, peer, frames, 2), expected);
+}
+
+static size_t count_descriptors(void)
+{
+    size_t n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
+}
+
+static void frames_go_there_and_back(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    listen_on(&n, &n.server);
+    n.server.echoes = true;
+    connect_to(&n, &n.client);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    for (int i = 0; i < 1000; i++)
+        say(&n.client, LINK_SERVER, "hello", 0);
+    assert_true(turn_until(&n, &n.client.n_messages, 1000));
+    assert_string_equal(n.client.first, "hello");
+    assert_int_equal(n.client.n_bytes, 12);
+    const struct passwd *me = getpwuid(getuid());
+    assert_string_equal(link_peer_user(n.server.link, n.server.peer), me->pw_name);
+    net_close(&n);
+}
+
+static void an_unconnected_client_keeps_nothing(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    connect_to(&n, &n.client);
+    say(&n.client, LINK_SERVER, "hello", -EAGAIN);
+    listen_on(&n, &n.server);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    say(&n.client, LINK_SERVER, "again", 0);
+    assert_true(turn_until(&n, &n.server.n_messages, 1));
+    assert_string_equal(n.server.first, "again");
+    say(&n.server, n.server.peer + 1, "nobody", -EHOSTUNREACH);
+    net_close(&n);
+}
+
+static void too_many_frames_are_counted(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    listen_on(&n, &n.server);
+    connect_to(&n, &n.client);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    struct link_frame frames[9];
+    for (int i = 0; i < 9; i++)
+        frames[i] = (struct link_frame){"x", 1};
+    assert_int_equal(link_send(n.client.link, LINK_SERVER, frames, 9), 0);
+    assert_true(turn_until(&n, &n.server.n_messages, 1));
+    assert_int_equal(n.server.n_frames, 9);
+    assert_int_equal(n.server.n_bytes, LINK_FRAMES_MAX);
+    assert_int_equal(link_stats(n.server.link).n_bad_frames, 1);
+    net_close(&n);
+}
+
+static void an_oversize_peer_is_cut_off(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    listen_on(&n, &n.server);
+    connect_to(&n, &n.client);
+    struct end good = {0};
+    connect_to(&n, &good);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    char *big = xcalloc(1, MESSAGE_BYTES_MAX + 1);
+    struct link_frame frame = {big, MESSAGE_BYTES_MAX + 1};
+    assert_int_equal(link_send(n.client.link, LINK_SERVER, &frame, 1), 0);
+    assert_true(turn_until(&n, &n.client.n_down, 1));
+    assert_int_equal(n.server.n_messages, 0);
+    assert_true(turn_until(&n, &good.n_up, 1));
+    say(&good, LINK_SERVER, "fine", 0);
+    assert_true(turn_until(&n, &n.server.n_messages, 1));
+    free(big);
+    link_close(good.link);
+    net_close(&n);
+}
+
+/* A peer that never reads: its queue fills, it is dropped and counted, memory stays bounded. */
+static void a_slow_peer_is_dropped(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    listen_on(&n, &n.server);
+    uv_loop_t other; /* never turned after the handshake, so its link never reads */
+    uv_loop_init(&other);
+    struct link_handler h = {&n.client, on_message, NULL, NULL, on_connection};
+    assert_int_equal(link_connect(&other, n.address, &h, &n.client.link, NULL), 0);
+    while (!n.client.n_up)
+        uv_run(&other, UV_RUN_NOWAIT);
+    say(&n.client, LINK_SERVER, "hello", 0);
+    assert_true(turn_until(&n, &n.server.n_messages, 1));
+    char block[16384] = {0};
+    struct link_frame frame = {block, sizeof block};
+    int rc = 0;
+    size_t sent = 0;
+    for (; rc == 0 && sent < 100000; sent++)
+        rc = link_send(n.server.link, n.server.peer, &frame, 1);
+    assert_int_equal(rc, -ENOBUFS);
+    assert_true(sent < 4000);
+    assert_int_equal(n.server.n_gone, 1);
+    assert_int_equal(link_stats(n.server.link).n_dropped_slow, 1);
+    assert_int_equal(link_stats(n.server.link).n_peers, 0);
+    link_close(n.client.link);
+    n.client.link = NULL;
+    uv_run(&other, UV_RUN_DEFAULT);
+    assert_int_equal(uv_loop_close(&other), 0);
+    net_close(&n);
+}
+
+static void reconnects_leak_no_descriptor(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    listen_on(&n, &n.server);
+    n.server.echoes = true;
+    size_t n_before = 0;
+    for (int i = 0; i < 500; i++) {
+        struct end e = {0};
+        connect_to(&n, &e);
+        assert_true(turn_until(&n, &e.n_up, 1));
+        say(&e, LINK_SERVER, "hello", 0);
+        assert_true(turn_until(&n, &e.n_messages, 1));
+        link_close(e.link);
+        for (int turn = 0; turn < 3; turn++)
+            uv_run(&n.loop, UV_RUN_NOWAIT);
+        if (i == 50)
+            n_before = count_descriptors();
+    }
+    usleep(100 * 1000); /* ZeroMQ's threads close the last ones */
+    assert_in_range(count_descriptors(), n_before - 20, n_before + 20);
+    net_close(&n);
+}
+
+static void a_server_that_comes_back_is_found(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    listen_on(&n, &n.server);
+    connect_to(&n, &n.client);
+    for (size_t round = 1; round <= 5; round++) {
+        assert_true(turn_until(&n, &n.client.n_up, round));
+        say(&n.client, LINK_SERVER, "hello", 0);
+        assert_true(turn_until(&n, &n.server.n_messages, round));
+        link_close(n.server.link);
+        assert_true(turn_until(&n, &n.client.n_down, round));
+        listen_on(&n, &n.server);
+    }
+    net_close(&n);
+}
+
+/* An open link without traffic must not wake its loop: the timer of the test alone may. */
+static void an_idle_link_sleeps(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    listen_on(&n, &n.server);
+    connect_to(&n, &n.client);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    uv_timer_stop(&n.timer);
+    uv_timer_start(&n.timer, on_timer, 1000, 0);
+    uv_ref((uv_handle_t *)&n.timer);
+    uint64_t from_ns = clock_now_ns();
+    int n_turns = 0;
+    while (clock_now_ns() - from_ns < 900 * NS_PER_MS) {
+        uv_run(&n.loop, UV_RUN_ONCE);
+        n_turns++;
+    }
+    assert_true(n_turns <= 10);
+    net_close(&n);
+}
+
+static void shutdown_with_an_unreachable_peer_ends(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    listen_on(&n, &n.server);
+    connect_to(&n, &n.client);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    link_close(n.server.link);
+    n.server.link = NULL;
+    char block[4096] = {0};
+    struct link_frame frame = {block, sizeof block};
+    for (int i = 0; i < 100; i++)
+        link_send(n.client.link, LINK_SERVER, &frame, 1);
+    uint64_t from_ns = clock_now_ns();
+    net_close(&n);
+    assert_true(clock_now_ns() - from_ns < 3 * NS_PER_S);
+}
+
+static void a_path_in_use_is_refused_a_dead_one_taken(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    snprintf(a.sun_path, sizeof a.sun_path, "%s", n.address + strlen("ipc://"));
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    close(fd); /* the file stays, as after kill -9 */
+    listen_on(&n, &n.server);
+    struct link *second;
+    struct err err = {0};
+    const char *addresses[] = {n.address};
+    struct link_handler h = {&n.client, on_message, NULL, NULL, NULL};
+    assert_int_equal(link_listen(&n.loop, addresses, 1, &h, &second, &err), -EADDRINUSE);
+    net_close(&n);
+}
+
+static void only_local_addresses_are_allowed(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *address;
+        bool is_allowed;
+    } rows[] = {
+        {"ipc:///run/ballast/socket", true},  {"tcp://127.0.0.1:7070", true},
+        {"tcp://127.9.9.9:1", true},          {"tcp://localhost:7070", true},
+        {"tcp://[::1]:7070", true},           {"tcp://0.0.0.0:7070", false},
+        {"tcp://*:7070", false},              {"tcp://10.0.0.1:7070", false},
+        {"tcp://localhost.evil.org:1", false}, {"tcp://127.0.0.1.evil.org:1", false},
+        {"tcp://127.0.0.1", false},           {"tcp://127.0.0.1:0", false},
+        {"tcp://127.0.0.1:70000", false},     {"tcp://127.0.0.1:80x", false},
+        {"tcp://127.0.0.1:*", false},         {"ipc://", false},
+        {"inproc://x", false},                {"tcp://eth0;127.0.0.1:80", false},
+        {"", false},                          {"tcp://[::1]:+7", false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct err err = {0};
+        if ((link_address_check(rows[i].address, &err) == 0) != rows[i].is_allowed)
+            fail_msg("'%s': %s", rows[i].address, err.text);
+    }
+}
+
+static void the_user_is_what_the_kernel_says(void **state)
+{
+    (void)state;
+    static const char *const strangers[] = {
+        "127.0.0.1", "127.0.0.1:0:0:0", "[::1]:0:0:0", "", ":0:0", "0:0:0", "a:0:0:0x",
+        ":99999999999:0:0", "localhost:::", "x:0::0",
+    };
+    for (size_t i = 0; i < sizeof strangers / sizeof strangers[0]; i++) {
+        char *user = link_address_user(strangers[i]);
+        assert_string_equal(user, "anonymous");
+        free(user);
+    }
+    char *user = link_address_user("@:0:0:17");
+    assert_string_equal(user, "root");
+    free(user);
+    user = link_address_user("localhost:54321987:1:1");
+    assert_string_equal(user, "uid-54321987");
+    free(user);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_local_addresses_are_allowed),
+        cmocka_unit_test(the_user_is_what_the_kernel_says),
+        cmocka_unit_test(frames_go_there_and_back),
+        cmocka_unit_test(an_unconnected_client_keeps_nothing),
+        cmocka_unit_test(too_many_frames_are_counted),
+        cmocka_unit_test(an_oversize_peer_is_cut_off),
+        cmocka_unit_test(a_slow_peer_is_dropped),
+        cmocka_unit_test(reconnects_leak_no_descriptor),
+        cmocka_unit_test(a_server_that_comes_back_is_found),
+        cmocka_unit_test(an_idle_link_sleeps),
+        cmocka_unit_test(shutdown_with_an_unreachable_peer_ends),
+        cmocka_unit_test(a_path_in_use_is_refused_a_dead_one_taken),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
