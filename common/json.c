@@ -267,7 +267,7 @@ int json_get_u64(const struct json *object, const char *key, uint64_t min, uint6
 int json_get_u32(const struct json *object, const char *key, uint32_t min, uint32_t max,
                  uint32_t *out, struct err *err)
 {
-    uint64_t x;
+    uint64_t x = 0;
     int rc = json_get_u64(object, key, min, max, &x, err);
     if (rc == 0)
         *out = (uint32_t)x;
