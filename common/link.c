@@ -97,7 +97,7 @@ static void context_release(void)
 static int check_path_is_free(const char *path, struct err *err)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    strncpy(a.sun_path, path, sizeof a.sun_path - 1);
+    memcpy(a.sun_path, path, strlen(path) + 1); /* link_address_check knows that it fits */
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return err_set(err, -errno, "socket: %s", strerror(errno));

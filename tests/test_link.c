@@ -334,7 +334,7 @@ static void a_path_in_use_is_refused_a_dead_one_taken(void **state)
     struct net n;
     net_open(&n);
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    snprintf(a.sun_path, sizeof a.sun_path, "%s", n.address + strlen("ipc://"));
+    snprintf(a.sun_path, sizeof a.sun_path, "%s/socket", n.folder);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
     close(fd); /* the file stays, as after kill -9 */
