@@ -27,51 +27,7 @@
 #define COORDINATOR_COORD_H
 
 #include "common/err.h"
-#include "common/mem.h"
-#include "common/types.h"
-#include "proto/ballast.pb-c.h"
-
-/* ---- one loop turn ---------------------------------------------------------------------------
- * Everything it points to lives in its arena, until turn_fini. */
-
-struct outgoing {
-    uint64_t                peer;     /* who: the shell's number of a connection */
-    Ballast__Envelope       envelope; /* complete but for seq and payload_bytes */
-    const ProtobufCMessage *payload;  /* NULL in a response that is not OK */
-};
-
-/* Step reports to be stored under (job_id, step), before turn.out is sent. A report replaces the
- * one stored for its step unless that has a higher attempt. The job may have ended already. */
-struct turn_steps {
-    job_id                       job;
-    const Ballast__StepReports  *reports; /* the caller's message, in its arena */
-};
-
-struct turn {
-    struct arena       arena;
-    uint64_t           now_ns;
-    int64_t            wall_ns;
-    Ballast__Record  **records; /* in order of seq; what they name (job_id) has news for polls */
-    size_t             n_records;
-    struct outgoing   *out;
-    size_t             n_out;
-    struct turn_steps *steps;
-    size_t             n_steps;
-    char             **notes; /* lines worth a warning in the log: refused and fenced things */
-    size_t             n_notes;
-};
-
-/* Frees all of it and leaves it empty. All zero is an empty turn. */
-void turn_fini(struct turn *t);
-
-/* Adds a response to a request, for what the shell answers itself; it then leaves after the
- * commit too, so that nobody reads what may still be lost. payload must live as long as the
- * turn. A Code other than OK carries no payload; message may be NULL with OK. */
-void turn_reply(struct turn *t, uint64_t peer, const Ballast__Envelope *request,
-                const ProtobufCMessage *payload);
-void turn_refuse(struct turn *t, uint64_t peer, const Ballast__Envelope *request,
-                 Ballast__Code code, const char *reason, const char *format, ...)
-    __attribute__((format(printf, 6, 7)));
+#include "coordinator/turn.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -124,9 +80,9 @@ void coord_restore_key(struct coord *c, const char *user, const uint8_t key[16],
 /* Begins to serve: a new coordinator_epoch (a record), full leases for everybody. */
 void coord_start(struct coord *c, struct turn *t);
 
-/* The id of an ended job that this request is about and that is not in memory, or 0. The shell
- * then reads the records of that job and calls coord_recall before coord_message. A job that the
- * store does not have either is answered by coord_message (NOT_FOUND). payload must be checked. */
+/* The id of an ended job that this request needs and that is not in memory, or 0. The shell then
+ * reads the records of that job, calls coord_recall and asks again, until 0 or until the store
+ * has no such records; only then coord_message. payload must be checked. */
 job_id coord_wants_job(const struct coord *c, Ballast__Method method,
                        const ProtobufCMessage *payload);
 

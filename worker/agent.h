@@ -25,7 +25,7 @@
 #include "proto/ballast.pb-c.h"
 
 enum effect_kind {
-    EFFECT_SEND,     /* to the coordinator: envelope (complete but for seq and payload_bytes) and
+    EFFECT_SEND,     /* to the coordinator: envelope (complete, seq too, but for payload_bytes) and
                       * payload. Frames that cannot be sent (not connected) are thrown away. */
     EFFECT_SPAWN,    /* start a trainer for start->job_id, attempt, rank with an empty spool for
                       * its output and give it start as the first message. If that fails, call
@@ -41,7 +41,8 @@ struct effect {
     enum effect_kind        kind;
     job_id                  job; /* SPAWN, FORWARD, KILL, SEND_LOG, FORGET: which attempt */
     uint32_t                attempt, rank;
-    Ballast__Envelope       envelope; /* SEND and SEND_LOG */
+    Ballast__Envelope       envelope; /* SEND and SEND_LOG; seq grows over the process's life, so
+                                       * that the coordinator knows an overtaken message */
     const ProtobufCMessage *payload;  /* SEND */
     const Ballast__Start   *start;    /* SPAWN */
     const Ballast__Stop    *stop;     /* FORWARD */
