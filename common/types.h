@@ -20,11 +20,13 @@ typedef uint64_t record_seq; /* from 1, gapless */
 #define BULK_BYTES_MAX         (16u << 20) /* one bulk frame */
 #define IDEMPOTENCY_KEY_BYTES  16
 #define DEADLINE_MS_MAX        (10u * 60 * 1000)
+#define WAIT_MS_MAX            60000u /* a long poll answers within this; ask again */
 
 /* names and texts a person types */
 #define NAME_BYTES_MAX   64
 #define PATH_BYTES_MAX   4096
 #define REASON_BYTES_MAX 512
+#define TEXT_BYTES_MAX   1024 /* why something failed, one line */
 #define LOG_CHUNK_BYTES_MAX (64u << 10)
 
 /* cluster */
