@@ -1,0 +1,113 @@
+/* config.c - the keys of a worker's file, and the defaults that depend on the machine */
+#include "worker/config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/link.h"
+#include "common/mem.h"
+#include "common/version.h"
+#include "proto/check.h"
+
+#define AT(member) offsetof(struct worker_config, member)
+
+static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
+
+static const struct field fields[] = {
+    {.path = "name", .type = FIELD_STRING, .offset = AT(name), .preset = "",
+     .help = "unique in the cluster; empty: the host's name and the device, as in node1-cpu"},
+    {.path = "node", .type = FIELD_STRING, .offset = AT(node), .preset = "",
+     .help = "the machine it is on; empty: the host's name"},
+    {.path = "coordinator", .type = FIELD_STRING, .offset = AT(coordinator),
+     .help = "the coordinator's address, ipc://PATH or tcp://HOST:PORT"},
+    {.path = "state_dir", .type = FIELD_PATH, .offset = AT(state_dir),
+     .help = "a folder of this worker's own, made if missing: output of its trainers"},
+    {.path = "allowed_roots", .type = FIELD_PATHS, .offset = AT(allowed_roots),
+     .count_offset = AT(n_allowed_roots), .n_min = 1, .n_max = 64,
+     .help = "the model, data and checkpoint of a job must lie under one of these folders"},
+    {.path = "device", .type = FIELD_STRING, .offset = AT(device), .preset = "cpu",
+     .help = "cpu or cuda:N"},
+    {.path = "cores", .type = FIELD_U32, .offset = AT(cores), .preset = "auto", .min = 0,
+     .max = 4096, .zero = "auto",
+     .help = "threads of a trainer; auto: the machine's cores over the job's ranks on this node"},
+    {.path = "log_level", .type = FIELD_WORD, .offset = AT(log_level), .preset = "info",
+     .words = log_levels, .help = "what the daemon writes to stderr"},
+};
+
+const struct field_table worker_config_table = {fields, sizeof fields / sizeof *fields};
+
+static int device_check(const char *device, struct err *err)
+{
+    if (!strcmp(device, "cpu"))
+        return 0;
+    size_t n = strlen(device);
+    if (strncmp(device, "cuda:", 5) || n < 6 || n > 8 || strspn(device + 5, "0123456789") != n - 5)
+        return err_set(err, -EINVAL, "device '%s': expected cpu or cuda:N, as in cuda:0", device);
+    if (!BALLAST_HAS_CUDA)
+        return err_set(err, -ENOTSUP,
+                       "device '%s': this build has no GPU code; configure it with "
+                       "-DBALLAST_CUDA=on, or use --device cpu", device);
+    return 0;
+}
+
+/* Anything of a host's or device's name that no worker's name may hold becomes a dash. Takes and
+ * gives the text. */
+static char *name_of(char *text)
+{
+    for (char *p = text; *p; p++)
+        if (!isalnum((unsigned char)*p) && *p != '.' && *p != '_')
+            *p = '-';
+    return text;
+}
+
+static void fill_defaults(struct worker_config *c)
+{
+    char host[256] = "localhost";
+    gethostname(host, sizeof host - 1);
+    if (!*c->node) {
+        free(c->node);
+        c->node = name_of(xasprintf("%.*s", NAME_BYTES_MAX, host));
+    }
+    if (!*c->name) {
+        free(c->name);
+        c->name = name_of(xasprintf("%.50s-%s", c->node, c->device));
+    }
+}
+
+int worker_config_read(const char *file, const char *device, struct worker_config *out_config,
+                       struct err *err)
+{
+    struct worker_config c;
+    int rc = conf_read(file, &worker_config_table, &c, err);
+    if (rc < 0)
+        return rc;
+    if (device) {
+        free(c.device);
+        c.device = xstrdup(device);
+    }
+    fill_defaults(&c);
+    if ((rc = device_check(c.device, err)) < 0)
+        goto fail;
+    if (!check_is_name(c.name) || !check_is_name(c.node)) {
+        rc = err_set(err, -EINVAL, "%s: name '%s' and node '%s' must be 1 to %d letters, digits, "
+                     "'.', '_' or '-'", file, c.name, c.node, NAME_BYTES_MAX);
+        goto fail;
+    }
+    if ((rc = link_address_check(c.coordinator, err)) < 0) {
+        err_prefix(err, "%s: key 'coordinator'", file);
+        goto fail;
+    }
+    *out_config = c;
+    return 0;
+fail:
+    worker_config_fini(&c);
+    return rc;
+}
+
+void worker_config_fini(struct worker_config *config)
+{
+    fields_fini(&worker_config_table, config);
+}
