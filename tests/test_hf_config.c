@@ -1,0 +1,188 @@
+/* test_hf_config.c - foreign config.json files: what is read, and the one line for what is wrong */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/hf_config.h"
+#include "common/mem.h"
+
+/* A small model of the family; cases replace a part of this text. */
+static const char good[] =
+    "{\"model_type\": \"kimi_k3\", \"tie_word_embeddings\": false, \"text_config\": {"
+    "\"hidden_size\": 64, \"num_hidden_layers\": 4, \"vocab_size\": 256,"
+    "\"num_attention_heads\": 2, \"num_key_value_heads\": 2, \"q_lora_rank\": 32,"
+    "\"kv_lora_rank\": 32, \"qk_nope_head_dim\": 32, \"qk_rope_head_dim\": 16,"
+    "\"v_head_dim\": 32, \"mla_use_nope\": true, \"mla_use_output_gate\": true,"
+    "\"intermediate_size\": 128, \"first_k_dense_replace\": 1, \"moe_layer_freq\": 1,"
+    "\"num_experts\": 16, \"num_experts_per_token\": 4, \"num_shared_experts\": 2,"
+    "\"moe_intermediate_size\": 32, \"routed_expert_hidden_size\": 48,"
+    "\"latent_moe_use_norm\": true, \"moe_renormalize\": true, \"routed_scaling_factor\": 1.0,"
+    "\"moe_router_activation_func\": \"sigmoid\", \"hidden_act\": \"situ\","
+    "\"activation_situ_beta\": 4.0, \"activation_situ_linear_beta\": 25.0,"
+    "\"attn_res_block_size\": 2, \"rms_norm_eps\": 1e-05, \"initializer_range\": 0.02,"
+    "\"linear_attn_config\": {\"num_heads\": 2, \"head_dim\": 32,"
+    "\"short_conv_kernel_size\": 4, \"use_full_rank_gate\": true, \"gate_lower_bound\": -5.0,"
+    "\"kda_layers\": [1, 2, 3], \"full_attn_layers\": [4]}}}";
+
+/* good with the first `from` replaced; gives, freed with free. */
+static char *changed(const char *from, const char *to)
+{
+    const char *at = strstr(good, from);
+    assert_non_null(at);
+    return xasprintf("%.*s%s%s", (int)(at - good), good, to, at + strlen(from));
+}
+
+static int parse(const char *text, struct model_spec *out, struct err *err)
+{
+    return hf_config_parse("c.json", text, strlen(text), out, err);
+}
+
+static void every_key_reaches_its_field(void **state)
+{
+    (void)state;
+    struct model_spec m;
+    struct err err = {0};
+    assert_int_equal(parse(good, &m, &err), 0);
+    assert_int_equal(m.n_layers, 4);
+    assert_int_equal(m.hidden, 64);
+    assert_int_equal(m.latent, 48);
+    assert_true(m.latent_moe && m.latent_norm && m.renormalize);
+    assert_int_equal(m.residual, RESIDUAL_ATTN_RES);
+    assert_int_equal(m.attn_res_block, 2);
+    assert_true(m.kda_gate_bounded && m.kda_gate_full_rank && m.mla_output_gate);
+    assert_float_equal(m.kda_gate_lower_bound, -5, 0);
+    assert_float_equal(m.latent_norm_eps, 1e-6, 1e-12);
+    assert_int_equal(m.layers[2].attention, ATTENTION_KDA);
+    assert_int_equal(m.layers[3].attention, ATTENTION_MLA);
+    assert_int_equal(m.layers[0].mlp, MLP_DENSE);
+    assert_int_equal(m.layers[1].mlp, MLP_MOE);
+}
+
+static void what_is_absent_means_the_plain_structure(void **state)
+{
+    (void)state;
+    static const struct { const char *from, *to; } drops[] = {
+        { "\"attn_res_block_size\": 2,", "" },
+        { "\"q_lora_rank\": 32,", "\"q_lora_rank\": null," },
+        { "\"routed_expert_hidden_size\": 48,", "" },
+        { "\"gate_lower_bound\": -5.0,", "" },
+    };
+    for (size_t i = 0; i < sizeof drops / sizeof *drops; i++) {
+        struct model_spec m;
+        char *text = changed(drops[i].from, drops[i].to);
+        assert_int_equal(parse(text, &m, NULL), 0);
+        assert_int_equal(m.residual, i == 0 ? RESIDUAL_PLAIN : RESIDUAL_ATTN_RES);
+        assert_int_equal(m.q_lora_rank, i == 1 ? 0 : 32);
+        assert_int_equal(m.latent, i == 2 ? 64 : 48);
+        assert_int_equal(m.latent_moe, i != 2);
+        assert_int_equal(m.kda_gate_bounded, i != 3);
+        free(text);
+    }
+}
+
+static const struct {
+    const char *shows, *from, *to;
+    int code;
+    const char *says;
+} bad[] = {
+    { "no layers", "\"num_hidden_layers\": 4", "\"num_hidden_layers\": 0", -EINVAL,
+      "num_hidden_layers" },
+    { "too many experts", "\"num_experts\": 16", "\"num_experts\": 1e9", -EINVAL,
+      "num_experts" },
+    { "a fraction", "\"num_experts\": 16", "\"num_experts\": 16.5", -EINVAL, "num_experts" },
+    { "a negative width", "\"hidden_size\": 64", "\"hidden_size\": -64", -EINVAL,
+      "hidden_size" },
+    { "text for a number", "\"hidden_size\": 64", "\"hidden_size\": \"64\"", -EINVAL,
+      "hidden_size" },
+    { "a missing width", "\"hidden_size\": 64,", "", -EINVAL, "'hidden_size' is missing" },
+    { "NaN", "\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": NaN", -EINVAL, "rms_norm_eps" },
+    { "infinity", "\"routed_scaling_factor\": 1.0", "\"routed_scaling_factor\": Infinity",
+      -EINVAL, "routed_scaling_factor" },
+    { "a flag that is a number", "\"mla_use_nope\": true", "\"mla_use_nope\": 7", -EINVAL,
+      "mla_use_nope" },
+    { "more chosen than there are", "\"num_experts_per_token\": 4",
+      "\"num_experts_per_token\": 17", -EINVAL, "num_experts_per_token" },
+    { "a layer in no list", "[1, 2, 3]", "[1, 2]", -EINVAL, "layer 3 stands neither" },
+    { "a layer in both lists", "[1, 2, 3]", "[1, 2, 3, 4]", -EINVAL, "layer 4 stands twice" },
+    { "a layer numbered from 0", "[1, 2, 3]", "[0, 1, 2]", -EINVAL, "from 1 to 4" },
+    { "a list of texts", "[1, 2, 3]", "[\"1\", 2, 3]", -EINVAL, "kda_layers" },
+    { "no list", "[1, 2, 3]", "{}", -EINVAL, "kda_layers" },
+    { "a gate bound that would overflow", "-5.0", "-50.0", -EINVAL, "gate_lower_bound" },
+    { "another family", "kimi_k3", "llama", -ENOTSUP, "supported: kimi_k3" },
+    { "control characters in a name", "kimi_k3", "a\\nb\\u0007", -ENOTSUP, "'a?b?'" },
+    { "no text part", "text_config", "text", -EINVAL, "text_config" },
+    { "rotary attention", "\"mla_use_nope\": true", "\"mla_use_nope\": false", -ENOTSUP,
+      "mla_use_nope" },
+    { "another activation", "\"situ\"", "\"gelu\"", -ENOTSUP, "supported: situ, silu" },
+    { "grouped selection", "\"num_experts\": 16", "\"num_expert_group\": 4, \"num_experts\": 16",
+      -ENOTSUP, "num_expert_group" },
+    { "sparse attention", "\"num_experts\": 16", "\"dsa_config\": {}, \"num_experts\": 16",
+      -ENOTSUP, "dsa_config" },
+    { "tied ends", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", -ENOTSUP,
+      "tie_word_embeddings" },
+    { "a cut file", "\"linear_attn_config\": {\"num_heads\": 2, \"head_dim\": 32,", "", -EINVAL,
+      "c.json: " },
+};
+
+static void a_bad_value_is_one_clear_line(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct model_spec m;
+        struct err err = {0};
+        memset(&m, 0x5a, sizeof m);
+        char *text = changed(bad[i].from, bad[i].to);
+        int rc = parse(text, &m, &err);
+        if (rc != bad[i].code || !strstr(err.text, bad[i].says) || strchr(err.text, '\n') ||
+            strncmp(err.text, "c.json: ", 8) != 0 || err.code != rc)
+            fail_msg("%s: %d \"%s\"", bad[i].shows, rc, err.text);
+        for (size_t b = 0; b < sizeof m; b++)
+            assert_int_equal(((unsigned char *)&m)[b], 0x5a);
+        free(text);
+    }
+}
+
+static void a_huge_name_is_shortened(void **state)
+{
+    (void)state;
+    struct model_spec m;
+    struct err err = {0};
+    char *name = xcalloc(1, 1 << 20);
+    memset(name, 'x', (1 << 20) - 1);
+    char *text = changed("kimi_k3", name);
+    assert_int_equal(parse(text, &m, &err), -ENOTSUP);
+    assert_non_null(strstr(err.text, "supported: kimi_k3"));
+    free(text);
+    free(name);
+}
+
+static void a_folder_without_the_file_is_named(void **state)
+{
+    (void)state;
+    struct model_spec m;
+    struct err err = {0};
+    char folder[] = "/tmp/hf_configXXXXXX";
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(hf_config_read(folder, &m, &err), -ENOENT);
+    assert_non_null(strstr(err.text, "/config.json"));
+    assert_int_equal(remove(folder), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_key_reaches_its_field),
+        cmocka_unit_test(what_is_absent_means_the_plain_structure),
+        cmocka_unit_test(a_bad_value_is_one_clear_line),
+        cmocka_unit_test(a_huge_name_is_shortened),
+        cmocka_unit_test(a_folder_without_the_file_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
