@@ -177,7 +177,7 @@ static int read_layer_list(const struct json *linear, const char *key, enum atte
         return err_set(err, -EINVAL, "key '%s' is not a list of layer numbers", key);
     for (size_t i = 0; i < json_count(list); i++) {
         uint64_t l;
-        if (!json_u64(json_at(list, i), &l) || l < 1 || l > m->n_layers)
+        if (!json_as_u64(json_at(list, i), &l) || l < 1 || l > m->n_layers)
             return err_set(err, -EINVAL,
                            "key '%s', element %zu: expected a layer number from 1 to %u", key, i,
                            m->n_layers);
