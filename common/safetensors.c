@@ -174,7 +174,7 @@ static int read_tensor(struct safetensors *st, const struct st_file *f, const ui
                        struct err *err)
 {
     struct st_view v = { .file = f->path };
-    uint64_t begin;
+    uint64_t begin = 0;
     int rc;
 
     if (!is_printable(name))
@@ -373,9 +373,9 @@ static int shard_names(const char *path, const struct json *map, const char ***o
 static int add_shards(struct safetensors *st, const char *path, const struct json *map,
                       struct err *err)
 {
-    const char **names, *slash = strrchr(path, '/');
+    const char **names = NULL, *slash = strrchr(path, '/');
     int folder_bytes = slash ? (int)(slash - path) + 1 : 0;
-    size_t n;
+    size_t n = 0;
     int rc = shard_names(path, map, &names, &n, err);
 
     if (rc < 0)
