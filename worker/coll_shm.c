@@ -1,0 +1,281 @@
+/* coll_shm.c - shared memory among the ranks of one machine, and waiting in it
+ *
+ * Waiting decides the speed of small operations. Where every rank has a core, a rank spins for
+ * some microseconds before it sleeps on a futex; where ranks share cores it offers its core to the
+ * others at once, because the member it waits for may need just that one. */
+#include "worker/coll_shm.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+
+#define LOOK_AROUND_NS (100 * NS_PER_MS) /* between looks at sockets and deadline while asleep */
+#define SPINS 2000u
+#define YIELDS 4u
+
+enum abort_phase { ABORT_NONE, ABORT_WRITING, ABORT_SAID };
+
+/* At the start of the memory. */
+struct shm_header {
+    _Atomic uint32_t abort_phase;
+    char abort_text[512];
+};
+
+static struct shm_header *header_of(const struct shm *s)
+{
+    return (struct shm_header *)s->base;
+}
+
+struct shm_rank *shm_rank_of(const struct shm *s, uint32_t rank)
+{
+    return (struct shm_rank *)(s->base + s->ranks_at + rank * s->rank_stride);
+}
+
+int64_t *shm_counts_of(const struct shm *s, uint32_t rank)
+{
+    return (int64_t *)(shm_rank_of(s, rank) + 1);
+}
+
+uint8_t *shm_arena_of(const struct shm *s, uint32_t rank)
+{
+    return s->base + s->arenas_at + rank * s->arena_bytes;
+}
+
+void *shm_alloc(struct shm *s, size_t n_bytes)
+{
+    size_t rounded = (n_bytes + 63) & ~(size_t)63;
+    if (rounded < n_bytes || rounded > s->arena_bytes - s->arena_used)
+        return NULL;
+    void *p = shm_arena_of(s, s->rank) + s->arena_used;
+    s->arena_used += rounded;
+    return p;
+}
+
+/* ---- where a rank is ------------------------------------------------------------------------ */
+
+const char *shm_op_name(enum shm_op op)
+{
+    static const char *const names[] = {
+        [SHM_NONE] = "nothing", [SHM_BARRIER] = "barrier", [SHM_ALL_GATHER] = "all_gather",
+        [SHM_REDUCE_SCATTER] = "reduce_scatter", [SHM_ALL_REDUCE] = "all_reduce",
+        [SHM_ALL_REDUCE_F64] = "all_reduce_f64", [SHM_ALL_TO_ALL_I64] = "all_to_all_i64",
+        [SHM_ALL_TO_ALL_ROWS] = "all_to_all",
+    };
+    return op < sizeof names / sizeof *names ? names[op] : "?";
+}
+
+void shm_describe(const struct shm *s, uint32_t rank, char *out_text, size_t n_bytes)
+{
+    struct shm_rank *r = shm_rank_of(s, rank);
+    uint32_t n_calls = atomic_load(&r->n_calls);
+    if (n_calls == 0) {
+        snprintf(out_text, n_bytes, "before its first operation");
+        return;
+    }
+    struct shm_record *rec = &r->ring[(n_calls - 1) % SHM_RING];
+    int32_t layer = atomic_load(&rec->layer);
+    char of[32] = "";
+    if (layer >= 0)
+        snprintf(of, sizeof of, " of layer %d", layer);
+    snprintf(out_text, n_bytes, "%s %s %u%s (group %u)",
+             atomic_load(&rec->left_ns) ? "computing after" : "at",
+             shm_op_name(atomic_load(&rec->op)), atomic_load(&rec->number), of,
+             atomic_load(&rec->group));
+}
+
+/* ---- abort ---------------------------------------------------------------------------------- */
+
+static void futex_wake_all(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+void shm_abort(struct shm *s, const char *format, ...)
+{
+    struct shm_header *h = header_of(s);
+    uint32_t none = ABORT_NONE;
+    if (!atomic_compare_exchange_strong(&h->abort_phase, &none, ABORT_WRITING))
+        return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(h->abort_text, sizeof h->abort_text, format, args);
+    va_end(args);
+    atomic_store(&h->abort_phase, ABORT_SAID);
+    for (uint32_t r = 0; r < s->world; r++)
+        for (uint32_t g = 0; g < COLL_GROUPS_MAX; g++)
+            futex_wake_all(&shm_rank_of(s, r)->barriers[g].generation);
+}
+
+int shm_check(const struct shm *s, struct err *err)
+{
+    const struct shm_header *h = header_of(s);
+    uint32_t phase = atomic_load_explicit(&h->abort_phase, memory_order_acquire);
+    if (phase == ABORT_NONE)
+        return 0;
+    /* Whoever writes the text may itself be killed in the middle: wait, but not for long. */
+    for (uint32_t i = 0; phase == ABORT_WRITING && i < 50; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = NS_PER_MS}, NULL);
+        phase = atomic_load_explicit(&h->abort_phase, memory_order_acquire);
+    }
+    char at[128];
+    shm_describe(s, s->rank, at, sizeof at);
+    return err_set(err, -ECANCELED, "%s; rank %u was %s",
+                   phase == ABORT_SAID ? h->abort_text : "a rank gave up", s->rank, at);
+}
+
+/* The ranks whose sockets are closed have ended: say so to all. */
+static void look_around(struct shm *s)
+{
+    for (uint32_t i = 0; i < s->n_peers; i++) {
+        struct pollfd p = {.fd = s->peers[i], .events = POLLIN};
+        if (p.fd < 0 || poll(&p, 1, 0) != 1)
+            continue;
+        uint32_t rank = s->rank == 0 ? i : 0;
+        char at[128];
+        shm_describe(s, rank, at, sizeof at);
+        shm_abort(s, "rank %u has %s, %s", rank,
+                  atomic_load(&shm_rank_of(s, rank)->has_left) ? "left" : "died", at);
+    }
+}
+
+/* ---- waiting -------------------------------------------------------------------------------- */
+
+/* "rank 3 at all_to_all 812 of layer 7, rank 2 at ..." of the members that are elsewhere. */
+static void describe_others(const struct shm *s, const struct coll_group *g, char *out_text,
+                            size_t n_bytes)
+{
+    char mine[128], at[128];
+    shm_describe(s, s->rank, mine, sizeof mine);
+    size_t n = 0, n_named = 0;
+    out_text[0] = '\0';
+    for (uint32_t i = 0; i < g->n_ranks && n < n_bytes; i++) {
+        shm_describe(s, g->ranks[i], at, sizeof at);
+        if (strcmp(at, mine) == 0)
+            continue;
+        if (n_named++ == 4) {
+            snprintf(out_text + n, n_bytes - n, ", ...");
+            break;
+        }
+        n += (size_t)snprintf(out_text + n, n_bytes - n, "%srank %u %s", n > 0 ? ", " : "",
+                              g->ranks[i], at);
+    }
+}
+
+static int timed_out(struct shm *s, const struct coll_group *g, struct err *err)
+{
+    char mine[128], others[384];
+    shm_describe(s, s->rank, mine, sizeof mine);
+    describe_others(s, g, others, sizeof others);
+    shm_abort(s, "rank %u waited %.1f s %s for: %s", s->rank, (double)s->call_timeout_ns / NS_PER_S,
+              mine, others);
+    shm_check(s, err);
+    if (err)
+        err->code = -ETIMEDOUT;
+    return -ETIMEDOUT;
+}
+
+static bool spin(struct shm *s, _Atomic uint32_t *word, uint32_t old)
+{
+    for (uint32_t i = 0; i < s->n_spins; i++) {
+        if (atomic_load_explicit(word, memory_order_acquire) != old)
+            return true;
+        __builtin_ia32_pause();
+    }
+    for (uint32_t i = 0; i < YIELDS; i++) {
+        if (atomic_load_explicit(word, memory_order_acquire) != old)
+            return true;
+        sched_yield();
+    }
+    return false;
+}
+
+static int sleep_until_changed(struct shm *s, const struct coll_group *g, struct shm_barrier *b,
+                               uint32_t old, struct err *err)
+{
+    static const struct timespec slice = {.tv_nsec = LOOK_AROUND_NS};
+    uint64_t deadline = s->call_timeout_ns ? clock_now_ns() + s->call_timeout_ns : UINT64_MAX;
+    int rc;
+    while (atomic_load(&b->generation) == old) {
+        if ((rc = shm_check(s, err)) < 0)
+            return rc;
+        atomic_fetch_add(&b->n_sleepers, 1);
+        long slept = syscall(SYS_futex, &b->generation, FUTEX_WAIT, old, &slice, NULL, 0);
+        int why = slept < 0 ? errno : 0;
+        atomic_fetch_sub(&b->n_sleepers, 1);
+        if (why != ETIMEDOUT || atomic_load(&b->generation) != old)
+            continue;
+        look_around(s);
+        if (clock_now_ns() >= deadline)
+            return atomic_load(&b->generation) != old ? 0 : timed_out(s, g, err);
+    }
+    return 0;
+}
+
+int shm_wait_all(struct shm *s, const struct coll_group *g, struct err *err)
+{
+    int rc = shm_check(s, err);
+    if (rc < 0 || g->n_ranks == 1)
+        return rc;
+    struct shm_barrier *b = &shm_rank_of(s, g->ranks[0])->barriers[g->id];
+    uint32_t old = atomic_load_explicit(&b->generation, memory_order_acquire);
+    if (atomic_fetch_add(&b->arrived, 1) + 1 == g->n_ranks) {
+        atomic_store_explicit(&b->arrived, 0, memory_order_relaxed);
+        atomic_store(&b->generation, old + 1);
+        if (atomic_load(&b->n_sleepers) > 0)
+            futex_wake_all(&b->generation);
+        return 0;
+    }
+    if (spin(s, &b->generation, old))
+        return 0;
+    return sleep_until_changed(s, g, b, old, err);
+}
+
+/* ---- the mapping; coll_meet brings the ranks together --------------------------------------- */
+
+void shm_close(struct shm *s)
+{
+    if (s->base) {
+        atomic_store(&shm_rank_of(s, s->rank)->has_left, 1);
+        munmap(s->base, s->map_bytes);
+    }
+    for (uint32_t i = 0; i < s->n_peers; i++)
+        if (s->peers[i] >= 0)
+            close(s->peers[i]);
+    free(s->peers);
+    *s = (struct shm){0};
+}
+
+void shm_plan(struct shm *s, size_t arena_bytes)
+{
+    const size_t page = 4096;
+    s->arena_bytes = arena_bytes;
+    s->ranks_at = page;
+    s->rank_stride = (sizeof(struct shm_rank) + s->world * sizeof(int64_t) + page - 1) & ~(page - 1);
+    s->arenas_at = s->ranks_at + s->world * s->rank_stride;
+    s->map_bytes = s->arenas_at + s->world * arena_bytes;
+    /* A spinning rank must not keep the one that it waits for off its core. */
+    s->n_spins = sysconf(_SC_NPROCESSORS_ONLN) >= (long)s->world ? SPINS : 0;
+}
+
+int shm_map(struct shm *s, int fd, struct err *err)
+{
+    void *p = mmap(NULL, s->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (p == MAP_FAILED)
+        return err_set(err, -errno, "mapping %zu GiB of address space for the collectives: %s",
+                       s->map_bytes >> 30, strerror(errno));
+    s->base = p;
+    madvise(shm_arena_of(s, s->rank), s->arena_bytes, MADV_HUGEPAGE);
+    madvise(s->base, s->map_bytes, MADV_DONTDUMP);
+    return 0;
+}
