@@ -45,8 +45,8 @@ struct coll_ops {
      * be the own part of out. */
     int (*all_gather)(struct coll *c, const struct coll_group *g, const float *in, size_t n,
                       size_t n_blocks, float *out, struct err *err);
-    /* out (n_blocks, n): the sum over members of the own part of their in (n_blocks, members,
-     * n). */
+    /* out (n_blocks, n): the sum over members of the own part of their in (n_blocks, members, n).
+     * With one block, out may be the own part of in. */
     int (*reduce_scatter)(struct coll *c, const struct coll_group *g, const float *in, size_t n,
                           size_t n_blocks, float *out, struct err *err);
     int (*all_reduce)(struct coll *c, const struct coll_group *g, enum coll_op op, float *x,

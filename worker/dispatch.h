@@ -13,13 +13,18 @@
 struct dispatch; /* buffers of one rank, reused by all layers */
 struct dispatch_plan; /* where the rows of one layer and micro-batch go */
 
+/* layout, coll and dev are kept until dispatch_close. Gives *out. */
 int  dispatch_open(const struct layout *layout, struct coll *coll, struct device *dev,
                    uint32_t n_experts, uint32_t top_k, uint32_t width, struct dispatch **out,
                    struct err *err);
 void dispatch_close(struct dispatch *d);
 
+/* Seconds spent here since the last call, in moving rows and in waiting for others. */
+double dispatch_seconds(struct dispatch *d);
+
 /* Exchanges the counts. expert_ids: (n_tokens, top_k). Gives a plan, ended with
- * dispatch_plan_destroy. Collective over the expert group. */
+ * dispatch_plan_destroy, which keeps its memory for the next one. Collective over the expert
+ * group. */
 int  dispatch_plan_create(struct dispatch *d, const int32_t *expert_ids, int64_t n_tokens,
                           struct dispatch_plan **out_plan, struct err *err);
 void dispatch_plan_destroy(struct dispatch_plan *p);
@@ -28,7 +33,8 @@ void dispatch_plan_destroy(struct dispatch_plan *p);
 int64_t        dispatch_plan_rows(const struct dispatch_plan *p);
 const int64_t *dispatch_plan_offsets(const struct dispatch_plan *p);
 
-/* x (n_tokens, width) -> out_rows (plan rows, width): each token's row once per slot. */
+/* All three are collective over the expert group.
+ * x (n_tokens, width) -> out_rows (plan rows, width): each token's row once per slot. */
 int dispatch_send_tokens(struct dispatch_plan *p, const float *x, float *out_rows,
                          struct err *err);
 /* rows (plan rows, width) -> out_slots (n_tokens * top_k, width). */
