@@ -75,20 +75,27 @@ bool field_is_list(const struct field *f);
 void field_clear(const struct field *f, void *target);
 int  field_append(const struct field *f, void *target, const char *text, struct err *err);
 
-/* "a whole number from 1 to 1e9", "one of off, full, selective": what f takes, for messages. */
-void field_expected(const struct field *f, char *out_text, size_t n_bytes);
+/* "a whole number, allowed 1 to 1e9", "one of off, full, selective": what f takes. */
+#define FIELD_EXPECTED_BYTES 512
+void field_expected(const struct field *f, char out_text[FIELD_EXPECTED_BYTES]);
+
+/* As text in messages: quoted, shortened, without control characters. */
+#define FIELD_QUOTE_BYTES 80
+void field_quote(const char *text, char out_text[FIELD_QUOTE_BYTES]);
 
 /* Checks the value in target against f's range, words and lengths (for bytes from the wire). */
 int field_check(const struct field *f, const void *target, struct err *err);
 void fields_check(const struct field_table *t, const void *target, struct problems *out);
 
-/* Sets every member to NULL or zero without freeing (memory of unknown content), then to its
- * default; required members stay NULL, zero or empty. */
+/* Sets every member to its default without freeing (memory of unknown content); required members
+ * become NULL, zero or empty. */
 void fields_init(const struct field_table *t, void *target);
 void fields_fini(const struct field_table *t, void *target); /* frees the owned members */
 
 /* The value as one writes it in YAML flow style. Gives, freed with free(). */
 char *field_text(const struct field *f, const void *target);
+/* The range as in "1 to 1e9", "one of a, b"; "" where there is none to tell. */
+void field_allowed(const struct field *f, char out_text[FIELD_EXPECTED_BYTES]);
 
 /* Writes YAML that reads back to the same struct: nested by path, every key, in table order. */
 void fields_print_yaml(const struct field_table *t, const void *target, FILE *out);
@@ -97,5 +104,13 @@ void fields_print_markdown(const struct field_table *t, FILE *out);
 
 /* The nearest of words (NULL-terminated) to text, or NULL if none is near enough to be meant. */
 const char *field_nearest(const char *text, const char *const *words);
+
+/* For messages about keys. prefix is "" or a section's path with its dot, key the unknown word
+ * after it: "unknown; did you mean 'train.steps'?", or the keys that are allowed there. */
+void field_unknown(const struct field_table *t, const char *prefix, const char *key,
+                   char out_text[FIELD_EXPECTED_BYTES]);
+bool field_is_section(const struct field_table *t, const char *path);
+void field_not_section(const struct field_table *t, const char *path,
+                       char out_text[FIELD_EXPECTED_BYTES]);
 
 #endif
