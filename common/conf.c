@@ -243,7 +243,7 @@ static void read_section(struct walk *w, const char *prefix);
 /* w->event begins the value of the section path. */
 static void read_subsection(struct walk *w, const char *path, size_t line)
 {
-    char prefix[CONF_PATH_BYTES];
+    char prefix[CONF_PATH_BYTES + 1];
     snprintf(prefix, sizeof prefix, "%s.", path);
     if (w->event.type == YAML_MAPPING_START_EVENT) {
         if (section_is_new(w, path, line))

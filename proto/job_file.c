@@ -1,2 +1,132 @@
-/* placeholder */
-typedef int placeholder;
+/* job_file.c - conf's walk over the job's table, then the checks of the whole job */
+#include "proto/job_file.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+
+/* Puts the problems of c and, if there are none, those of the whole job into out; each of the
+ * latter gets the place where its key was written. */
+static int finish(struct conf *c, const Ballast__JobSpec *spec, struct problems *out)
+{
+    struct problems together = {0};
+    int rc = conf_finish(c);
+    if (rc < 0) {
+        *out = c->problems;
+        c->problems = (struct problems){0};
+        return rc;
+    }
+    rc = job_spec_check_together(spec, &together);
+    for (size_t i = 0; i < together.n; i++) {
+        struct problem *p = &together.items[i];
+        free(p->where);
+        p->where = xstrdup(conf_where(c, p->key));
+    }
+    *out = together;
+    return rc;
+}
+
+/* The table covers every text and list of the message, so that each is the message's own. */
+static Ballast__JobSpec *spec_create(struct conf *c)
+{
+    Ballast__JobSpec *spec = xcalloc(1, sizeof *spec);
+    ballast__job_spec__init(spec);
+    conf_init(c, &job_spec_table, spec);
+    return spec;
+}
+
+static int deliver(struct conf *c, Ballast__JobSpec *spec, Ballast__JobSpec **out,
+                   struct problems *problems)
+{
+    int rc = finish(c, spec, problems);
+    conf_fini(c);
+    if (rc < 0)
+        job_file_free(spec);
+    else
+        *out = spec;
+    return rc;
+}
+
+int job_file_read(const char *file, const char *const *sets, size_t n_sets,
+                  Ballast__JobSpec **out, struct problems *problems)
+{
+    struct conf c;
+    Ballast__JobSpec *spec = spec_create(&c);
+    conf_read_file(&c, file);
+    for (size_t i = 0; i < n_sets; i++)
+        conf_set(&c, sets[i]);
+    return deliver(&c, spec, out, problems);
+}
+
+int job_file_read_text(const char *name, const char *folder, const char *text, size_t n_bytes,
+                       Ballast__JobSpec **out, struct problems *problems)
+{
+    struct conf c;
+    Ballast__JobSpec *spec = spec_create(&c);
+    conf_read_text(&c, name, folder, text, n_bytes);
+    return deliver(&c, spec, out, problems);
+}
+
+void job_file_free(Ballast__JobSpec *spec)
+{
+    if (!spec)
+        return;
+    fields_fini(&job_spec_table, spec);
+    free(spec);
+}
+
+char *job_file_text(const Ballast__JobSpec *spec)
+{
+    char *text = NULL;
+    size_t n_bytes = 0;
+    FILE *out = open_memstream(&text, &n_bytes);
+    if (!out)
+        abort();
+    fields_print_yaml(&job_spec_table, spec, out);
+    fclose(out);
+    return text;
+}
+
+static const char intro[] =
+    "# The job file\n"
+    "\n"
+    "`ballast submit JOB.yaml` reads a job file; `--set key=value` changes a key by its path, as\n"
+    "in `--set train.optimizer.lr=1e-3`. Keys that are not written have their default. A wrong\n"
+    "key, type, range or word, or a key written twice, is refused with file, line and what is\n"
+    "allowed; nothing is submitted. `ballast submit JOB.yaml --dry-run` says the same and prints\n"
+    "the memory plan.\n"
+    "\n"
+    "Relative paths are taken against the job file's folder. Globs must be in quotes where they\n"
+    "begin with `*`. Durations are written `90s`, `1h30m`, `2h` or `1-12:00:00`; a bare number is\n"
+    "seconds.\n"
+    "\n"
+    "This page is printed by `ballast submit --explain` from the table that the parser uses.\n"
+    "\n"
+    "## A small one\n"
+    "\n"
+    "```yaml\n"
+    "name: small\n"
+    "model: {path: models/small}\n"
+    "data: {train: [text/*.txt], validation: [text/held-out.txt]}\n"
+    "train: {steps: 300, optimizer: {lr: 3e-3}}\n"
+    "parallel: {workers: 4, fsdp_shard_degree: 2, expert_parallel_degree: 4}\n"
+    "checkpoint: {path: checkpoints/small}\n"
+    "```\n"
+    "\n"
+    "## Every key\n"
+    "\n";
+
+char *job_file_explain(void)
+{
+    char *text = NULL;
+    size_t n_bytes = 0;
+    FILE *out = open_memstream(&text, &n_bytes);
+    if (!out)
+        abort();
+    fputs(intro, out);
+    fields_print_markdown(&job_spec_table, out);
+    fclose(out);
+    return text;
+}
