@@ -7,8 +7,9 @@
  * tokens of all documents of a micro-batch one after another. Documents are given by cu_seqlens,
  * n_docs + 1 ascending row numbers from 0 to n; state, convolution window and attention restart at
  * each. Outputs may not overlap inputs unless said. A gradient named d* is assigned; one named
- * acc_* is added to (+=). Ops neither allocate nor fail: scratch is the device's own and grows
- * outside the step (see reserve); a wrong shape is a broken invariant and asserts. */
+ * acc_* is added to (+=). Ops cannot fail: scratch is the device's own and has its size
+ * after the first step; a wrong shape is a broken invariant and asserts. One thread at a time
+ * calls a device's ops. */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
 

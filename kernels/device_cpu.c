@@ -1,2 +1,240 @@
-/* placeholder */
-typedef int placeholder;
+/* device_cpu.c - the CPU as a device: its table of ops, its memory, its threads */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "kernels/cpu.h"
+
+#include "common/mem.h"
+#include "kernels/ops_cpu.h"
+#include "kernels/pool.h"
+#include "kernels/product.h"
+
+#define HUGE_PAGE_BYTES ((size_t)2 << 20)
+#define GRAIN_ELEMENTS  8192 /* of one task: some microseconds of an elementwise op */
+
+struct cpu {
+    struct pool       *pool;
+    struct cpu_thread *threads;
+    void  *shared;
+    size_t shared_bytes;
+};
+
+static struct cpu *cpu_of(struct device *dev)
+{
+    return dev->state;
+}
+
+/* Large blocks start on a huge page: the table walks of 4 KiB pages cost a tenth of a step. */
+static void *aligned(size_t n_bytes)
+{
+    size_t alignment = n_bytes >= HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : CACHE_LINE_BYTES;
+    if (n_bytes > SIZE_MAX - alignment)
+        return NULL;
+    size_t rounded = (n_bytes + alignment - 1) / alignment * alignment;
+    void *p = aligned_alloc(alignment, rounded ? rounded : alignment);
+    if (p && alignment == HUGE_PAGE_BYTES)
+        madvise(p, rounded, MADV_HUGEPAGE);
+    return p;
+}
+
+static void *cpu_alloc(struct device *dev, size_t n_bytes)
+{
+    (void)dev;
+    void *p = aligned(n_bytes);
+    if (p)
+        memset(p, 0, n_bytes);
+    return p;
+}
+
+static void cpu_free(struct device *dev, void *p)
+{
+    (void)dev;
+    free(p);
+}
+
+static void cpu_copy(struct device *dev, void *to, const void *from, size_t n_bytes)
+{
+    (void)dev;
+    memmove(to, from, n_bytes);
+}
+
+static void cpu_zero(struct device *dev, void *p, size_t n_bytes)
+{
+    (void)dev;
+    memset(p, 0, n_bytes);
+}
+
+static void cpu_synchronize(struct device *dev)
+{
+    (void)dev;
+}
+
+static void *grow(void **block, size_t *block_bytes, size_t n_bytes)
+{
+    if (n_bytes > *block_bytes) {
+        free(*block);
+        *block = aligned(n_bytes);
+        if (!*block)
+            *block = xcalloc(1, n_bytes); /* ends the process with its one line */
+        *block_bytes = n_bytes;
+    }
+    return *block;
+}
+
+void *cpu_scratch(struct cpu_thread *thread, size_t n_bytes)
+{
+    return grow(&thread->scratch, &thread->scratch_bytes, n_bytes);
+}
+
+void *cpu_shared(struct device *dev, size_t n_bytes)
+{
+    struct cpu *cpu = cpu_of(dev);
+    return grow(&cpu->shared, &cpu->shared_bytes, n_bytes);
+}
+
+struct split {
+    struct cpu *cpu;
+    cpu_task task;
+    void    *arg;
+    int64_t  n, grain;
+};
+
+static void run_piece(void *arg, uint32_t piece, uint32_t thread)
+{
+    struct split *s = arg;
+    int64_t begin = piece * s->grain;
+    s->task(s->arg, begin, min_i64(s->n, begin + s->grain), &s->cpu->threads[thread]);
+}
+
+void cpu_for(struct device *dev, int64_t n, int64_t grain, cpu_task task, void *arg)
+{
+    assert(grain > 0);
+    int64_t n_tasks = cpu_n_tasks(n, grain);
+    assert(n_tasks <= UINT32_MAX);
+    struct split s = {cpu_of(dev), task, arg, n, grain};
+    pool_run(s.cpu->pool, (uint32_t)n_tasks, run_piece, &s);
+}
+
+int64_t cpu_grain(int64_t d)
+{
+    return max_i64(1, GRAIN_ELEMENTS / max_i64(1, d));
+}
+
+struct parts {
+    float *to;
+    const float *from;
+    int64_t n_parts, d;
+};
+
+static void add_parts(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
+{
+    (void)thread;
+    struct parts *a = arg;
+    for (int64_t part = 0; part < a->n_parts; part++)
+        for (int64_t j = begin; j < end; j++)
+            a->to[j] += a->from[part * a->d + j];
+}
+
+void cpu_add_parts(struct device *dev, float *to, const float *from, int64_t n_parts, int64_t d)
+{
+    struct parts a = {to, from, n_parts, d};
+    cpu_for(dev, d, cpu_grain(n_parts), add_parts, &a);
+}
+
+static void cpu_close(struct device *dev)
+{
+    if (!dev)
+        return;
+    struct cpu *cpu = cpu_of(dev);
+    pool_destroy(cpu->pool);
+    for (uint32_t i = 0; i < dev->n_threads; i++) {
+        free(cpu->threads[i].pack);
+        free(cpu->threads[i].scratch);
+    }
+    free(cpu->threads);
+    free(cpu->shared);
+    free(cpu);
+    free(dev);
+}
+
+static const struct device_ops cpu_ops = {
+    .name                     = "cpu",
+    .close                    = cpu_close,
+    .alloc                    = cpu_alloc,
+    .free                     = cpu_free,
+    .copy                     = cpu_copy,
+    .to_device                = cpu_copy,
+    .to_host                  = cpu_copy,
+    .zero                     = cpu_zero,
+    .synchronize              = cpu_synchronize,
+    .axpy                     = cpu_axpy,
+    .scale                    = cpu_scale,
+    .sum_squares              = cpu_sum_squares,
+    .all_finite               = cpu_all_finite,
+    .linear                   = cpu_linear,
+    .linear_dx                = cpu_linear_dx,
+    .linear_dw                = cpu_linear_dw,
+    .grouped_linear           = cpu_grouped_linear,
+    .grouped_linear_dx        = cpu_grouped_linear_dx,
+    .grouped_linear_dw        = cpu_grouped_linear_dw,
+    .rms_norm                 = cpu_rms_norm,
+    .rms_norm_backward        = cpu_rms_norm_backward,
+    .gated_rms_norm           = cpu_gated_rms_norm,
+    .gated_rms_norm_backward  = cpu_gated_rms_norm_backward,
+    .l2_norm                  = cpu_l2_norm,
+    .l2_norm_backward         = cpu_l2_norm_backward,
+    .sigmoid_gate             = cpu_sigmoid_gate,
+    .sigmoid_gate_backward    = cpu_sigmoid_gate_backward,
+    .sigmoid                  = cpu_sigmoid,
+    .sigmoid_backward         = cpu_sigmoid_backward,
+    .situ                     = cpu_situ,
+    .situ_backward            = cpu_situ_backward,
+    .swiglu                   = cpu_swiglu,
+    .swiglu_backward          = cpu_swiglu_backward,
+    .short_conv               = cpu_short_conv,
+    .short_conv_backward      = cpu_short_conv_backward,
+    .kda_gate                 = cpu_kda_gate,
+    .kda_gate_backward        = cpu_kda_gate_backward,
+    .kda_saved_floats         = cpu_kda_saved_floats,
+    .kda_forward              = cpu_kda_forward,
+    .kda_backward             = cpu_kda_backward,
+    .attention                = cpu_attention,
+    .attention_backward       = cpu_attention_backward,
+    .attn_res                 = cpu_attn_res,
+    .attn_res_backward        = cpu_attn_res_backward,
+    .router                   = cpu_router,
+    .router_backward          = cpu_router_backward,
+    .router_histogram         = cpu_router_histogram,
+    .combine                  = cpu_combine,
+    .combine_backward         = cpu_combine_backward,
+    .gather_rows              = cpu_gather_rows,
+    .scatter_add_rows         = cpu_scatter_add_rows,
+    .embedding                = cpu_embedding,
+    .embedding_backward       = cpu_embedding_backward,
+    .linear_cross_entropy     = cpu_linear_cross_entropy,
+    .adamw                    = cpu_adamw,
+};
+
+int device_cpu_open(uint32_t n_threads, bool deterministic, struct device **out, struct err *err)
+{
+    struct device *dev = xcalloc(1, sizeof *dev);
+    struct cpu *cpu = xcalloc(1, sizeof *cpu);
+    product_init();
+    cpu->pool = pool_create(n_threads);
+    *dev = (struct device){&cpu_ops, pool_n_threads(cpu->pool), deterministic, cpu};
+    cpu->threads = xcalloc(dev->n_threads, sizeof cpu->threads[0]);
+    for (uint32_t i = 0; i < dev->n_threads; i++) {
+        struct cpu_thread *t = &cpu->threads[i];
+        *t = (struct cpu_thread){.index = i, .deterministic = deterministic};
+        t->pack = aligned(product_pack_floats() * sizeof(float));
+        if (!t->pack) {
+            err_set(err, -ENOMEM, "cpu device: no memory for thread %u of %u", i, dev->n_threads);
+            cpu_close(dev);
+            return -ENOMEM;
+        }
+    }
+    *out = dev;
+    return 0;
+}

@@ -1,0 +1,98 @@
+/* cross_entropy.c - the head's product and the loss in one, a block of rows at a time
+ *
+ * The logits of all rows would be the largest tensor of a step; a block of them becomes its own
+ * gradient in place and is used up at once. */
+#include "kernels/ops_cpu.h"
+
+#include "kernels/product.h"
+#include "kernels/vmath.h"
+
+#define LOGITS_MAX     (1 << 21) /* floats of one block */
+#define BLOCK_ROWS_MIN 16
+
+struct head {
+    float *logits; /* (rows, vocab) of the block; then their gradient */
+    double *losses; /* (rows) */
+    const int32_t *labels;
+    int64_t vocab;
+    bool    want_gradient;
+};
+
+static float row_max(const float *x, int64_t n)
+{
+    float max = x[0];
+#pragma omp simd reduction(max : max)
+    for (int64_t j = 0; j < n; j++)
+        max = x[j] > max ? x[j] : max;
+    return max;
+}
+
+/* The sum goes in double over short runs: a vocabulary is long. */
+static double sum_exp(const float *x, int64_t n, float max)
+{
+    double total = 0;
+    for (int64_t first = 0; first < n; first += 512) {
+        int64_t end = min_i64(n, first + 512);
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = first; j < end; j++)
+            sum += vm_exp(x[j] - max);
+        total += sum;
+    }
+    return total;
+}
+
+static void loss_rows(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
+{
+    (void)thread;
+    const struct head *s = arg;
+    for (int64_t i = begin; i < end; i++) {
+        float *x = s->logits + i * s->vocab;
+        int32_t label = s->labels[i];
+        if (label < 0) {
+            s->losses[i] = 0;
+            for (int64_t j = 0; s->want_gradient && j < s->vocab; j++)
+                x[j] = 0;
+            continue;
+        }
+        assert(label < s->vocab);
+        float max = row_max(x, s->vocab);
+        double sum = sum_exp(x, s->vocab, max);
+        float inverse = (float)(1 / sum);
+        s->losses[i] = log(sum) + max - x[label];
+        if (!s->want_gradient)
+            continue;
+        for (int64_t j = 0; j < s->vocab; j++)
+            x[j] = vm_exp(x[j] - max) * inverse;
+        x[label] -= 1;
+    }
+}
+
+double cpu_linear_cross_entropy(struct device *dev, float *dx, float *acc_dw, const float *x,
+                                const float *w, const int32_t *labels, int64_t n, int64_t d,
+                                int64_t vocab)
+{
+    assert(!dx == !acc_dw);
+    int64_t block = min_i64(n, max_i64(BLOCK_ROWS_MIN, LOGITS_MAX / vocab));
+    struct head s = {.vocab = vocab, .want_gradient = dx != NULL};
+    double loss = 0;
+    s.losses = cpu_shared(dev, (size_t)block * (sizeof(double) + (size_t)vocab * sizeof(float)));
+    s.logits = (float *)(s.losses + block);
+    for (int64_t first = 0; first < n; first += block) {
+        int64_t rows = min_i64(block, n - first);
+        const float *x_rows = x + first * d;
+        s.labels = labels + first;
+        product_spread(dev, s.logits, vocab, as_is(x_rows, d), transposed(w, d), rows, vocab, d, 1,
+                       0);
+        cpu_for(dev, rows, cpu_grain(4 * vocab), loss_rows, &s);
+        for (int64_t i = 0; i < rows; i++)
+            loss += s.losses[i];
+        if (!s.want_gradient)
+            continue;
+        product_spread(dev, dx + first * d, d, as_is(s.logits, vocab), as_is(w, d), rows, d, vocab,
+                       1, 0);
+        product_spread(dev, acc_dw, d, transposed(s.logits, vocab), as_is(x_rows, d), vocab, d,
+                       rows, 1, 1);
+    }
+    return loss;
+}

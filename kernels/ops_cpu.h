@@ -1,0 +1,112 @@
+/* ops_cpu.h - the entries of the CPU's table; device.h says what each means */
+#ifndef KERNELS_OPS_CPU_H
+#define KERNELS_OPS_CPU_H
+
+#include "kernels/device.h"
+
+void cpu_axpy(struct device *dev, float *y, float a, const float *x, int64_t n);
+void cpu_scale(struct device *dev, float *y, float a, int64_t n);
+double cpu_sum_squares(struct device *dev, const float *x, int64_t n);
+bool cpu_all_finite(struct device *dev, const float *x, int64_t n);
+void cpu_linear(struct device *dev, float *y, const float *x, const float *w, int64_t n, int64_t in,
+                int64_t out, float beta);
+void cpu_linear_dx(struct device *dev, float *dx, const float *dy, const float *w, int64_t n,
+                   int64_t in, int64_t out, float beta);
+void cpu_linear_dw(struct device *dev, float *acc_dw, const float *dy, const float *x, int64_t n,
+                   int64_t in, int64_t out);
+void cpu_grouped_linear(struct device *dev, float *y, const float *x, const float *const *w,
+                        const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out);
+void cpu_grouped_linear_dx(struct device *dev, float *dx, const float *dy, const float *const *w,
+                           const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out,
+                           float beta);
+void cpu_grouped_linear_dw(struct device *dev, float *const *acc_dw, const float *dy,
+                           const float *x, const int64_t *offsets, int32_t n_groups, int64_t in,
+                           int64_t out);
+void cpu_rms_norm(struct device *dev, float *y, float *rstd, const float *x, const float *w,
+                  int64_t n, int64_t d, float eps);
+void cpu_rms_norm_backward(struct device *dev, float *dx, float *acc_dw, const float *dy,
+                           const float *x, const float *w, const float *rstd, int64_t n, int64_t d,
+                           float beta);
+void cpu_gated_rms_norm(struct device *dev, float *y, float *rstd, const float *o, const float *g,
+                        const float *w, int64_t n_rows, int64_t d, float eps);
+void cpu_gated_rms_norm_backward(struct device *dev, float *d_o, float *dg, float *acc_dw,
+                                 const float *dy, const float *o, const float *g, const float *w,
+                                 const float *rstd, int64_t n_rows, int64_t d);
+void cpu_l2_norm(struct device *dev, float *y, float *rstd, const float *x, int64_t n_rows,
+                 int64_t d, float eps);
+void cpu_l2_norm_backward(struct device *dev, float *dx, const float *dy, const float *y,
+                          const float *rstd, int64_t n_rows, int64_t d);
+void cpu_sigmoid_gate(struct device *dev, float *y, const float *o, const float *g, int64_t n);
+void cpu_sigmoid_gate_backward(struct device *dev, float *d_o, float *dg, const float *dy,
+                               const float *o, const float *g, int64_t n);
+void cpu_sigmoid(struct device *dev, float *y, const float *x, int64_t n);
+void cpu_sigmoid_backward(struct device *dev, float *dx, const float *dy, const float *y,
+                          int64_t n);
+void cpu_situ(struct device *dev, float *y, const float *a, const float *u, int64_t n, float b1,
+              float b2);
+void cpu_situ_backward(struct device *dev, float *da, float *du, const float *dy, const float *a,
+                       const float *u, int64_t n, float b1, float b2);
+void cpu_swiglu(struct device *dev, float *y, const float *a, const float *u, int64_t n);
+void cpu_swiglu_backward(struct device *dev, float *da, float *du, const float *dy, const float *a,
+                         const float *u, int64_t n);
+void cpu_short_conv(struct device *dev, float *y, float *pre, const float *x, const float *w,
+                    const int32_t *cu_seqlens, int32_t n_docs, int64_t channels, int32_t kernel);
+void cpu_short_conv_backward(struct device *dev, float *dx, float *acc_dw, const float *dy,
+                             const float *pre, const float *x, const float *w,
+                             const int32_t *cu_seqlens, int32_t n_docs, int64_t channels,
+                             int32_t kernel);
+void cpu_kda_gate(struct device *dev, float *g, const float *z, const float *dt_bias,
+                  const float *a_log, int64_t n, int32_t n_heads, int32_t d, bool bounded,
+                  float lower_bound);
+void cpu_kda_gate_backward(struct device *dev, float *dz, float *acc_d_dt_bias, float *acc_d_a_log,
+                           const float *dg, const float *z, const float *dt_bias,
+                           const float *a_log, int64_t n, int32_t n_heads, int32_t d, bool bounded,
+                           float lower_bound);
+size_t cpu_kda_saved_floats(struct device *dev, const struct kda_shape *shape);
+void cpu_kda_forward(struct device *dev, float *o, float *final_state, float *saved, const float *q,
+                     const float *k, const float *v, const float *g, const float *beta,
+                     const float *initial_state, const struct kda_shape *shape);
+void cpu_kda_backward(struct device *dev, float *dq, float *dk, float *dv, float *dg, float *dbeta,
+                      float *d_initial_state, const float *d_o, const float *d_final_state,
+                      const float *q, const float *k, const float *v, const float *g,
+                      const float *beta, const float *initial_state, const float *saved,
+                      const struct kda_shape *shape);
+void cpu_attention(struct device *dev, float *o, float *lse, const float *q, const float *kv,
+                   const float *k_rope, int64_t k_rope_stride, const struct attention_shape *shape);
+void cpu_attention_backward(struct device *dev, float *dq, float *dkv, float *dk_rope,
+                            int64_t dk_rope_stride, const float *d_o, const float *o,
+                            const float *lse, const float *q, const float *kv, const float *k_rope,
+                            int64_t k_rope_stride, const struct attention_shape *shape);
+void cpu_attn_res(struct device *dev, float *y, float *weights, const float *const *r,
+                  int32_t n_rows, const float *g, const float *w, int64_t n, int64_t d, float eps);
+void cpu_attn_res_backward(struct device *dev, float *const *acc_dr, float *acc_dg, float *acc_dw,
+                           const float *dy, const float *const *r, const float *weights,
+                           int32_t n_rows, const float *g, const float *w, int64_t n, int64_t d,
+                           float eps);
+void cpu_router(struct device *dev, float *scores, int32_t *ids, float *weights,
+                const float *logits, const float *bias, const struct router_shape *shape);
+void cpu_router_backward(struct device *dev, float *d_logits, const float *d_weights,
+                         const float *scores, const int32_t *ids, const struct router_shape *shape);
+void cpu_router_histogram(struct device *dev, int64_t *counts, int64_t *histogram,
+                          const float *scores, const int32_t *ids, const float *bias, float lo,
+                          float hi, int32_t n_bins, const struct router_shape *shape);
+void cpu_combine(struct device *dev, float *y, const float *slots, const float *weights, int64_t n,
+                 int32_t top_k, int64_t d);
+void cpu_combine_backward(struct device *dev, float *d_slots, float *d_weights, const float *dy,
+                          const float *slots, const float *weights, int64_t n, int32_t top_k,
+                          int64_t d);
+void cpu_gather_rows(struct device *dev, float *out, const float *in, const int64_t *index,
+                     int64_t n, int64_t d);
+void cpu_scatter_add_rows(struct device *dev, float *acc, const float *in, const int64_t *index,
+                          int64_t n, int64_t d);
+void cpu_embedding(struct device *dev, float *y, const float *table, const int32_t *tokens,
+                   int64_t n, int64_t d);
+void cpu_embedding_backward(struct device *dev, float *acc_table, const float *dy,
+                            const int32_t *tokens, int64_t n, int64_t d);
+double cpu_linear_cross_entropy(struct device *dev, float *dx, float *acc_dw, const float *x,
+                                const float *w, const int32_t *labels, int64_t n, int64_t d,
+                                int64_t vocab);
+void cpu_adamw(struct device *dev, float *w, float *m, float *v, const float *grad, int64_t n,
+               const struct adamw_config *config);
+
+#endif

@@ -1,0 +1,78 @@
+/* rows.c - rows moved by index; embedding is a gather by token
+ *
+ * Adding rows goes in ascending i for every column, so equal indices add in a fixed order; the
+ * threads share the columns. */
+#include "kernels/ops_cpu.h"
+
+#include <string.h>
+
+#include "kernels/cpu.h"
+
+#define COLS_MIN 64 /* of one thread's part of a row */
+
+struct rows {
+    float *out;
+    const float *in;
+    const int64_t *index; /* one of the two */
+    const int32_t *tokens;
+    int64_t n, d;
+};
+
+static int64_t row_at(const struct rows *s, int64_t i)
+{
+    return s->index ? s->index[i] : s->tokens[i];
+}
+
+static void gather_range(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
+{
+    (void)thread;
+    const struct rows *s = arg;
+    for (int64_t i = begin; i < end; i++)
+        memcpy(s->out + i * s->d, s->in + row_at(s, i) * s->d, (size_t)s->d * sizeof(float));
+}
+
+static void scatter_add_cols(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
+{
+    (void)thread;
+    const struct rows *s = arg;
+    for (int64_t i = 0; i < s->n; i++) {
+        float *restrict to = s->out + row_at(s, i) * s->d;
+        const float *restrict from = s->in + i * s->d;
+        for (int64_t j = begin; j < end; j++)
+            to[j] += from[j];
+    }
+}
+
+static void gather(struct device *dev, struct rows s)
+{
+    cpu_for(dev, s.n, cpu_grain(s.d), gather_range, &s);
+}
+
+static void scatter_add(struct device *dev, struct rows s)
+{
+    cpu_for(dev, s.d, max_i64(COLS_MIN, s.d / (2 * dev->n_threads)), scatter_add_cols, &s);
+}
+
+void cpu_gather_rows(struct device *dev, float *out, const float *in, const int64_t *index,
+                     int64_t n, int64_t d)
+{
+    gather(dev, (struct rows){.out = out, .in = in, .index = index, .n = n, .d = d});
+}
+
+void cpu_scatter_add_rows(struct device *dev, float *acc, const float *in, const int64_t *index,
+                          int64_t n, int64_t d)
+{
+    scatter_add(dev, (struct rows){.out = acc, .in = in, .index = index, .n = n, .d = d});
+}
+
+void cpu_embedding(struct device *dev, float *y, const float *table, const int32_t *tokens,
+                   int64_t n, int64_t d)
+{
+    gather(dev, (struct rows){.out = y, .in = table, .tokens = tokens, .n = n, .d = d});
+}
+
+void cpu_embedding_backward(struct device *dev, float *acc_table, const float *dy,
+                            const int32_t *tokens, int64_t n, int64_t d)
+{
+    scatter_add(dev, (struct rows){.out = acc_table, .in = dy, .tokens = tokens, .n = n, .d = d});
+}
