@@ -219,10 +219,6 @@ class Cluster:
         process.kill()
         process.wait()
 
-    def worker_process(self, name):
-        """The daemon's key for a worker's name."""
-        return f"worker-{int(name[1:])}"
-
     # ---- the client ---------------------------------------------------------------------------
 
     def run(self, *args, timeout=60):
@@ -272,14 +268,20 @@ class Cluster:
     def events(self, job):
         return self.json("events", "--job", job)["items"]
 
-    def steps(self, job):
-        """Metrics, one object a step; fails on a gap or a duplicate."""
-        done = self.ok("metrics", job, "--json")
-        rows = json.loads(done)
-        rows = rows["items"] if isinstance(rows, dict) else rows
+    def steps(self, job, first=1):
+        """Metrics, one object a step from first; fails on a gap or a duplicate."""
+        done = json.loads(self.ok("metrics", job, "--json"))
+        rows = done["items"] if isinstance(done, dict) else done
         numbers = [r["step"] for r in rows]
-        expect(numbers == list(range(1, len(numbers) + 1)), f"steps with gaps: {numbers}")
+        expect(numbers == list(range(first, first + len(numbers))),
+               f"steps with gaps or twice, or not from {first}: {numbers}")
         return rows
+
+    def daemon_of(self, trainer):
+        """The name of the daemon that is the parent of a trainer's pid."""
+        with open(f"/proc/{trainer}/stat") as f:
+            parent = int(f.read().rsplit(")", 1)[1].split()[1])
+        return next(n for n, p in self.processes.items() if p.pid == parent)
 
     # ---- what is trained -----------------------------------------------------------------------
 
@@ -291,9 +293,10 @@ class Cluster:
     def _write_text(self):
         os.makedirs(os.path.join(self.folder, "text"))
         for name, verses in (("train", "gen1:1-gen25:34"), ("held-out", "ruth1:1-ruth4:22")):
+            lines = subprocess.run(["bible", "-f", verses], stdin=subprocess.DEVNULL, check=True,
+                                   capture_output=True, text=True).stdout.splitlines()
             with open(os.path.join(self.folder, "text", name + ".txt"), "w") as f:
-                subprocess.run(["bible", "-f", verses], stdout=f, check=True,
-                               stdin=subprocess.DEVNULL)
+                f.writelines(line.split(" ", 1)[1] + "\n" for line in lines)
 
     def job(self, name="tiny", steps=40, workers=4, checkpoint_every=10, fsdp=2, ep=4,
             deterministic=False, max_restarts=3, checkpoint=None, more=""):
