@@ -1,0 +1,186 @@
+/* test_shard.c - slices of units and experts: gathered whole, gradients summed home, parts owned */
+#include "tests/ranks.h"
+
+/* A value for each element of a tensor, the same on all ranks. */
+static float weight_of(const struct tensor_entry *e, uint64_t i)
+{
+    return (float)((e->offset * 7 + i * 3 + e->unit * 131 + (uint64_t)(e->expert + 1) * 977) %
+                   65521);
+}
+
+static void fill_weights(struct test_rank *r)
+{
+    for (size_t t = 0; t < r->map->n_entries; t++) {
+        struct shard_part part;
+        if (shard_part(r->shard, &r->map->entries[t], &part))
+            for (uint64_t i = 0; i < part.count; i++)
+                part.weights[i] = weight_of(&r->map->entries[t], part.first + i);
+    }
+}
+
+static bool is_served(const struct test_rank *r, const struct tensor_entry *e, uint32_t layer,
+                      const struct shard_experts *x)
+{
+    (void)r;
+    return e->expert >= (int32_t)x->first_expert && e->unit == layer + 1 &&
+           e->expert < (int32_t)(x->first_expert + x->n_local);
+}
+
+static void check_gathered(struct test_rank *r)
+{
+    fill_weights(r);
+    RANK_CHECK(r, r->coll->ops->barrier(r->coll, &r->coll->world_group, &r->err) == 0);
+    for (uint32_t u = 0; u < r->map->n_units; u++) {
+        const float *whole = NULL, *again = NULL;
+        RANK_CHECK(r, shard_acquire(r->shard, u, &whole, &r->err) == 0);
+        RANK_CHECK(r, shard_acquire(r->shard, u, &again, &r->err) == 0 && again == whole);
+        shard_release(r->shard, u);
+        for (size_t t = 0; t < r->map->n_entries && whole; t++) {
+            const struct tensor_entry *e = &r->map->entries[t];
+            for (uint64_t i = 0; e->unit == u && e->expert < 0 && i < e->count; i++)
+                RANK_CHECK(r, whole[e->offset + i] == weight_of(e, i));
+        }
+        shard_release(r->shard, u);
+    }
+    for (uint32_t l = 1; l < r->spec->n_layers; l++) {
+        struct shard_experts x = {0};
+        RANK_CHECK(r, shard_experts_acquire(r->shard, l, &x, &r->err) == 0);
+        RANK_CHECK(r, x.n_local == r->spec->n_experts / r->degrees.ep);
+        for (size_t t = 0; t < r->map->n_entries; t++) {
+            const struct tensor_entry *e = &r->map->entries[t];
+            for (uint64_t i = 0; is_served(r, e, l, &x) && i < e->count; i++)
+                RANK_CHECK(r, x.weights[(uint32_t)e->expert - x.first_expert][e->offset + i] ==
+                                  weight_of(e, i));
+        }
+        shard_experts_release(r->shard, l);
+    }
+}
+
+/* What a rank adds in micro-batch k: small whole numbers, so that any order of sums is exact. */
+static float gradient_of(const struct tensor_entry *e, uint64_t i, uint32_t rank, uint32_t k)
+{
+    return (float)((weight_of(e, i) > 999 ? 3 : 5) * (int)(rank + 1) + (int)(i % 11) + (int)k);
+}
+
+static void add_gradients(struct test_rank *r, uint32_t k)
+{
+    for (uint32_t u = 0; u < r->map->n_units; u++) {
+        float *block = shard_gradient(r->shard, u);
+        for (size_t t = 0; t < r->map->n_entries; t++) {
+            const struct tensor_entry *e = &r->map->entries[t];
+            for (uint64_t i = 0; e->unit == u && e->expert < 0 && i < e->count; i++)
+                block[e->offset + i] += gradient_of(e, i, r->rank, k);
+        }
+        RANK_CHECK(r, block == shard_gradient(r->shard, u));
+        RANK_CHECK(r, shard_reduce(r->shard, u, &r->err) == 0);
+    }
+    for (uint32_t l = 1; l < r->spec->n_layers; l++) {
+        struct shard_experts x = {0};
+        RANK_CHECK(r, shard_experts_acquire(r->shard, l, &x, &r->err) == 0);
+        RANK_CHECK(r, x.gradients == NULL);
+        shard_experts_gradient(r->shard, l, &x);
+        for (size_t t = 0; t < r->map->n_entries; t++) {
+            const struct tensor_entry *e = &r->map->entries[t];
+            for (uint64_t i = 0; is_served(r, e, l, &x) && i < e->count; i++)
+                x.gradients[(uint32_t)e->expert - x.first_expert][e->offset + i] +=
+                    gradient_of(e, i, r->rank, k);
+        }
+        shard_experts_release(r->shard, l);
+        RANK_CHECK(r, shard_experts_reduce(r->shard, l, &r->err) == 0);
+    }
+}
+
+/* Dense gradients come from all ranks; an expert's from those that serve it. */
+static float expected_sum(const struct test_rank *r, const struct tensor_entry *e, uint64_t i)
+{
+    uint32_t n_local = r->spec->n_experts / r->degrees.ep;
+    float sum = 0;
+    for (uint32_t rank = 0; rank < r->degrees.world; rank++)
+        for (uint32_t k = 0; k < 2; k++)
+            if (e->expert < 0 || (uint32_t)e->expert / n_local == rank % r->degrees.ep)
+                sum += gradient_of(e, i, rank, k);
+    return sum;
+}
+
+static void check_summed(struct test_rank *r)
+{
+    for (uint32_t step = 0; step < 2; step++) {
+        for (uint32_t k = 0; k < 2; k++)
+            add_gradients(r, k);
+        RANK_CHECK(r, shard_sum_replicas(r->shard, &r->err) == 0);
+        for (size_t t = 0; t < r->map->n_entries; t++) {
+            const struct tensor_entry *e = &r->map->entries[t];
+            struct shard_part part;
+            if (shard_part(r->shard, e, &part))
+                for (uint64_t i = 0; i < part.count; i++)
+                    RANK_CHECK(r, part.gradients[i] == expected_sum(r, e, part.first + i));
+        }
+        shard_zero_gradients(r->shard);
+    }
+}
+
+/* user: per rank, for each tensor the floats of which it is the first owner. */
+static void count_owned(struct test_rank *r)
+{
+    uint64_t *owned = (uint64_t *)r->user + r->rank * r->map->n_entries;
+    for (size_t t = 0; t < r->map->n_entries; t++) {
+        struct shard_part part;
+        owned[t] = 0;
+        if (shard_part(r->shard, &r->map->entries[t], &part) && part.is_first)
+            owned[t] = part.count;
+    }
+}
+
+static void run_all(void (*body)(struct test_rank *))
+{
+    struct model_spec spec = test_spec();
+    struct tensor_map map;
+    struct err err = {0};
+    assert_int_equal(tensor_map_init(&spec, &map, &err), 0);
+    for (size_t i = 0; i < N_TEST_LAYOUTS; i++)
+        test_ranks_run(test_layouts[i], &spec, &map, body, NULL);
+    tensor_map_fini(&map);
+}
+
+static void whole_units_and_experts_on_any_layout(void **state)
+{
+    (void)state;
+    run_all(check_gathered);
+}
+
+static void gradients_come_home_on_any_layout(void **state)
+{
+    (void)state;
+    run_all(check_summed);
+}
+
+static void every_float_has_one_first_owner(void **state)
+{
+    (void)state;
+    struct model_spec spec = test_spec();
+    struct tensor_map map;
+    struct err err = {0};
+    assert_int_equal(tensor_map_init(&spec, &map, &err), 0);
+    uint64_t *owned = calloc(TEST_RANKS_MAX * map.n_entries, sizeof *owned);
+    for (size_t i = 0; i < N_TEST_LAYOUTS; i++) {
+        test_ranks_run(test_layouts[i], &spec, &map, count_owned, owned);
+        for (size_t t = 0; t < map.n_entries; t++) {
+            uint64_t n = 0;
+            for (uint32_t r = 0; r < test_layouts[i].world; r++)
+                n += owned[r * map.n_entries + t];
+            assert_int_equal(n, map.entries[t].count);
+        }
+    }
+    free(owned);
+    tensor_map_fini(&map);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(whole_units_and_experts_on_any_layout),
+        cmocka_unit_test(gradients_come_home_on_any_layout),
+        cmocka_unit_test(every_float_has_one_first_owner),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
