@@ -1,0 +1,64 @@
+/* decoder.h - one decoder layer and the residual scheme around it; model.md 1.2
+ *
+ * Between layers travels a running sum p. With attention residuals the input of every sublayer is
+ * a mix of the bank (the running sums at the starts of blocks) and p; a block's first layer pushes
+ * p into the bank and begins a new sum. A pushed p is not copied: the bank is a list of the p of
+ * those layers, so keeping each layer's p keeps everything that a recomputation needs. */
+#ifndef WORKER_DECODER_H
+#define WORKER_DECODER_H
+
+#include "worker/kda.h"
+#include "worker/mla.h"
+#include "worker/moe.h"
+
+struct residuals {
+    float **p;          /* n_layers + 1 running sums, each (n, hidden): before layer l, and last */
+    float **d_bank;     /* n_blocks gradients of bank rows, each (n, hidden) */
+    float  *d_p;        /* gradient of the running sum, moving towards the first layer */
+    const float **rows; /* n_blocks + 1, the arguments of one mix */
+    float **d_rows;
+};
+
+/* Bank rows that are there when the attention of layer l mixes, and when its feed-forward does.
+ * The final mix is the attention's of a layer n_layers. */
+uint32_t bank_rows_attention(const struct model_spec *m, uint32_t l);
+uint32_t bank_rows_mlp(const struct model_spec *m, uint32_t l);
+
+/* One mix of the first n_bank bank rows and p. */
+struct mix {
+    enum tensor_role norm, proj;
+    uint32_t n_bank;
+    const float *p; /* (n, hidden) */
+    float *weights; /* (n, n_bank + 1), kept for the backward */
+};
+void mix_forward(struct pass *p, const struct unit_view *u, struct residuals *r,
+                 const struct mix *mix, float *y);
+/* Adds to the bank's gradients and to d_p. */
+void mix_backward(struct pass *p, const struct unit_view *u, struct residuals *r,
+                  const struct mix *mix, const float *dy, float *d_p);
+
+struct decoder_saved {
+    struct mix attention_mix, mlp_mix;
+    float *h, *h_rstd, *x; /* input of the attention: mixed (NULL: p itself), then normed */
+    float *mid;            /* the running sum after the attention */
+    float *m, *m_rstd, *y; /* input of the feed-forward, likewise */
+    struct kda_saved kda;
+    struct mla_saved mla;
+    struct mlp_saved mlp;
+    struct moe_saved moe;
+};
+
+void decoder_carve(struct pass *p, uint32_t l, struct decoder_saved *out);
+
+/* out (n, hidden), the next running sum, or NULL: only what the backward needs. Collective. */
+int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
+                    struct residuals *r, float *out, struct decoder_saved *s, struct err *err);
+
+/* Moves r->d_p from the layer's output to its input. Collective. */
+int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
+                     struct residuals *r, struct decoder_saved *s, struct err *err);
+
+/* While counting: what layer l keeps, and, released again, the scratch of its backward. */
+void decoder_count(struct pass *p, uint32_t l, int64_t n_rows);
+
+#endif

@@ -1,0 +1,206 @@
+/* kda.c - Kimi Delta Attention: convolved queries, keys and values, a gated delta-rule state, and
+ * a gated norm on the way out */
+#include "worker/kda.h"
+
+#define L2_EPS 1e-6f
+
+static const enum tensor_role proj_roles[3] = { ROLE_KDA_Q, ROLE_KDA_K, ROLE_KDA_V };
+static const enum tensor_role conv_roles[3] = { ROLE_KDA_Q_CONV, ROLE_KDA_K_CONV,
+                                                ROLE_KDA_V_CONV };
+
+static struct kda_shape shape_of(const struct pass *p)
+{
+    return (struct kda_shape){
+        .n_tokens = p->n,
+        .cu_seqlens = p->cu_seqlens,
+        .n_docs = p->n_docs,
+        .n_heads = (int32_t)p->spec->kda_heads,
+        .head_dim = (int32_t)p->spec->kda_head_dim,
+        .scale = 1 / sqrtf((float)p->spec->kda_head_dim),
+    };
+}
+
+void kda_carve(struct pass *p, struct kda_saved *out)
+{
+    const struct model_spec *m = p->spec;
+    int64_t wide = (int64_t)m->kda_heads * m->kda_head_dim * p->n, per_head = p->n * m->kda_heads;
+    struct kda_shape shape = shape_of(p);
+
+    *out = (struct kda_saved){0};
+    for (int i = 0; i < 3; i++) {
+        out->in[i] = activations_take(p->act, wide);
+        out->pre[i] = activations_take(p->act, wide);
+    }
+    out->q = activations_take(p->act, wide);
+    out->k = activations_take(p->act, wide);
+    out->v = activations_take(p->act, wide);
+    out->q_rstd = activations_take(p->act, per_head);
+    out->k_rstd = activations_take(p->act, per_head);
+    out->f = activations_take(p->act, p->n * m->kda_head_dim);
+    out->z = activations_take(p->act, wide);
+    out->decay = activations_take(p->act, wide);
+    out->beta = activations_take(p->act, per_head);
+    if (!m->kda_gate_full_rank)
+        out->gate_low = activations_take(p->act, p->n * m->kda_head_dim);
+    out->gate = activations_take(p->act, wide);
+    out->o = activations_take(p->act, wide);
+    out->o_rstd = activations_take(p->act, per_head);
+    out->gated = activations_take(p->act, wide);
+    out->core = activations_take(p->act,
+                                 (int64_t)p->dev->ops->kda_saved_floats(p->dev, &shape));
+}
+
+/* Query, key and value: projected, convolved; query and key brought to length 1 per head. */
+static void forward_qkv(struct pass *p, const struct unit_view *u, float *spare,
+                        struct kda_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
+    float *out[3] = { s->q, s->k, s->v }, *rstd[2] = { s->q_rstd, s->k_rstd };
+
+    for (int i = 0; i < 3; i++) {
+        float *y = i < 2 ? spare : out[i];
+        ops->linear(p->dev, s->in[i], s->x, weight_of(u, proj_roles[i]), p->n, m->hidden, wide, 0);
+        ops->short_conv(p->dev, y, s->pre[i], s->in[i], weight_of(u, conv_roles[i]), p->cu_seqlens,
+                        p->n_docs, wide, (int32_t)m->conv_kernel);
+        if (i < 2)
+            ops->l2_norm(p->dev, out[i], rstd[i], spare, rows, d, L2_EPS);
+    }
+}
+
+static void forward_gates(struct pass *p, const struct unit_view *u, float *spare,
+                          struct kda_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    int64_t d = m->kda_head_dim, wide = d * m->kda_heads;
+
+    ops->linear(p->dev, s->f, s->x, weight_of(u, ROLE_KDA_F_A), p->n, m->hidden, d, 0);
+    ops->linear(p->dev, s->z, s->f, weight_of(u, ROLE_KDA_F_B), p->n, d, wide, 0);
+    ops->kda_gate(p->dev, s->decay, s->z, weight_of(u, ROLE_KDA_DT_BIAS),
+                  weight_of(u, ROLE_KDA_A_LOG), p->n, (int32_t)m->kda_heads, (int32_t)d,
+                  m->kda_gate_bounded, m->kda_gate_lower_bound);
+    ops->linear(p->dev, spare, s->x, weight_of(u, ROLE_KDA_BETA), p->n, m->hidden, m->kda_heads,
+                0);
+    ops->sigmoid(p->dev, s->beta, spare, p->n * m->kda_heads);
+    if (m->kda_gate_full_rank) {
+        ops->linear(p->dev, s->gate, s->x, weight_of(u, ROLE_KDA_G), p->n, m->hidden, wide, 0);
+    } else {
+        ops->linear(p->dev, s->gate_low, s->x, weight_of(u, ROLE_KDA_G_A), p->n, m->hidden, d, 0);
+        ops->linear(p->dev, s->gate, s->gate_low, weight_of(u, ROLE_KDA_G_B), p->n, d, wide, 0);
+    }
+}
+
+void kda_layer_forward(struct pass *p, const struct unit_view *u, const float *x, float *y,
+                       float beta, struct kda_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
+    struct activations_mark mark = activations_mark(p->act);
+    struct kda_shape shape = shape_of(p);
+    float *spare = activations_take(p->act, p->n * wide);
+
+    s->x = x;
+    if (!spare)
+        goto out;
+    forward_qkv(p, u, spare, s);
+    forward_gates(p, u, spare, s);
+    ops->kda_forward(p->dev, s->o, NULL, s->core, s->q, s->k, s->v, s->decay, s->beta, NULL,
+                     &shape);
+    ops->gated_rms_norm(p->dev, s->gated, s->o_rstd, s->o, s->gate, weight_of(u, ROLE_KDA_O_NORM),
+                        rows, d, m->norm_eps);
+    ops->linear(p->dev, y, s->gated, weight_of(u, ROLE_KDA_O), p->n, wide, m->hidden, beta);
+out:
+    activations_release(p->act, mark);
+}
+
+struct scratch {
+    float *d_o, *d_gate, *d_q, *d_k, *d_v, *d_decay, *spare; /* (n, D) each */
+    float *d_beta, *d_low;                                   /* (n, heads), (n, head_dim) */
+};
+
+static void carve_scratch(struct pass *p, struct scratch *b)
+{
+    int64_t d = p->spec->kda_head_dim, wide = p->n * d * p->spec->kda_heads;
+    float **all[] = { &b->d_o, &b->d_gate, &b->d_q, &b->d_k, &b->d_v, &b->d_decay, &b->spare };
+
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        *all[i] = activations_take(p->act, wide);
+    b->d_beta = activations_take(p->act, p->n * p->spec->kda_heads);
+    b->d_low = activations_take(p->act, p->n * d);
+}
+
+static void backward_gates(struct pass *p, const struct unit_view *u, struct scratch *b, float *dx,
+                           const struct kda_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    int64_t d = m->kda_head_dim, wide = d * m->kda_heads;
+    float *d_z = b->d_o; /* free by now */
+
+    if (m->kda_gate_full_rank) {
+        linear_backward(p, u, ROLE_KDA_G, dx, 0, b->d_gate, s->x, m->hidden, wide);
+    } else {
+        linear_backward(p, u, ROLE_KDA_G_B, b->d_low, 0, b->d_gate, s->gate_low, d, wide);
+        linear_backward(p, u, ROLE_KDA_G_A, dx, 0, b->d_low, s->x, m->hidden, d);
+    }
+    ops->sigmoid_backward(p->dev, b->spare, b->d_beta, s->beta, p->n * m->kda_heads);
+    linear_backward(p, u, ROLE_KDA_BETA, dx, 1, b->spare, s->x, m->hidden, m->kda_heads);
+
+    ops->kda_gate_backward(p->dev, d_z, gradient_of(u, ROLE_KDA_DT_BIAS),
+                           gradient_of(u, ROLE_KDA_A_LOG), b->d_decay, s->z,
+                           weight_of(u, ROLE_KDA_DT_BIAS), weight_of(u, ROLE_KDA_A_LOG), p->n,
+                           (int32_t)m->kda_heads, (int32_t)d, m->kda_gate_bounded,
+                           m->kda_gate_lower_bound);
+    linear_backward(p, u, ROLE_KDA_F_B, b->d_low, 0, d_z, s->f, d, wide);
+    linear_backward(p, u, ROLE_KDA_F_A, dx, 1, b->d_low, s->x, m->hidden, d);
+}
+
+static void backward_qkv(struct pass *p, const struct unit_view *u, struct scratch *b, float *dx,
+                         const struct kda_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
+    float *dy[3] = { b->d_q, b->d_k, b->d_v };
+    const float *unit[2] = { s->q, s->k }, *rstd[2] = { s->q_rstd, s->k_rstd };
+
+    for (int i = 0; i < 3; i++) {
+        const float *d_conv = dy[i];
+        float *d_in = b->d_decay; /* free by now */
+        if (i < 2) {
+            ops->l2_norm_backward(p->dev, b->spare, dy[i], unit[i], rstd[i], rows, d);
+            d_conv = b->spare;
+        }
+        ops->short_conv_backward(p->dev, d_in, gradient_of(u, conv_roles[i]), d_conv, s->pre[i],
+                                 s->in[i], weight_of(u, conv_roles[i]), p->cu_seqlens, p->n_docs,
+                                 wide, (int32_t)m->conv_kernel);
+        linear_backward(p, u, proj_roles[i], dx, 1, d_in, s->x, m->hidden, wide);
+    }
+}
+
+void kda_layer_backward(struct pass *p, const struct unit_view *u, const float *dy, float *dx,
+                        const struct kda_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
+    struct activations_mark mark = activations_mark(p->act);
+    struct kda_shape shape = shape_of(p);
+    struct scratch b;
+
+    carve_scratch(p, &b);
+    if (!b.d_low) /* the last one taken */
+        goto out;
+    linear_backward(p, u, ROLE_KDA_O, b.spare, 0, dy, s->gated, wide, m->hidden);
+    ops->gated_rms_norm_backward(p->dev, b.d_o, b.d_gate, gradient_of(u, ROLE_KDA_O_NORM), b.spare,
+                                 s->o, s->gate, weight_of(u, ROLE_KDA_O_NORM), s->o_rstd, rows, d);
+    ops->kda_backward(p->dev, b.d_q, b.d_k, b.d_v, b.d_decay, b.d_beta, NULL, b.d_o, NULL, s->q,
+                      s->k, s->v, s->decay, s->beta, NULL, s->core, &shape);
+    backward_gates(p, u, &b, dx, s);
+    backward_qkv(p, u, &b, dx, s);
+out:
+    activations_release(p->act, mark);
+}

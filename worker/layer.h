@@ -1,0 +1,50 @@
+/* layer.h - what every kind of layer is given: the pass, and the parameters of its unit
+ *
+ * A layer kind has: carve, which takes what its backward will need from the activations; forward,
+ * which fills that; backward, which adds weight gradients and assigns the gradient of its input.
+ * Layers fetch nothing themselves: the model has gathered the unit. A forward or backward takes its
+ * scratch first and ends early when it gets none: activations are only counted, or have failed. */
+#ifndef WORKER_LAYER_H
+#define WORKER_LAYER_H
+
+#include "common/model_spec.h"
+#include "common/tensor_map.h"
+#include "kernels/device.h"
+#include "worker/activations.h"
+
+/* One micro-batch on its way through the model. */
+struct pass {
+    struct device *dev;
+    const struct model_spec *spec;
+    struct activations *act;
+    int64_t n;                 /* tokens */
+    const int32_t *cu_seqlens; /* n_docs + 1 */
+    int32_t n_docs;
+};
+
+struct unit_view {
+    const float *weights;
+    float *gradients;   /* NULL in a forward */
+    const uint64_t *at; /* offsets, by role */
+};
+
+static inline const float *weight_of(const struct unit_view *u, enum tensor_role role)
+{
+    return u->weights + u->at[role];
+}
+
+static inline float *gradient_of(const struct unit_view *u, enum tensor_role role)
+{
+    return u->gradients + u->at[role];
+}
+
+/* dx (+)= dy w and dw += dy^T x, for y = x w^T. */
+static inline void linear_backward(const struct pass *p, const struct unit_view *u,
+                                   enum tensor_role role, float *dx, float beta, const float *dy,
+                                   const float *x, int64_t in, int64_t out)
+{
+    p->dev->ops->linear_dx(p->dev, dx, dy, weight_of(u, role), p->n, in, out, beta);
+    p->dev->ops->linear_dw(p->dev, gradient_of(u, role), dy, x, p->n, in, out);
+}
+
+#endif

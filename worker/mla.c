@@ -1,0 +1,191 @@
+/* mla.c - latent attention: queries, keys and values expanded from narrow latents
+ *
+ * The key-value projection makes the latent and the key part that all heads share in one matrix.
+ * Its rows are two matrices one after the other, so both come out as blocks of their own. */
+#include "worker/mla.h"
+
+struct widths {
+    int64_t q, kv, o, latent, rope;
+};
+
+static struct widths widths_of(const struct model_spec *m)
+{
+    return (struct widths){
+        .q = (int64_t)m->heads * (m->qk_nope_dim + m->qk_rope_dim),
+        .kv = (int64_t)m->heads * (m->qk_nope_dim + m->v_dim),
+        .o = (int64_t)m->heads * m->v_dim,
+        .latent = m->kv_lora_rank,
+        .rope = m->qk_rope_dim,
+    };
+}
+
+static struct attention_shape shape_of(const struct pass *p)
+{
+    const struct model_spec *m = p->spec;
+    return (struct attention_shape){
+        .n_tokens = p->n,
+        .cu_seqlens = p->cu_seqlens,
+        .n_docs = p->n_docs,
+        .n_heads = (int32_t)m->heads,
+        .nope_dim = (int32_t)m->qk_nope_dim,
+        .rope_dim = (int32_t)m->qk_rope_dim,
+        .v_dim = (int32_t)m->v_dim,
+        .scale = 1 / sqrtf((float)(m->qk_nope_dim + m->qk_rope_dim)),
+    };
+}
+
+void mla_carve(struct pass *p, struct mla_saved *out)
+{
+    const struct model_spec *m = p->spec;
+    struct widths w = widths_of(m);
+
+    *out = (struct mla_saved){0};
+    if (m->q_lora_rank) {
+        out->q_low = activations_take(p->act, p->n * m->q_lora_rank);
+        out->q_rstd = activations_take(p->act, p->n);
+        out->q_latent = activations_take(p->act, p->n * m->q_lora_rank);
+    }
+    out->q = activations_take(p->act, p->n * w.q);
+    out->low = activations_take(p->act, p->n * w.latent);
+    out->kv_rstd = activations_take(p->act, p->n);
+    out->latent = activations_take(p->act, p->n * w.latent);
+    out->k_rope = activations_take(p->act, p->n * w.rope);
+    out->kv = activations_take(p->act, p->n * w.kv);
+    out->o = activations_take(p->act, p->n * w.o);
+    out->lse = activations_take(p->act, p->n * m->heads);
+    if (m->mla_output_gate) {
+        out->gate = activations_take(p->act, p->n * w.o);
+        out->gated = activations_take(p->act, p->n * w.o);
+    }
+}
+
+static void forward_q(struct pass *p, const struct unit_view *u, const struct widths *w,
+                      struct mla_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+
+    if (!m->q_lora_rank) {
+        ops->linear(p->dev, s->q, s->x, weight_of(u, ROLE_MLA_Q), p->n, m->hidden, w->q, 0);
+        return;
+    }
+    ops->linear(p->dev, s->q_low, s->x, weight_of(u, ROLE_MLA_Q_A), p->n, m->hidden,
+                m->q_lora_rank, 0);
+    ops->rms_norm(p->dev, s->q_latent, s->q_rstd, s->q_low, weight_of(u, ROLE_MLA_Q_A_NORM), p->n,
+                  m->q_lora_rank, m->latent_norm_eps);
+    ops->linear(p->dev, s->q, s->q_latent, weight_of(u, ROLE_MLA_Q_B), p->n, m->q_lora_rank, w->q,
+                0);
+}
+
+void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x, float *y,
+                       float beta, struct mla_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    struct widths w = widths_of(m);
+    struct attention_shape shape = shape_of(p);
+    const float *out = s->o;
+
+    s->x = x;
+    if (!out)
+        return;
+    const float *kv_a = weight_of(u, ROLE_MLA_KV_A);
+    forward_q(p, u, &w, s);
+    ops->linear(p->dev, s->low, x, kv_a, p->n, m->hidden, w.latent, 0);
+    ops->linear(p->dev, s->k_rope, x, kv_a + w.latent * m->hidden, p->n, m->hidden, w.rope, 0);
+    ops->rms_norm(p->dev, s->latent, s->kv_rstd, s->low, weight_of(u, ROLE_MLA_KV_A_NORM), p->n,
+                  w.latent, m->latent_norm_eps);
+    ops->linear(p->dev, s->kv, s->latent, weight_of(u, ROLE_MLA_KV_B), p->n, w.latent, w.kv, 0);
+    ops->attention(p->dev, s->o, s->lse, s->q, s->kv, s->k_rope, w.rope, &shape);
+    if (m->mla_output_gate) {
+        ops->linear(p->dev, s->gate, x, weight_of(u, ROLE_MLA_G), p->n, m->hidden, w.o, 0);
+        ops->sigmoid_gate(p->dev, s->gated, s->o, s->gate, p->n * w.o);
+        out = s->gated;
+    }
+    ops->linear(p->dev, y, out, weight_of(u, ROLE_MLA_O), p->n, w.o, m->hidden, beta);
+}
+
+struct scratch {
+    float *d_gated, *d_o, *d_gate; /* (n, heads * v); d_gated is d_o without a gate */
+    float *d_q, *d_kv, *d_k_rope;
+    float *d_latent, *d_low;       /* (n, the wider of the two latents) */
+};
+
+static void carve_scratch(struct pass *p, const struct widths *w, struct scratch *b)
+{
+    int64_t q_low = p->spec->q_lora_rank, low = q_low > w->latent ? q_low : w->latent;
+
+    b->d_o = b->d_gated = activations_take(p->act, p->n * w->o);
+    if (p->spec->mla_output_gate) {
+        b->d_gated = activations_take(p->act, p->n * w->o);
+        b->d_gate = activations_take(p->act, p->n * w->o);
+    }
+    b->d_q = activations_take(p->act, p->n * w->q);
+    b->d_kv = activations_take(p->act, p->n * w->kv);
+    b->d_k_rope = activations_take(p->act, p->n * w->rope);
+    b->d_latent = activations_take(p->act, p->n * low);
+    b->d_low = activations_take(p->act, p->n * low);
+}
+
+/* dx += */
+static void backward_q(struct pass *p, const struct unit_view *u, const struct widths *w,
+                       struct scratch *b, float *dx, const struct mla_saved *s)
+{
+    const struct model_spec *m = p->spec;
+
+    if (!m->q_lora_rank) {
+        linear_backward(p, u, ROLE_MLA_Q, dx, 1, b->d_q, s->x, m->hidden, w->q);
+        return;
+    }
+    linear_backward(p, u, ROLE_MLA_Q_B, b->d_latent, 0, b->d_q, s->q_latent, m->q_lora_rank, w->q);
+    p->dev->ops->rms_norm_backward(p->dev, b->d_low, gradient_of(u, ROLE_MLA_Q_A_NORM),
+                                   b->d_latent, s->q_low, weight_of(u, ROLE_MLA_Q_A_NORM),
+                                   s->q_rstd, p->n, m->q_lora_rank, 0);
+    linear_backward(p, u, ROLE_MLA_Q_A, dx, 1, b->d_low, s->x, m->hidden, m->q_lora_rank);
+}
+
+/* dx = */
+static void backward_kv(struct pass *p, const struct unit_view *u, const struct widths *w,
+                        struct scratch *b, float *dx, const struct mla_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    int64_t hidden = p->spec->hidden, second = w->latent * hidden;
+    const float *kv_a = weight_of(u, ROLE_MLA_KV_A);
+    float *d_kv_a = gradient_of(u, ROLE_MLA_KV_A);
+
+    linear_backward(p, u, ROLE_MLA_KV_B, b->d_latent, 0, b->d_kv, s->latent, w->latent, w->kv);
+    ops->rms_norm_backward(p->dev, b->d_low, gradient_of(u, ROLE_MLA_KV_A_NORM), b->d_latent,
+                           s->low, weight_of(u, ROLE_MLA_KV_A_NORM), s->kv_rstd, p->n, w->latent,
+                           0);
+    ops->linear_dx(p->dev, dx, b->d_low, kv_a, p->n, hidden, w->latent, 0);
+    ops->linear_dw(p->dev, d_kv_a, b->d_low, s->x, p->n, hidden, w->latent);
+    ops->linear_dx(p->dev, dx, b->d_k_rope, kv_a + second, p->n, hidden, w->rope, 1);
+    ops->linear_dw(p->dev, d_kv_a + second, b->d_k_rope, s->x, p->n, hidden, w->rope);
+}
+
+void mla_layer_backward(struct pass *p, const struct unit_view *u, const float *dy, float *dx,
+                        const struct mla_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    struct activations_mark mark = activations_mark(p->act);
+    struct widths w = widths_of(m);
+    struct attention_shape shape = shape_of(p);
+    struct scratch b = {0};
+
+    carve_scratch(p, &w, &b);
+    if (!b.d_low) /* the last one taken */
+        goto out;
+    linear_backward(p, u, ROLE_MLA_O, b.d_gated, 0, dy, m->mla_output_gate ? s->gated : s->o, w.o,
+                    m->hidden);
+    if (m->mla_output_gate)
+        ops->sigmoid_gate_backward(p->dev, b.d_o, b.d_gate, b.d_gated, s->o, s->gate, p->n * w.o);
+    ops->attention_backward(p->dev, b.d_q, b.d_kv, b.d_k_rope, w.rope, b.d_o, s->o, s->lse, s->q,
+                            s->kv, s->k_rope, w.rope, &shape);
+    backward_kv(p, u, &w, &b, dx, s);
+    backward_q(p, u, &w, &b, dx, s);
+    if (m->mla_output_gate)
+        linear_backward(p, u, ROLE_MLA_G, dx, 1, b.d_gate, s->x, m->hidden, w.o);
+out:
+    activations_release(p->act, mark);
+}

@@ -1,0 +1,520 @@
+/* model.c - walks one micro-batch through all units, forward, loss and backward
+ *
+ * A unit is gathered, used and let go before the next one, in an order that follows from the model
+ * alone: every rank makes the same collective calls. */
+#include "worker/model.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "worker/decoder.h"
+
+struct model {
+    struct model_config config;
+    uint64_t (*at)[TENSOR_ROLES]; /* offsets by unit and role */
+    struct activations act;
+    struct moe moe;
+    struct residuals residuals;
+    struct decoder_saved *layers;
+    uint32_t n_blocks;
+    float   *host_ones;           /* uploaded for sums over slots */
+    int64_t  n_host_ones;
+    struct model_counters counters;
+    int64_t *host_tokens, *host_margins;
+
+    /* of the current step */
+    struct pass pass;
+    const int32_t *tokens, *labels; /* on the device */
+};
+
+static uint32_t unit_of_layer(uint32_t l)
+{
+    return 1 + l;
+}
+
+static uint32_t unit_of_head(const struct model *m)
+{
+    return 1 + m->config.spec->n_layers;
+}
+
+/* ---- open ----------------------------------------------------------------------------------- */
+
+static void find_offsets(struct model *m)
+{
+    const struct tensor_map *map = m->config.map;
+
+    m->at = xcalloc(map->n_units, sizeof *m->at);
+    for (size_t i = 0; i < map->n_entries; i++) {
+        const struct tensor_entry *e = &map->entries[i];
+        if (e->expert <= 0)
+            m->at[e->unit][e->role] = e->offset;
+    }
+}
+
+/* What begin_pass to the end of the backward carves, in that order. */
+static void take_inputs(struct model *m, const struct model_batch *b);
+static void take_gradients(struct model *m);
+
+static int64_t rows_expected(const struct model *m)
+{
+    const struct model_spec *s = m->config.spec;
+    uint32_t n_chosen = s->top_k < m->moe.n_local ? s->top_k : m->moe.n_local;
+    int64_t most = m->config.tokens_max * m->config.layout->degrees.ep * n_chosen;
+    int64_t even = m->config.tokens_max * s->top_k * 5 / 4;
+
+    return even < most ? even : most;
+}
+
+/* Floats that a step of tokens_max tokens takes when routing is nearly even. */
+static size_t plan(struct model *m)
+{
+    const struct model_spec *s = m->config.spec;
+    int32_t cu_seqlens[2] = { 0, (int32_t)m->config.tokens_max };
+    struct model_batch whole = { .cu_seqlens = cu_seqlens, .n_tokens = m->config.tokens_max,
+                                 .n_docs = 1 };
+    size_t peak;
+
+    activations_init(&m->act, NULL);
+    m->pass = (struct pass){ m->config.dev, s, &m->act, whole.n_tokens, cu_seqlens, 1 };
+    take_inputs(m, &whole);
+    take_gradients(m);
+    for (uint32_t l = 0; l < s->n_layers; l++) {
+        struct activations_mark mark = activations_mark(&m->act);
+        decoder_count(&m->pass, l, rows_expected(m));
+        if (m->config.recompute == RECOMPUTE_FULL)
+            activations_release(&m->act, mark);
+    }
+    peak = m->act.peak;
+    m->pass = (struct pass){0};
+    return peak;
+}
+
+int model_open(const struct model_config *config, struct model **out, struct err *err)
+{
+    const struct model_spec *s = config->spec;
+    struct model *m = xcalloc(1, sizeof *m);
+    size_t n_counts = (size_t)s->n_layers * s->n_experts;
+    int rc = 0;
+
+    assert(config->tokens_max > 0 && config->tokens_max <= INT32_MAX);
+    m->config = *config;
+    m->n_blocks = bank_rows_attention(s, s->n_layers);
+    find_offsets(m);
+    m->layers = xcalloc(s->n_layers, sizeof *m->layers);
+    m->residuals.p = xcalloc(s->n_layers + 1, sizeof *m->residuals.p);
+    m->residuals.d_bank = xcalloc(m->n_blocks, sizeof *m->residuals.d_bank);
+    m->residuals.rows = xcalloc(m->n_blocks + 1, sizeof *m->residuals.rows);
+    m->residuals.d_rows = xcalloc(m->n_blocks + 1, sizeof *m->residuals.d_rows);
+    m->host_tokens = xcalloc(n_counts, sizeof *m->host_tokens);
+    if (config->count_margins)
+        m->host_margins = xcalloc(n_counts * MARGIN_BINS, sizeof *m->host_margins);
+    m->moe.shard = config->shard;
+    m->moe.dispatch = config->dispatch;
+    if (config->dispatch)
+        rc = moe_init(&m->moe, s, s->n_experts / config->layout->degrees.ep,
+                      config->count_margins, config->dev, err);
+    if (rc == 0) {
+        size_t n_floats = plan(m);
+        activations_init(&m->act, config->dev);
+        rc = activations_reserve(&m->act, n_floats, err);
+    }
+    if (rc < 0) {
+        model_close(m);
+        return rc;
+    }
+    *out = m;
+    return 0;
+}
+
+void model_close(struct model *m)
+{
+    if (!m)
+        return;
+    moe_fini(&m->moe, m->config.dev);
+    activations_fini(&m->act);
+    free(m->at);
+    free(m->layers);
+    free(m->residuals.p);
+    free(m->residuals.d_bank);
+    free(m->residuals.rows);
+    free(m->residuals.d_rows);
+    free(m->host_ones);
+    free(m->host_tokens);
+    free(m->host_margins);
+    free(m);
+}
+
+size_t model_activation_bytes(const struct model *m)
+{
+    return activations_bytes(&m->act);
+}
+
+/* ---- the batch ------------------------------------------------------------------------------ */
+
+static int check_batch(const struct model_spec *s, const struct model_batch *b, struct err *err)
+{
+    if (b->n_tokens < 0 || b->n_tokens > INT32_MAX || b->n_docs < 0 || b->n_docs > b->n_tokens ||
+        (b->n_docs == 0) != (b->n_tokens == 0))
+        return err_set(err, -EINVAL, "a batch of %lld tokens in %d documents",
+                       (long long)b->n_tokens, b->n_docs);
+    for (int64_t i = 0; i < b->n_tokens; i++) {
+        if (b->tokens[i] < 0 || (uint32_t)b->tokens[i] >= s->vocab)
+            return err_set(err, -EINVAL, "token %lld is %d, the vocabulary has ids 0 to %u",
+                           (long long)i, b->tokens[i], s->vocab - 1);
+        if (b->labels && b->labels[i] >= 0 && (uint32_t)b->labels[i] >= s->vocab)
+            return err_set(err, -EINVAL, "label %lld is %d, the vocabulary has ids 0 to %u",
+                           (long long)i, b->labels[i], s->vocab - 1);
+    }
+    for (int32_t d = 0; d < b->n_docs; d++)
+        if (b->cu_seqlens[0] != 0 || b->cu_seqlens[d + 1] <= b->cu_seqlens[d] ||
+            b->cu_seqlens[b->n_docs] != b->n_tokens)
+            return err_set(err, -EINVAL,
+                           "cu_seqlens do not ascend from 0 to the %lld tokens of the batch",
+                           (long long)b->n_tokens);
+    return 0;
+}
+
+/* Uploads n 4-byte elements; from NULL leaves them undefined. */
+static void *take_words(struct model *m, const void *from, int64_t n)
+{
+    float *p = activations_take(&m->act, n);
+    if (p && from && n)
+        m->config.dev->ops->to_device(m->config.dev, p, from, (size_t)n * sizeof *p);
+    return p;
+}
+
+static void take_inputs(struct model *m, const struct model_batch *b)
+{
+    const struct model_spec *s = m->config.spec;
+    static const int32_t nothing[1] = { 0 };
+
+    m->tokens = take_words(m, b->tokens, b->n_tokens);
+    m->labels = take_words(m, b->labels, b->n_tokens);
+    m->pass.cu_seqlens = take_words(m, b->n_docs ? b->cu_seqlens : nothing, b->n_docs + 1);
+    if (!m->act.dev) /* while counting, only the host's are there */
+        m->pass.cu_seqlens = b->cu_seqlens;
+    if (m->config.dispatch)
+        m->moe.ones = take_words(m, m->host_ones, b->n_tokens * s->top_k);
+    for (uint32_t l = 0; l <= s->n_layers; l++)
+        m->residuals.p[l] = activations_take(&m->act, b->n_tokens * s->hidden);
+}
+
+static void take_gradients(struct model *m)
+{
+    int64_t n = m->pass.n * m->config.spec->hidden;
+
+    m->residuals.d_p = activations_take(&m->act, n);
+    for (uint32_t b = 0; b < m->n_blocks; b++)
+        m->residuals.d_bank[b] = activations_take(&m->act, n);
+}
+
+static void grow_ones(struct model *m, int64_t n)
+{
+    if (n <= m->n_host_ones)
+        return;
+    m->host_ones = xrealloc(m->host_ones, (size_t)n * sizeof *m->host_ones);
+    for (int64_t i = m->n_host_ones; i < n; i++)
+        m->host_ones[i] = 1;
+    m->n_host_ones = n;
+}
+
+static int begin(struct model *m, const struct model_batch *b, struct err *err)
+{
+    int rc = check_batch(m->config.spec, b, err);
+
+    if (rc < 0)
+        return rc;
+    activations_release(&m->act, (struct activations_mark){0});
+    m->act.failed = false;
+    grow_ones(m, b->n_tokens * m->config.spec->top_k);
+    m->pass = (struct pass){
+        .dev = m->config.dev, .spec = m->config.spec, .act = &m->act, .n = b->n_tokens,
+        .n_docs = b->n_docs,
+    };
+    take_inputs(m, b);
+    return activations_check(&m->act, err);
+}
+
+/* ---- units ---------------------------------------------------------------------------------- */
+
+static int open_unit(struct model *m, uint32_t unit, bool backward, struct unit_view *out,
+                     struct err *err)
+{
+    *out = (struct unit_view){ .at = m->at[unit] };
+    int rc = shard_acquire(m->config.shard, unit, &out->weights, err);
+    if (rc == 0 && backward)
+        out->gradients = shard_gradient(m->config.shard, unit);
+    return rc;
+}
+
+static int close_unit(struct model *m, uint32_t unit, const struct unit_view *u, int rc,
+                      struct err *err)
+{
+    if (rc == 0 && u->gradients)
+        rc = shard_reduce(m->config.shard, unit, err);
+    if (u->weights)
+        shard_release(m->config.shard, unit);
+    return rc;
+}
+
+static int embed(struct model *m, struct err *err)
+{
+    struct pass *p = &m->pass;
+    struct unit_view u;
+    int rc = open_unit(m, 0, false, &u, err);
+
+    if (rc == 0)
+        p->dev->ops->embedding(p->dev, m->residuals.p[0], weight_of(&u, ROLE_EMBEDDING), m->tokens,
+                               p->n, p->spec->hidden);
+    return close_unit(m, 0, &u, rc, err);
+}
+
+static int embed_backward(struct model *m, struct err *err)
+{
+    struct pass *p = &m->pass;
+    struct unit_view u = { .at = m->at[0], .gradients = shard_gradient(m->config.shard, 0) };
+
+    p->dev->ops->embedding_backward(p->dev, gradient_of(&u, ROLE_EMBEDDING), m->residuals.d_p,
+                                    m->tokens, p->n, p->spec->hidden);
+    return close_unit(m, 0, &u, 0, err);
+}
+
+/* keep: for a backward without recomputation. */
+static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err)
+{
+    struct pass *p = &m->pass;
+    struct activations_mark mark = activations_mark(&m->act);
+    struct decoder_saved *saved = &m->layers[l];
+    struct unit_view u;
+    int rc = open_unit(m, unit_of_layer(l), false, &u, err);
+
+    if (rc == 0) {
+        decoder_carve(p, l, saved);
+        rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, m->residuals.p[l + 1], saved, err);
+    }
+    if (rc == 0 && !keep) {
+        moe_drop(&saved->moe);
+        activations_release(&m->act, mark);
+    }
+    return close_unit(m, unit_of_layer(l), &u, rc, err);
+}
+
+static int backward_layer(struct model *m, uint32_t l, struct err *err)
+{
+    struct pass *p = &m->pass;
+    struct activations_mark mark = activations_mark(&m->act);
+    struct decoder_saved *saved = &m->layers[l];
+    struct unit_view u;
+    int rc = open_unit(m, unit_of_layer(l), true, &u, err);
+
+    if (rc == 0 && m->config.recompute == RECOMPUTE_FULL) {
+        decoder_carve(p, l, saved);
+        rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, NULL, saved, err);
+    }
+    if (rc == 0)
+        rc = decoder_backward(p, &m->moe, l, &u, &m->residuals, saved, err);
+    moe_drop(&saved->moe);
+    activations_release(&m->act, mark);
+    return close_unit(m, unit_of_layer(l), &u, rc, err);
+}
+
+/* ---- the head ------------------------------------------------------------------------------- */
+
+struct head {
+    struct mix mix;
+    float *h, *rstd, *x; /* mixed (NULL without a bank), then normed */
+    float *d_x, *d_h;
+};
+
+static const float *head_input(const struct model *m, const struct head *h)
+{
+    return h->h ? h->h : m->residuals.p[m->config.spec->n_layers];
+}
+
+static int head_forward(struct model *m, const struct unit_view *u, struct head *h,
+                        struct err *err)
+{
+    struct pass *p = &m->pass;
+    uint32_t n_layers = p->spec->n_layers;
+    int64_t n = p->n * p->spec->hidden;
+
+    *h = (struct head){
+        .mix = { .norm = ROLE_OUTPUT_RES_NORM, .proj = ROLE_OUTPUT_RES_PROJ,
+                 .n_bank = m->n_blocks, .p = m->residuals.p[n_layers] },
+    };
+    if (m->n_blocks) {
+        h->mix.weights = activations_take(p->act, p->n * (m->n_blocks + 1));
+        h->h = activations_take(p->act, n);
+    }
+    h->rstd = activations_take(p->act, p->n);
+    h->x = activations_take(p->act, n);
+    h->d_x = activations_take(p->act, n);
+    h->d_h = activations_take(p->act, n);
+    int rc = activations_check(p->act, err);
+    if (rc < 0)
+        return rc;
+    if (h->h)
+        mix_forward(p, u, &m->residuals, &h->mix, h->h);
+    p->dev->ops->rms_norm(p->dev, h->x, h->rstd, head_input(m, h), weight_of(u, ROLE_FINAL_NORM),
+                          p->n, p->spec->hidden, p->spec->norm_eps);
+    return 0;
+}
+
+static void head_backward(struct model *m, const struct unit_view *u, struct head *h)
+{
+    struct pass *p = &m->pass;
+    float *d_h = h->h ? h->d_h : m->residuals.d_p;
+
+    p->dev->ops->rms_norm_backward(p->dev, d_h, gradient_of(u, ROLE_FINAL_NORM), h->d_x,
+                                   head_input(m, h), weight_of(u, ROLE_FINAL_NORM), h->rstd, p->n,
+                                   p->spec->hidden, 0);
+    if (!h->h)
+        return;
+    size_t bytes = (size_t)p->n * p->spec->hidden * sizeof(float);
+    p->dev->ops->zero(p->dev, m->residuals.d_p, bytes);
+    for (uint32_t b = 0; b < m->n_blocks; b++)
+        p->dev->ops->zero(p->dev, m->residuals.d_bank[b], bytes);
+    mix_backward(p, u, &m->residuals, &h->mix, d_h, m->residuals.d_p);
+}
+
+static int head_loss(struct model *m, bool backward, double *out_sum, struct err *err)
+{
+    struct pass *p = &m->pass;
+    struct activations_mark mark = activations_mark(&m->act);
+    struct unit_view u;
+    struct head h;
+    int rc = open_unit(m, unit_of_head(m), backward, &u, err);
+
+    if (rc == 0)
+        rc = head_forward(m, &u, &h, err);
+    if (rc == 0) {
+        *out_sum = p->dev->ops->linear_cross_entropy(
+            p->dev, backward ? h.d_x : NULL, backward ? gradient_of(&u, ROLE_HEAD) : NULL, h.x,
+            weight_of(&u, ROLE_HEAD), m->labels, p->n, p->spec->hidden, p->spec->vocab);
+        if (backward)
+            head_backward(m, &u, &h);
+    }
+    activations_release(&m->act, mark);
+    return close_unit(m, unit_of_head(m), &u, rc, err);
+}
+
+static int head_logits(struct model *m, float *out_logits, struct err *err)
+{
+    struct pass *p = &m->pass;
+    struct activations_mark mark = activations_mark(&m->act);
+    int64_t n = p->n * p->spec->vocab;
+    struct unit_view u;
+    struct head h;
+    int rc = open_unit(m, unit_of_head(m), false, &u, err);
+
+    if (rc == 0)
+        rc = head_forward(m, &u, &h, err);
+    float *logits = activations_take(&m->act, n);
+    if (rc == 0 && (rc = activations_check(&m->act, err)) == 0 && n) {
+        p->dev->ops->linear(p->dev, logits, h.x, weight_of(&u, ROLE_HEAD), p->n, p->spec->hidden,
+                            p->spec->vocab, 0);
+        p->dev->ops->to_host(p->dev, out_logits, logits, (size_t)n * sizeof *logits);
+    }
+    activations_release(&m->act, mark);
+    return close_unit(m, unit_of_head(m), &u, rc, err);
+}
+
+/* ---- the pass ------------------------------------------------------------------------------- */
+
+static int forward(struct model *m, bool keep, struct err *err)
+{
+    int rc = embed(m, err);
+    for (uint32_t l = 0; rc == 0 && l < m->config.spec->n_layers; l++)
+        rc = forward_layer(m, l, keep, err);
+    return rc;
+}
+
+static int backward_all(struct model *m, struct err *err)
+{
+    int rc = 0;
+    for (uint32_t l = m->config.spec->n_layers; rc == 0 && l-- > 0;)
+        rc = backward_layer(m, l, err);
+    return rc < 0 ? rc : embed_backward(m, err);
+}
+
+/* A step that failed between the two halves of a layer leaves plans behind. */
+static void drop_plans(struct model *m)
+{
+    for (uint32_t l = 0; l < m->config.spec->n_layers; l++)
+        moe_drop(&m->layers[l].moe);
+}
+
+int model_step(struct model *m, const struct model_batch *batch, bool backward,
+               struct model_loss *out, struct err *err)
+{
+    struct model_loss loss = {0};
+    int rc = begin(m, batch, err);
+
+    if (rc < 0)
+        return rc;
+    m->moe.counting = backward;
+    if (backward)
+        take_gradients(m);
+    rc = forward(m, backward && m->config.recompute == RECOMPUTE_OFF, err);
+    m->moe.counting = false;
+    if (rc == 0)
+        rc = head_loss(m, backward, &loss.sum, err);
+    if (rc == 0 && backward)
+        rc = backward_all(m, err);
+    if (rc < 0) {
+        drop_plans(m);
+        return rc;
+    }
+    for (int64_t i = 0; i < batch->n_tokens; i++)
+        loss.n_labels += batch->labels[i] >= 0;
+    *out = loss;
+    return 0;
+}
+
+int model_logits(struct model *m, const struct model_batch *batch, float *out_logits,
+                 struct err *err)
+{
+    int rc = begin(m, batch, err);
+
+    if (rc == 0 && (rc = forward(m, false, err)) == 0)
+        rc = head_logits(m, out_logits, err);
+    if (rc < 0)
+        drop_plans(m);
+    return rc;
+}
+
+/* ---- counters ------------------------------------------------------------------------------- */
+
+const struct model_counters *model_counters(struct model *m)
+{
+    const struct device *dev = m->config.dev;
+    size_t n = (size_t)m->config.spec->n_layers * m->config.spec->n_experts * sizeof(int64_t);
+
+    if (m->moe.tokens)
+        dev->ops->to_host(m->config.dev, m->host_tokens, m->moe.tokens, n);
+    if (m->moe.margins)
+        dev->ops->to_host(m->config.dev, m->host_margins, m->moe.margins, n * MARGIN_BINS);
+    m->counters = (struct model_counters){
+        .tokens = m->host_tokens,
+        .margins = m->host_margins,
+        .margin_lo = m->moe.margin_lo,
+        .margin_hi = m->moe.margin_hi,
+        .n_rows = m->moe.n_rows,
+    };
+    return &m->counters;
+}
+
+void model_counters_reset(struct model *m)
+{
+    struct device *dev = m->config.dev;
+    size_t n = (size_t)m->config.spec->n_layers * m->config.spec->n_experts * sizeof(int64_t);
+
+    if (m->moe.tokens)
+        dev->ops->zero(dev, m->moe.tokens, n);
+    if (m->moe.margins)
+        dev->ops->zero(dev, m->moe.margins, n * MARGIN_BINS);
+    m->moe.n_rows = 0;
+}

@@ -1,0 +1,370 @@
+/* moe.c - router, dispatch, expert products, combine, and the same backwards */
+#include "worker/moe.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "common/mem.h"
+#include "worker/model.h"
+
+static struct router_shape router_shape_of(const struct pass *p)
+{
+    return (struct router_shape){
+        .n_tokens = p->n,
+        .n_experts = (int32_t)p->spec->n_experts,
+        .top_k = (int32_t)p->spec->top_k,
+        .renormalize = p->spec->renormalize,
+        .routed_scale = p->spec->routed_scale,
+    };
+}
+
+int moe_init(struct moe *e, const struct model_spec *m, uint32_t n_local, bool count_margins,
+             struct device *dev, struct err *err)
+{
+    size_t n = (size_t)m->n_layers * m->n_experts * sizeof(int64_t);
+
+    e->n_local = n_local;
+    e->w = xcalloc(3 * (size_t)n_local, sizeof *e->w);
+    e->dw = xcalloc(3 * (size_t)n_local, sizeof *e->dw);
+    e->margin_lo = xcalloc(m->n_layers, sizeof *e->margin_lo);
+    e->margin_hi = xcalloc(m->n_layers, sizeof *e->margin_hi);
+    e->bias = xcalloc(m->n_experts, sizeof *e->bias);
+    e->tokens = dev->ops->alloc(dev, n);
+    if (count_margins)
+        e->margins = dev->ops->alloc(dev, n * MARGIN_BINS);
+    if (!e->tokens || (count_margins && !e->margins))
+        return err_set(err, -ENOMEM, "the device has no %zu bytes for the router's counters",
+                       n * (count_margins ? MARGIN_BINS + 1 : 1));
+    return 0;
+}
+
+void moe_fini(struct moe *e, struct device *dev)
+{
+    if (e->tokens)
+        dev->ops->free(dev, e->tokens);
+    if (e->margins)
+        dev->ops->free(dev, e->margins);
+    free(e->w);
+    free(e->dw);
+    free(e->margin_lo);
+    free(e->margin_hi);
+    free(e->bias);
+    *e = (struct moe){0};
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+void moe_carve(struct pass *p, struct moe_saved *out)
+{
+    const struct model_spec *m = p->spec;
+    struct mlp_shape shared = mlp_shared_shape(m);
+    int64_t latent = p->n * m->latent, slots = p->n * m->top_k;
+
+    *out = (struct moe_saved){0};
+    out->scores = activations_take(p->act, p->n * m->n_experts);
+    out->weights = activations_take(p->act, slots);
+    out->ids = (int32_t *)activations_take(p->act, slots);
+    if (m->latent_moe)
+        out->latent = activations_take(p->act, latent);
+    out->slots = activations_take(p->act, slots * m->latent);
+    out->normed = out->sum = activations_take(p->act, latent);
+    if (m->latent_norm) {
+        out->sum_rstd = activations_take(p->act, p->n);
+        out->normed = activations_take(p->act, latent);
+    }
+    if (shared.inter)
+        mlp_carve(p, &shared, &out->shared);
+}
+
+static void carve_rows(struct pass *p, struct moe_saved *s)
+{
+    int64_t inter = s->n_rows * p->spec->expert_inter;
+
+    s->rows = activations_take(p->act, s->n_rows * p->spec->latent);
+    s->gate = activations_take(p->act, inter);
+    s->up = activations_take(p->act, inter);
+    s->hidden = activations_take(p->act, inter);
+}
+
+struct scratch {
+    float *d_weights, *d_logits;    /* (n, top_k), (n, n_experts) */
+    float *d_latent, *d_sum;        /* (n, latent) */
+    float *d_slots;                 /* (n, top_k, latent) */
+    float *d_rows;                  /* (n_rows, latent) */
+    float *d_gate, *d_up, *d_hidden; /* (n_rows, expert_inter) */
+};
+
+static void carve_scratch(struct pass *p, int64_t n_rows, struct scratch *b)
+{
+    const struct model_spec *m = p->spec;
+    int64_t slots = p->n * m->top_k;
+
+    b->d_weights = activations_take(p->act, slots);
+    b->d_logits = activations_take(p->act, p->n * m->n_experts);
+    b->d_latent = activations_take(p->act, p->n * m->latent);
+    b->d_sum = activations_take(p->act, p->n * m->latent);
+    b->d_slots = activations_take(p->act, slots * m->latent);
+    b->d_rows = activations_take(p->act, n_rows * m->latent);
+    b->d_gate = activations_take(p->act, n_rows * m->expert_inter);
+    b->d_up = activations_take(p->act, n_rows * m->expert_inter);
+    b->d_hidden = activations_take(p->act, n_rows * m->expert_inter);
+}
+
+void moe_count(struct pass *p, int64_t n_rows)
+{
+    struct moe_saved s = { .n_rows = n_rows };
+    struct scratch b;
+
+    carve_rows(p, &s);
+    struct activations_mark mark = activations_mark(p->act);
+    carve_scratch(p, n_rows, &b);
+    activations_release(p->act, mark);
+}
+
+void moe_drop(struct moe_saved *s)
+{
+    dispatch_plan_destroy(s->plan);
+    s->plan = NULL;
+}
+
+/* ---- experts -------------------------------------------------------------------------------- */
+
+/* Splits each expert's block in its three matrices, as tensor_map.h lays them out. */
+static void point(struct moe *e, const struct shard_experts *x, uint64_t up, uint64_t down)
+{
+    for (uint32_t i = 0; i < x->n_local; i++) {
+        e->w[i] = x->weights[i];
+        e->w[e->n_local + i] = x->weights[i] + up;
+        e->w[2 * e->n_local + i] = x->weights[i] + down;
+        if (!x->gradients)
+            continue;
+        e->dw[i] = x->gradients[i];
+        e->dw[e->n_local + i] = x->gradients[i] + up;
+        e->dw[2 * e->n_local + i] = x->gradients[i] + down;
+    }
+}
+
+/* out_rows (n_rows, latent) from what arrived. */
+static int experts_forward(struct pass *p, struct moe *e, uint32_t layer,
+                           const struct unit_view *u, float *out_rows, struct moe_saved *s,
+                           struct err *err)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const int64_t *offsets = dispatch_plan_offsets(s->plan);
+    int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
+    int32_t n = (int32_t)e->n_local;
+    struct shard_experts x = {0};
+
+    int rc = shard_experts_acquire(e->shard, layer, &x, err);
+    if (rc < 0)
+        return rc;
+    x.gradients = NULL;
+    point(e, &x, u->at[ROLE_EXPERT_UP], u->at[ROLE_EXPERT_DOWN]);
+    ops->grouped_linear(p->dev, s->gate, s->rows, e->w, offsets, n, latent, inter);
+    ops->grouped_linear(p->dev, s->up, s->rows, e->w + n, offsets, n, latent, inter);
+    mlp_activate(p, s->hidden, s->gate, s->up, s->n_rows * inter);
+    ops->grouped_linear(p->dev, out_rows, s->hidden, e->w + 2 * n, offsets, n, inter, latent);
+    shard_experts_release(e->shard, layer);
+    return 0;
+}
+
+/* b->d_rows: in, the gradient of what went back; out, of what arrived. */
+static int experts_backward(struct pass *p, struct moe *e, uint32_t layer,
+                            const struct unit_view *u, struct scratch *b,
+                            const struct moe_saved *s, struct err *err)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const int64_t *offsets = dispatch_plan_offsets(s->plan);
+    int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
+    int32_t n = (int32_t)e->n_local;
+    struct shard_experts x = {0};
+
+    int rc = shard_experts_acquire(e->shard, layer, &x, err);
+    if (rc < 0)
+        return rc;
+    shard_experts_gradient(e->shard, layer, &x);
+    point(e, &x, u->at[ROLE_EXPERT_UP], u->at[ROLE_EXPERT_DOWN]);
+    ops->grouped_linear_dx(p->dev, b->d_hidden, b->d_rows, e->w + 2 * n, offsets, n, inter, latent,
+                           0);
+    ops->grouped_linear_dw(p->dev, e->dw + 2 * n, b->d_rows, s->hidden, offsets, n, inter, latent);
+    mlp_activate_backward(p, b->d_gate, b->d_up, b->d_hidden, s->gate, s->up, s->n_rows * inter);
+    ops->grouped_linear_dw(p->dev, e->dw, b->d_gate, s->rows, offsets, n, latent, inter);
+    ops->grouped_linear_dw(p->dev, e->dw + n, b->d_up, s->rows, offsets, n, latent, inter);
+    ops->grouped_linear_dx(p->dev, b->d_rows, b->d_gate, e->w, offsets, n, latent, inter, 0);
+    ops->grouped_linear_dx(p->dev, b->d_rows, b->d_up, e->w + n, offsets, n, latent, inter, 1);
+    rc = shard_experts_reduce(e->shard, layer, err);
+    shard_experts_release(e->shard, layer);
+    return rc;
+}
+
+/* ---- forward -------------------------------------------------------------------------------- */
+
+static void count(struct pass *p, struct moe *e, uint32_t layer, const float *bias,
+                  const struct moe_saved *s, const struct router_shape *shape)
+{
+    size_t n = p->spec->n_experts, first = layer * n;
+    float lo, hi;
+
+    p->dev->ops->to_host(p->dev, e->bias, bias, n * sizeof *e->bias);
+    lo = hi = e->bias[0];
+    for (size_t i = 1; i < n; i++) {
+        lo = fminf(lo, e->bias[i]);
+        hi = fmaxf(hi, e->bias[i]);
+    }
+    e->margin_lo[layer] = lo - 1;
+    e->margin_hi[layer] = hi + 1;
+    e->n_rows += s->n_rows;
+    p->dev->ops->router_histogram(p->dev, e->tokens + first,
+                                  e->margins ? e->margins + first * MARGIN_BINS : NULL, s->scores,
+                                  s->ids, bias, lo - 1, hi + 1, MARGIN_BINS, shape);
+}
+
+static void route(struct pass *p, const struct unit_view *u, const float *x, struct moe_saved *s,
+                  const struct router_shape *shape)
+{
+    struct activations_mark mark = activations_mark(p->act);
+    float *logits = activations_take(p->act, p->n * p->spec->n_experts);
+
+    if (logits) {
+        p->dev->ops->linear(p->dev, logits, x, weight_of(u, ROLE_ROUTER), p->n, p->spec->hidden,
+                            p->spec->n_experts, 0);
+        p->dev->ops->router(p->dev, s->scores, s->ids, s->weights, logits,
+                            weight_of(u, ROLE_ROUTER_BIAS), shape);
+    }
+    activations_release(p->act, mark);
+}
+
+/* To the experts and back: s->slots from s->latent. */
+static int travel(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                  struct moe_saved *s, struct err *err)
+{
+    const float *latent = p->spec->latent_moe ? s->latent : s->x;
+    int rc = 0;
+
+    carve_rows(p, s);
+    struct activations_mark mark = activations_mark(p->act);
+    float *out_rows = activations_take(p->act, s->n_rows * p->spec->latent);
+    if (!out_rows)
+        rc = activations_check(p->act, err);
+    if (rc == 0)
+        rc = dispatch_send_tokens(s->plan, latent, s->rows, err);
+    if (rc == 0)
+        rc = experts_forward(p, e, layer, u, out_rows, s, err);
+    if (rc == 0)
+        rc = dispatch_return(s->plan, out_rows, s->slots, err);
+    activations_release(p->act, mark);
+    return rc;
+}
+
+static void combine(struct pass *p, const struct unit_view *u, float *y, struct moe_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+
+    ops->combine(p->dev, s->sum, s->slots, s->weights, p->n, (int32_t)m->top_k, m->latent);
+    if (m->latent_norm)
+        ops->rms_norm(p->dev, s->normed, s->sum_rstd, s->sum, weight_of(u, ROLE_LATENT_NORM), p->n,
+                      m->latent, m->norm_eps);
+    if (!y)
+        return;
+    if (m->latent_moe)
+        ops->linear(p->dev, y, s->normed, weight_of(u, ROLE_LATENT_UP), p->n, m->latent, m->hidden,
+                    1);
+    else
+        ops->axpy(p->dev, y, 1, s->normed, p->n * m->hidden);
+}
+
+int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                const float *x, float *y, struct moe_saved *s, struct err *err)
+{
+    const struct model_spec *m = p->spec;
+    struct router_shape shape = router_shape_of(p);
+    struct mlp_shape shared = mlp_shared_shape(m);
+    int rc;
+
+    s->x = x;
+    route(p, u, x, s, &shape);
+    if (m->latent_moe && !p->act->failed)
+        p->dev->ops->linear(p->dev, s->latent, x, weight_of(u, ROLE_LATENT_DOWN), p->n, m->hidden,
+                            m->latent, 0);
+    if ((rc = activations_check(p->act, err)) < 0 ||
+        (rc = dispatch_plan_create(e->dispatch, s->ids, p->n, &s->plan, err)) < 0)
+        return rc;
+    s->n_rows = dispatch_plan_rows(s->plan);
+    if (e->counting)
+        count(p, e, layer, weight_of(u, ROLE_ROUTER_BIAS), s, &shape);
+    if ((rc = travel(p, e, layer, u, s, err)) < 0)
+        return rc;
+    combine(p, u, y, s);
+    if (shared.inter)
+        mlp_forward(p, u, &shared, x, y, &s->shared);
+    return 0;
+}
+
+/* ---- backward ------------------------------------------------------------------------------- */
+
+/* From dy to the gradient of every slot and weight. */
+static void combine_backward(struct pass *p, const struct unit_view *u, const float *dy,
+                             struct scratch *b, const struct moe_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    const float *d_normed = dy, *d_sum;
+
+    if (m->latent_moe) {
+        linear_backward(p, u, ROLE_LATENT_UP, b->d_latent, 0, dy, s->normed, m->latent, m->hidden);
+        d_normed = b->d_latent;
+    }
+    d_sum = d_normed;
+    if (m->latent_norm) {
+        ops->rms_norm_backward(p->dev, b->d_sum, gradient_of(u, ROLE_LATENT_NORM), d_normed, s->sum,
+                               weight_of(u, ROLE_LATENT_NORM), s->sum_rstd, p->n, m->latent, 0);
+        d_sum = b->d_sum;
+    }
+    ops->combine_backward(p->dev, b->d_slots, b->d_weights, d_sum, s->slots, s->weights, p->n,
+                          (int32_t)m->top_k, m->latent);
+}
+
+static int travel_backward(struct pass *p, struct moe *e, uint32_t layer,
+                           const struct unit_view *u, struct scratch *b,
+                           const struct moe_saved *s, struct err *err)
+{
+    int rc = dispatch_send_slots(s->plan, b->d_slots, b->d_rows, err);
+    if (rc == 0)
+        rc = experts_backward(p, e, layer, u, b, s, err);
+    if (rc == 0)
+        rc = dispatch_return(s->plan, b->d_rows, b->d_slots, err);
+    return rc;
+}
+
+int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                 const float *dy, float *dx, struct moe_saved *s, struct err *err)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    struct activations_mark mark = activations_mark(p->act);
+    struct router_shape shape = router_shape_of(p);
+    struct mlp_shape shared = mlp_shared_shape(m);
+    struct scratch b;
+    int rc;
+
+    carve_scratch(p, s->n_rows, &b);
+    if ((rc = activations_check(p->act, err)) < 0)
+        goto out;
+    combine_backward(p, u, dy, &b, s);
+    if ((rc = travel_backward(p, e, layer, u, &b, s, err)) < 0)
+        goto out;
+    if (m->latent_moe) {
+        ops->combine(p->dev, b.d_latent, b.d_slots, e->ones, p->n, (int32_t)m->top_k, m->latent);
+        linear_backward(p, u, ROLE_LATENT_DOWN, dx, 0, b.d_latent, s->x, m->hidden, m->latent);
+    } else {
+        ops->combine(p->dev, dx, b.d_slots, e->ones, p->n, (int32_t)m->top_k, m->latent);
+    }
+    ops->router_backward(p->dev, b.d_logits, b.d_weights, s->scores, s->ids, &shape);
+    linear_backward(p, u, ROLE_ROUTER, dx, 1, b.d_logits, s->x, m->hidden, m->n_experts);
+    if (shared.inter)
+        mlp_backward(p, u, &shared, dy, dx, 1, &s->shared);
+out:
+    activations_release(p->act, mark);
+    return rc;
+}

@@ -1,0 +1,65 @@
+/* moe.h - routed experts in a latent width, and the shared experts beside them; model.md part 5
+ *
+ * The router sees the full hidden state. Tokens travel in the latent width to the ranks that serve
+ * their experts and come back as one row per (token, slot); the source weighs and sums them. */
+#ifndef WORKER_MOE_H
+#define WORKER_MOE_H
+
+#include "worker/dispatch.h"
+#include "worker/mlp.h"
+#include "worker/shard.h"
+
+/* What all MoE layers of a rank share. */
+struct moe {
+    struct shard *shard;       /* borrowed */
+    struct dispatch *dispatch; /* borrowed */
+    uint32_t n_local;          /* experts served here */
+    const float **w;           /* 3 n_local: gates, ups, downs; NULL before moe_init */
+    float **dw;
+    const float *ones;         /* n * top_k on the device, of this step */
+    /* Counters on the device: (n_layers, n_experts), (n_layers, n_experts, bins) or NULL. */
+    int64_t *tokens, *margins;
+    float *margin_lo, *margin_hi; /* n_layers, host */
+    float *bias;                  /* n_experts, host */
+    int64_t n_rows;               /* served since the counters' reset */
+    bool counting;                /* this forward goes into the counters */
+};
+
+/* Takes the pointers' memory and, on dev, the counters'. -ENOMEM. */
+int  moe_init(struct moe *e, const struct model_spec *m, uint32_t n_local, bool count_margins,
+              struct device *dev, struct err *err);
+void moe_fini(struct moe *e, struct device *dev);
+
+struct moe_saved {
+    const float *x;             /* (n, hidden), the input; borrowed */
+    float   *scores, *weights;  /* (n, n_experts), (n, top_k) */
+    int32_t *ids;               /* (n, top_k) */
+    float   *latent;            /* (n, latent); x without a latent projection */
+    struct dispatch_plan *plan; /* ended by moe_drop */
+    int64_t  n_rows;
+    float   *rows;              /* (n_rows, latent), as they arrived */
+    float   *gate, *up, *hidden; /* (n_rows, expert_inter) */
+    float   *slots;             /* (n, top_k, latent), as they came back */
+    float   *sum, *sum_rstd, *normed; /* (n, latent); normed is sum without a norm */
+    struct mlp_saved shared;
+};
+
+/* What depends on the tokens alone; the rest is taken by the forward, when routing is known. */
+void moe_carve(struct pass *p, struct moe_saved *out);
+
+/* y (n, hidden) += the layer of x; y NULL: only what the backward needs. Collective over the
+ * expert group. */
+int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                const float *x, float *y, struct moe_saved *s, struct err *err);
+
+/* dx (n, hidden) is assigned; the experts' gradients are sent home. Collective. */
+int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                 const float *dy, float *dx, struct moe_saved *s, struct err *err);
+
+/* Ends the plan, if there is one. */
+void moe_drop(struct moe_saved *s);
+
+/* While counting: what the rows that arrive take, and, released again, a backward's scratch. */
+void moe_count(struct pass *p, int64_t n_rows);
+
+#endif
