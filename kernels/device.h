@@ -200,7 +200,8 @@ struct device_ops {
                             const float *scores, const int32_t *ids,
                             const struct router_shape *shape);
     /* counts (E) += tokens per expert; histogram (E, n_bins) += margins r = alpha - score, where
-     * alpha is the token's (k+1)-th largest of score + bias; bins are uniform over [lo, hi]. */
+     * alpha is the token's (k+1)-th largest of score + bias; bins are uniform over [lo, hi].
+     * histogram NULL: the counts alone. */
     void (*router_histogram)(struct device *dev, int64_t *counts, int64_t *histogram,
                              const float *scores, const int32_t *ids, const float *bias, float lo,
                              float hi, int32_t n_bins, const struct router_shape *shape);

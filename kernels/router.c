@@ -139,8 +139,8 @@ void cpu_router_histogram(struct device *dev, int64_t *counts, int64_t *histogra
 {
     for (int64_t i = 0; i < shape->n_tokens * shape->top_k; i++)
         counts[ids[i]]++;
-    if (shape->top_k == shape->n_experts)
-        return; /* every expert is always chosen: there is no margin */
+    if (!histogram || shape->top_k == shape->n_experts)
+        return; /* not wanted; or every expert is always chosen: there is no margin */
     struct router s = {
         .alpha = cpu_shared(dev, (size_t)shape->n_tokens * sizeof(float)), .scores = scores,
         .bias = bias, .histogram = histogram, .lo = lo, .hi = hi, .n_bins = n_bins, .shape = shape,

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "common/mem.h"
+#include "kernels/router_balance.h"
 #include "worker/model.h"
 
 static struct router_shape router_shape_of(const struct pass *p)
@@ -203,20 +204,14 @@ static void count(struct pass *p, struct moe *e, uint32_t layer, const float *bi
                   const struct moe_saved *s, const struct router_shape *shape)
 {
     size_t n = p->spec->n_experts, first = layer * n;
-    float lo, hi;
+    float *lo = &e->margin_lo[layer], *hi = &e->margin_hi[layer];
 
     p->dev->ops->to_host(p->dev, e->bias, bias, n * sizeof *e->bias);
-    lo = hi = e->bias[0];
-    for (size_t i = 1; i < n; i++) {
-        lo = fminf(lo, e->bias[i]);
-        hi = fmaxf(hi, e->bias[i]);
-    }
-    e->margin_lo[layer] = lo - 1;
-    e->margin_hi[layer] = hi + 1;
+    router_balance_range(e->bias, (int32_t)n, lo, hi);
     e->n_rows += s->n_rows;
     p->dev->ops->router_histogram(p->dev, e->tokens + first,
                                   e->margins ? e->margins + first * MARGIN_BINS : NULL, s->scores,
-                                  s->ids, bias, lo - 1, hi + 1, MARGIN_BINS, shape);
+                                  s->ids, bias, *lo, *hi, MARGIN_BINS, shape);
 }
 
 static void route(struct pass *p, const struct unit_view *u, const float *x, struct moe_saved *s,
