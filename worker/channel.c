@@ -43,9 +43,11 @@ void channel_reader_add(struct channel_reader *r, const void *bytes, size_t n_by
 {
     if (n_bytes == 0)
         return;
-    memmove(r->bytes, r->bytes + r->n_taken, r->n_bytes - r->n_taken);
-    r->n_bytes -= r->n_taken;
-    r->n_taken = 0;
+    if (r->n_taken) {
+        memmove(r->bytes, r->bytes + r->n_taken, r->n_bytes - r->n_taken);
+        r->n_bytes -= r->n_taken;
+        r->n_taken = 0;
+    }
     if (r->n_bytes + n_bytes > r->n_alloc) {
         r->n_alloc = 2 * (r->n_bytes + n_bytes);
         r->bytes = xrealloc(r->bytes, r->n_alloc);
