@@ -1,2 +1,334 @@
-/* placeholder */
-typedef int placeholder;
+/* store.c - the writer thread: takes what waits, commits it together, gives it back
+ *
+ * Step reports are committed before records: a batch whose records are durable then has its steps
+ * too, and a crash between both commits repeats steps, which replace themselves. */
+#include "coordinator/store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "coordinator/store_parts.h"
+
+#define WAL_BYTES_IDLE (1 << 20)  /* checkpointed when nothing waits */
+#define WAL_BYTES_BUSY (16 << 20) /* checkpointed although something does */
+#define GROUP_MAX      256        /* batches in one commit */
+
+struct list {
+    struct store_batch *first, *last;
+};
+
+struct store {
+    char  *state_dir; /* owned */
+    int    lock_fd;
+    void (*notify)(void *context);
+    void  *context;
+    struct store_tables tables; /* the writer's while it runs */
+    pthread_t       writer;
+    bool            has_writer;
+
+    pthread_mutex_t lock;       /* over the rest */
+    pthread_cond_t  wake;
+    struct list     waiting, done;
+    bool            is_stopping, is_failed;
+};
+
+static void list_push(struct list *l, struct store_batch *b)
+{
+    b->next = NULL;
+    if (l->last)
+        l->last->next = b;
+    else
+        l->first = b;
+    l->last = b;
+}
+
+/* ---- the folder is one process's ---------------------------------------------------------------- */
+
+static int take_folder(struct store *s, struct err *err)
+{
+    if (mkdir(s->state_dir, 0700) && errno != EEXIST)
+        return err_set(err, -errno, "state_dir '%s': cannot be made: %s", s->state_dir,
+                       strerror(errno));
+    char *path = xasprintf("%s/lock", s->state_dir);
+    int rc = 0;
+    s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (s->lock_fd < 0) {
+        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
+    } else if (flock(s->lock_fd, LOCK_EX | LOCK_NB)) {
+        char pid[32] = "";
+        if (pread(s->lock_fd, pid, sizeof pid - 1, 0) < 0)
+            pid[0] = 0;
+        rc = err_set(err, -EBUSY, "state_dir '%s': in use by another coordinator%s%s", s->state_dir,
+                     *pid ? ", process " : "", pid);
+    } else {
+        char pid[32];
+        int n = snprintf(pid, sizeof pid, "%d", (int)getpid());
+        if (ftruncate(s->lock_fd, 0) || pwrite(s->lock_fd, pid, (size_t)n, 0) != n)
+            rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
+    }
+    free(path);
+    return rc;
+}
+
+/* ---- the writer ------------------------------------------------------------------------------------ */
+
+static int write_all_steps(struct store *s, struct store_batch *first, struct err *err)
+{
+    struct store_tables *t = &s->tables;
+    bool has_begun = false;
+    int rc = 0;
+    for (struct store_batch *b = first; rc == 0 && b; b = b->next) {
+        if (b->n_steps && !has_begun) {
+            rc = db_run(tables_statement(t, S_STATS_BEGIN), err);
+            has_begun = rc == 0;
+        }
+        for (size_t i = 0; rc == 0 && i < b->n_steps; i++)
+            rc = write_steps(t, &b->steps[i], err);
+    }
+    if (rc == 0 && has_begun)
+        rc = db_run(tables_statement(t, S_STATS_COMMIT), err);
+    if (rc < 0 && !sqlite3_get_autocommit(t->stats))
+        db_run(tables_statement(t, S_STATS_ROLLBACK), NULL);
+    return rc;
+}
+
+static int mark_seq(struct store_tables *t, record_seq seq, struct err *err)
+{
+    sqlite3_stmt *s = tables_statement(t, S_MARK);
+    sqlite3_bind_text(s, 1, "seq", -1, SQLITE_STATIC);
+    sqlite3_bind_int64(s, 2, (sqlite3_int64)seq);
+    return db_run(s, err);
+}
+
+static int write_all_records(struct store *s, struct store_batch *first, struct err *err)
+{
+    struct store_tables *t = &s->tables;
+    record_seq seq = 0;
+    int rc = 0;
+    for (struct store_batch *b = first; rc == 0 && b; b = b->next) {
+        for (size_t i = 0; rc == 0 && i < b->n_records; i++) {
+            if (!seq)
+                rc = db_run(tables_statement(t, S_BEGIN), err);
+            if (rc == 0)
+                rc = write_record(t, b->records[i], err);
+            seq = b->records[i]->seq;
+        }
+    }
+    if (rc == 0 && seq && (rc = mark_seq(t, seq, err)) == 0)
+        rc = db_run(tables_statement(t, S_COMMIT), err);
+    if (rc < 0 && !sqlite3_get_autocommit(t->state))
+        db_run(tables_statement(t, S_ROLLBACK), NULL);
+    return rc;
+}
+
+/* All batches of a group share their fate. */
+static void commit_group(struct store *s, struct store_batch *first)
+{
+    struct err err = {0};
+    pthread_mutex_lock(&s->lock);
+    bool is_failed = s->is_failed;
+    pthread_mutex_unlock(&s->lock);
+    int rc = is_failed ? err_set(&err, -ECANCELED, "a batch before this one was not stored") : 0;
+    if (rc == 0 && (rc = write_all_steps(s, first, &err)) == 0)
+        rc = write_all_records(s, first, &err);
+    if (rc < 0 && !is_failed) {
+        log_error("msg=\"nothing was stored: %s\"", err.text);
+        pthread_mutex_lock(&s->lock);
+        s->is_failed = true;
+        pthread_mutex_unlock(&s->lock);
+    }
+    for (struct store_batch *b = first; b; b = b->next) {
+        bool wants = b->n_records || b->n_steps;
+        b->rc = wants || is_failed || rc == 0 ? rc : -ECANCELED;
+        b->err = err;
+    }
+}
+
+static void write_logs(struct store *s, struct store_batch *b)
+{
+    for (size_t i = 0; i < b->n_logs; i++) {
+        struct err err = {0};
+        if (log_write(&s->tables, &b->logs[i], &err) < 0) {
+            b->logs[i].stored_offset = b->logs[i].chunk->offset;
+            log_warn("job=%" PRIu64 " rank=%u msg=\"output not stored, the worker will say it again: "
+                     "%s\"", b->logs[i].chunk->job_id, b->logs[i].chunk->rank, err.text);
+        }
+    }
+}
+
+static void serve_group(struct store *s, struct store_batch *first)
+{
+    commit_group(s, first);
+    for (struct store_batch *b = first; b; b = b->next) {
+        write_logs(s, b);
+        for (size_t i = 0; i < b->n_reads; i++)
+            read_run(&s->tables, &b->reads[i]);
+    }
+}
+
+static int64_t wal_bytes(const struct store *s, const char *name)
+{
+    struct stat st;
+    char path[PATH_BYTES_MAX];
+    snprintf(path, sizeof path, "%s/%s.db-wal", s->state_dir, name);
+    return stat(path, &st) == 0 ? st.st_size : 0;
+}
+
+/* Our own schedule, because SQLite's would come in the middle of somebody's commit. The file
+ * keeps its size after a checkpoint, so what was written since then is counted from commits. */
+static void checkpoint_if_due(struct store *s, uint64_t *n_groups, bool is_idle)
+{
+    if (*n_groups < 64 && !(is_idle && *n_groups))
+        return;
+    int64_t n_bytes = wal_bytes(s, "state") + wal_bytes(s, "stats");
+    if (n_bytes < (is_idle ? WAL_BYTES_IDLE : WAL_BYTES_BUSY) && *n_groups < 4096)
+        return;
+    db_checkpoint(s->tables.state);
+    db_checkpoint(s->tables.stats);
+    *n_groups = 0;
+}
+
+/* The next group, in order; false when stopping and nothing is left. */
+static bool take_group(struct store *s, struct list *out_group, bool *out_is_idle)
+{
+    pthread_mutex_lock(&s->lock);
+    while (!s->waiting.first && !s->is_stopping)
+        pthread_cond_wait(&s->wake, &s->lock);
+    *out_group = s->waiting;
+    struct store_batch *b = s->waiting.first;
+    for (int n = 1; b && b->next && n < GROUP_MAX; n++)
+        b = b->next;
+    if (b) {
+        out_group->last = b;
+        s->waiting.first = b->next;
+        if (!b->next)
+            s->waiting.last = NULL;
+        b->next = NULL;
+    }
+    *out_is_idle = !s->waiting.first;
+    pthread_mutex_unlock(&s->lock);
+    return out_group->first != NULL;
+}
+
+static void give_back(struct store *s, struct list *group)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->done.last)
+        s->done.last->next = group->first;
+    else
+        s->done.first = group->first;
+    s->done.last = group->last;
+    pthread_mutex_unlock(&s->lock);
+    s->notify(s->context);
+}
+
+static void *run_writer(void *context)
+{
+    struct store *s = context;
+    struct list group;
+    uint64_t n_groups = 0; /* since the last checkpoint */
+    bool is_idle;
+    pthread_setname_np(pthread_self(), "store");
+    while (take_group(s, &group, &is_idle)) {
+        serve_group(s, group.first);
+        give_back(s, &group);
+        n_groups++;
+        checkpoint_if_due(s, &n_groups, is_idle);
+    }
+    return NULL;
+}
+
+/* ---- the loop's side --------------------------------------------------------------------------------- */
+
+int store_open(const char *state_dir, void (*notify)(void *context), void *context,
+               struct store **out_store, struct err *err)
+{
+    struct store *s = xcalloc(1, sizeof *s);
+    s->state_dir = xstrdup(state_dir);
+    s->lock_fd = -1;
+    s->notify = notify;
+    s->context = context;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    int rc = take_folder(s, err);
+    if (rc == 0)
+        rc = tables_open(&s->tables, state_dir, err);
+    if (rc == 0) {
+        s->has_writer = pthread_create(&s->writer, NULL, run_writer, s) == 0;
+        if (!s->has_writer)
+            rc = err_set(err, -EAGAIN, "the writer thread cannot be started");
+    }
+    if (rc < 0) {
+        store_close(s);
+        return rc;
+    }
+    *out_store = s;
+    return 0;
+}
+
+void store_close(struct store *s)
+{
+    if (!s)
+        return;
+    if (s->has_writer) {
+        pthread_mutex_lock(&s->lock);
+        s->is_stopping = true;
+        pthread_cond_signal(&s->wake);
+        pthread_mutex_unlock(&s->lock);
+        pthread_join(s->writer, NULL);
+    }
+    tables_close(&s->tables);
+    if (s->lock_fd >= 0)
+        close(s->lock_fd);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    free(s->state_dir);
+    free(s);
+}
+
+void store_submit(struct store *s, struct store_batch *b)
+{
+    pthread_mutex_lock(&s->lock);
+    list_push(&s->waiting, b);
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+}
+
+struct store_batch *store_take_done(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct store_batch *first = s->done.first;
+    s->done = (struct list){0};
+    pthread_mutex_unlock(&s->lock);
+    return first;
+}
+
+void store_resume(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->is_failed = false;
+    pthread_mutex_unlock(&s->lock);
+}
+
+int store_rebuild(struct store *s, struct err *err)
+{
+    return write_rebuild(&s->tables, err);
+}
+
+uint32_t store_free_permille(const struct store *s)
+{
+    struct statvfs v;
+    if (statvfs(s->state_dir, &v) || !v.f_blocks)
+        return 1000;
+    return (uint32_t)(v.f_bavail * 1000 / v.f_blocks);
+}

@@ -1,0 +1,186 @@
+/* store_log.c - a rank's output in STATE_DIR/logs/JOB/RANK.log, over all attempts
+ *
+ * Chunks count bytes within their attempt, and come again after either side was away; so each
+ * attempt's first byte has its place in the file noted (a segment), and a chunk is written where
+ * it belongs or skipped. The note is durable before the bytes are: a crash between them leaves a
+ * segment without bytes, which the next chunk fills. */
+#include "coordinator/store_parts.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LOG_FILE_BYTES_MAX (64u << 20) /* of one rank */
+
+static const char full_notice[] = "[ballast: this log has reached 64 MiB, the rest is not kept]\n";
+
+struct segment {
+    uint64_t file_offset, attempt_offset;
+    uint32_t attempt; /* 0: none */
+};
+
+static char *log_path(const struct store_tables *t, job_id job, uint32_t rank)
+{
+    return xasprintf("%s/%" PRIu64 "/%u.log", t->logs_dir, job, rank);
+}
+
+static int find_last_segment(struct store_tables *t, job_id job, uint32_t rank,
+                             struct segment *out, struct err *err)
+{
+    sqlite3_stmt *s = tables_statement(t, S_SEGMENT_LAST);
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)job);
+    sqlite3_bind_int64(s, 2, rank);
+    int rc = db_next(s, err);
+    *out = (struct segment){0};
+    if (rc <= 0)
+        return rc;
+    out->file_offset = (uint64_t)sqlite3_column_int64(s, 0);
+    out->attempt = (uint32_t)sqlite3_column_int64(s, 1);
+    out->attempt_offset = (uint64_t)sqlite3_column_int64(s, 2);
+    sqlite3_reset(s);
+    return 0;
+}
+
+static int add_segment(struct store_tables *t, const Ballast__LogChunk *c, uint64_t file_offset,
+                       struct segment *out, struct err *err)
+{
+    sqlite3_stmt *s = tables_statement(t, S_SEGMENT_NEW);
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)c->job_id);
+    sqlite3_bind_int64(s, 2, c->rank);
+    sqlite3_bind_int64(s, 3, (sqlite3_int64)file_offset);
+    sqlite3_bind_int64(s, 4, c->attempt);
+    sqlite3_bind_int64(s, 5, (sqlite3_int64)c->offset);
+    *out = (struct segment){file_offset, c->offset, c->attempt};
+    return db_run(s, err);
+}
+
+static int write_at(int fd, const void *bytes, size_t n_bytes, uint64_t offset, struct err *err)
+{
+    const uint8_t *at = bytes;
+    while (n_bytes) {
+        ssize_t n = pwrite(fd, at, n_bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return err_set(err, -errno, "rank log: %s", strerror(errno));
+        at += n;
+        offset += (uint64_t)n;
+        n_bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+static int open_log(struct store_tables *t, const Ballast__LogChunk *c, int *out_fd,
+                    uint64_t *out_size, struct err *err)
+{
+    char *path = log_path(t, c->job_id, c->rank);
+    int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+    int fd = open(path, flags, 0600);
+    if (fd < 0 && errno == ENOENT) {
+        char *slash = strrchr(path, '/');
+        *slash = 0;
+        mkdir(path, 0700); /* whatever is wrong with it, open will say */
+        *slash = '/';
+        fd = open(path, flags, 0600);
+    }
+    struct stat st;
+    int rc = 0;
+    if (fd < 0 || fstat(fd, &st))
+        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
+    free(path);
+    if (rc < 0) {
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
+    *out_fd = fd;
+    *out_size = (uint64_t)st.st_size;
+    return 0;
+}
+
+/* Output that went missing before this chunk is told in the log itself. */
+static int write_gap(int fd, uint64_t n_missing, uint64_t *size, struct err *err)
+{
+    char line[80];
+    int n = snprintf(line, sizeof line, "[ballast: %" PRIu64 " bytes of output are missing here]\n",
+                     n_missing);
+    int rc = write_at(fd, line, (size_t)n, *size, err);
+    *size += (size_t)n;
+    return rc;
+}
+
+/* The chunk belongs to the newest attempt: put what is new of it where it belongs. */
+static int write_chunk(struct store_tables *t, int fd, uint64_t size, struct segment *last,
+                       const Ballast__LogChunk *c, struct err *err)
+{
+    int rc = 0;
+    if (size < last->file_offset)
+        size = last->file_offset;
+    uint64_t stored = last->attempt_offset + (size - last->file_offset);
+    uint64_t end = c->offset + c->bytes.len;
+    bool is_gap = last->attempt == c->attempt && c->offset > stored;
+    if (last->attempt != c->attempt || is_gap) {
+        if (is_gap && (rc = write_gap(fd, c->offset - stored, &size, err)) < 0)
+            return rc;
+        if ((rc = add_segment(t, c, size, last, err)) < 0)
+            return rc;
+        stored = c->offset;
+    }
+    if (end <= stored)
+        return 0;
+    uint64_t n_skip = stored - c->offset;
+    rc = write_at(fd, c->bytes.data + n_skip, c->bytes.len - n_skip, size, err);
+    size += c->bytes.len - n_skip;
+    if (rc == 0 && size >= LOG_FILE_BYTES_MAX)
+        rc = write_at(fd, full_notice, sizeof full_notice - 1, size, err);
+    return rc;
+}
+
+int log_write(struct store_tables *t, struct store_log *log, struct err *err)
+{
+    const Ballast__LogChunk *c = log->chunk;
+    struct segment last;
+    uint64_t size;
+    int fd, rc = find_last_segment(t, c->job_id, c->rank, &last, err);
+    if (rc < 0)
+        return rc;
+    if (c->attempt < last.attempt || !c->bytes.len) {
+        log->stored_offset = c->offset + c->bytes.len; /* an older attempt's rest has no place */
+        return 0;
+    }
+    if ((rc = open_log(t, c, &fd, &size, err)) < 0)
+        return rc;
+    if (size < LOG_FILE_BYTES_MAX)
+        rc = write_chunk(t, fd, size, &last, c, err);
+    close(fd);
+    if (rc == 0)
+        log->stored_offset = c->offset + c->bytes.len;
+    return rc;
+}
+
+int log_read(struct store_tables *t, struct store_read *r)
+{
+    char *path = log_path(t, r->job, r->rank);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    free(path);
+    r->next = r->from;
+    struct stat st;
+    if (fd < 0)
+        return errno == ENOENT ? 0 : err_set(&r->err, -errno, "rank log: %s", strerror(errno));
+    if (fstat(fd, &st) == 0)
+        r->total = (uint64_t)st.st_size;
+    r->bytes = arena_alloc(&r->arena, r->limit);
+    ssize_t n = pread(fd, r->bytes, r->limit, (off_t)r->from);
+    int rc = n < 0 ? err_set(&r->err, -errno, "rank log: %s", strerror(errno)) : 0;
+    close(fd);
+    if (rc == 0) {
+        r->n_bytes = (size_t)n;
+        r->next = r->from + (uint64_t)n;
+    }
+    return rc;
+}

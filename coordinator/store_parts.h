@@ -1,0 +1,54 @@
+/* store_parts.h - what the parts of the store share: both connections and their statements
+ *
+ * Used by one thread at a time. */
+#ifndef COORDINATOR_STORE_PARTS_H
+#define COORDINATOR_STORE_PARTS_H
+
+#include "coordinator/store.h"
+#include "coordinator/store_db.h"
+
+enum statement {
+    /* state */
+    S_BEGIN, S_COMMIT, S_ROLLBACK,
+    S_RECORD, S_JOB_NEW, S_JOB_ASSIGNED, S_JOB_STATE, S_JOB_PROGRESS, S_JOB_HELD,
+    S_ATTEMPT_NEW, S_ATTEMPT_END, S_WORKER, S_KEY, S_MARK, S_KEYS_TRIM,
+    S_READ_MARKS, S_READ_LIVE, S_READ_KEYS, S_READ_JOBS, S_READ_JOB, S_READ_SPEC,
+    S_READ_RECORDS, S_READ_ALL_RECORDS, S_READ_EVENTS, S_READ_EVENTS_OF, S_READ_NEWEST,
+    S_READ_NEWEST_OF, S_READ_LAST_SEQ,
+    /* stats */
+    S_STATS_BEGIN, S_STATS_COMMIT, S_STATS_ROLLBACK,
+    S_STEP, S_READ_STEPS, S_READ_LAST_STEP, S_READ_VALIDATION, S_SEGMENT_NEW, S_SEGMENT_LAST,
+    S_MAX
+};
+
+struct store_tables {
+    sqlite3      *state, *stats;
+    sqlite3_stmt *statements[S_MAX];
+    char         *logs_dir; /* owned */
+};
+
+int  tables_open(struct store_tables *t, const char *state_dir, struct err *err);
+void tables_close(struct store_tables *t);
+
+/* Ready to bind; all were reset when they were last used. */
+sqlite3_stmt *tables_statement(struct store_tables *t, enum statement which);
+
+/* ---- store_write: inside a transaction of the caller --------------------------------------- */
+
+/* The record's row in the log, then what it means for the query tables. */
+int write_record(struct store_tables *t, const Ballast__Record *r, struct err *err);
+int write_query_tables(struct store_tables *t, const Ballast__Record *r, struct err *err);
+int write_steps(struct store_tables *t, const struct turn_steps *steps, struct err *err);
+int write_rebuild(struct store_tables *t, struct err *err);
+
+/* ---- store_read ------------------------------------------------------------------------------ */
+
+/* Fills the read's results and rc. */
+void read_run(struct store_tables *t, struct store_read *r);
+
+/* ---- store_log: outside of transactions ------------------------------------------------------ */
+
+int  log_write(struct store_tables *t, struct store_log *log, struct err *err);
+int  log_read(struct store_tables *t, struct store_read *r);
+
+#endif

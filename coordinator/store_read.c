@@ -1,0 +1,367 @@
+/* store_read.c - answers what only the databases know, a bounded page at a time */
+#include "coordinator/store_parts.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "common/json.h"
+#include "coordinator/event.h"
+
+#define PAGE_BYTES_MAX (4u << 20) /* of one answer, whatever its limit says */
+
+/* ---- columns, and lists that grow in an arena ------------------------------------------------- */
+
+static char *text_at(sqlite3_stmt *s, int column, struct arena *a)
+{
+    const char *text = (const char *)sqlite3_column_text(s, column);
+    return arena_strdup(a, text ? text : "");
+}
+
+static uint64_t int_at(sqlite3_stmt *s, int column)
+{
+    return (uint64_t)sqlite3_column_int64(s, column);
+}
+
+static double real_at(sqlite3_stmt *s, int column)
+{
+    return sqlite3_column_type(s, column) == SQLITE_NULL ? NAN : sqlite3_column_double(s, column);
+}
+
+/* Doubles in place of the arena, at powers of two. */
+static void *grown(struct arena *a, void *items, size_t n, size_t item_bytes)
+{
+    if (n & (n - 1) || n == 1)
+        return items;
+    void *more = arena_alloc(a, (n ? 2 * n : 2) * item_bytes);
+    if (n)
+        memcpy(more, items, n * item_bytes);
+    return more;
+}
+
+#define PUSH(arena, items, n, item)                                                            \
+    do {                                                                                       \
+        (items) = grown((arena), (items), (n), sizeof *(items));                               \
+        (items)[(n)++] = (item);                                                               \
+    } while (0)
+
+static Ballast__Record *record_at(sqlite3_stmt *s, struct arena *a)
+{
+    return ballast__record__unpack(arena_pb(a), (size_t)sqlite3_column_bytes(s, 0),
+                                   sqlite3_column_blob(s, 0));
+}
+
+/* ---- records ------------------------------------------------------------------------------------ */
+
+static int read_records(struct store_tables *t, struct store_read *r, enum statement which)
+{
+    sqlite3_stmt *s = tables_statement(t, which);
+    int rc;
+    if (which == S_READ_RECORDS)
+        sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
+    while ((rc = db_next(s, &r->err)) > 0) {
+        Ballast__Record *record = record_at(s, &r->arena);
+        if (!record) {
+            sqlite3_reset(s);
+            return err_set(&r->err, -EBADMSG, "a record of the log is not readable");
+        }
+        PUSH(&r->arena, r->records, r->n_records, record);
+    }
+    return rc;
+}
+
+static int read_marks(struct store_tables *t, struct store_read *r)
+{
+    sqlite3_stmt *s = tables_statement(t, S_READ_MARKS);
+    uint64_t seq = 0;
+    int rc;
+    while ((rc = db_next(s, &r->err)) > 0) {
+        const char *name = (const char *)sqlite3_column_text(s, 0);
+        if (!strcmp(name, "coordinator_epoch"))
+            r->restored.coordinator_epoch = int_at(s, 1);
+        else if (!strcmp(name, "job"))
+            r->restored.last_job = int_at(s, 1);
+        else if (!strcmp(name, "seq"))
+            seq = int_at(s, 1);
+    }
+    s = tables_statement(t, S_READ_LAST_SEQ);
+    if (rc < 0 || (rc = db_next(s, &r->err)) < 0)
+        return rc;
+    r->restored.last_seq = int_at(s, 0);
+    sqlite3_reset(s);
+    if (r->restored.last_seq != seq)
+        return err_set(&r->err, -EBADMSG, "state.db: the newest record is %lu, expected %lu: the "
+                       "file was damaged or edited; restore a backup",
+                       (unsigned long)r->restored.last_seq, (unsigned long)seq);
+    return 0;
+}
+
+static int read_keys(struct store_tables *t, struct store_read *r)
+{
+    sqlite3_stmt *s = tables_statement(t, S_READ_KEYS);
+    struct store_restored *out = &r->restored;
+    int rc;
+    sqlite3_bind_int64(s, 1, r->wall_ns - (int64_t)r->keep_ns);
+    while ((rc = db_next(s, &r->err)) > 0) {
+        if (sqlite3_column_bytes(s, 1) != IDEMPOTENCY_KEY_BYTES || sqlite3_column_bytes(s, 2) != 16)
+            continue;
+        int64_t age_ns = r->wall_ns - sqlite3_column_int64(s, 4);
+        struct store_key key = {
+            .user = text_at(s, 0, &r->arena),
+            .key = arena_memdup(&r->arena, sqlite3_column_blob(s, 1), 16),
+            .digest = arena_memdup(&r->arena, sqlite3_column_blob(s, 2), 16),
+            .job = int_at(s, 3),
+            .age_ns = age_ns > 0 ? (uint64_t)age_ns : 0,
+        };
+        PUSH(&r->arena, out->keys, out->n_keys, key);
+    }
+    return rc;
+}
+
+static int read_restore(struct store_tables *t, struct store_read *r)
+{
+    int rc = read_marks(t, r);
+    if (rc == 0)
+        rc = read_records(t, r, S_READ_LIVE);
+    return rc < 0 ? rc : read_keys(t, r);
+}
+
+/* ---- events -------------------------------------------------------------------------------------- */
+
+static int read_events(struct store_tables *t, struct store_read *r, bool is_newest)
+{
+    enum statement which = is_newest ? r->job ? S_READ_NEWEST_OF : S_READ_NEWEST
+                                     : r->job ? S_READ_EVENTS_OF : S_READ_EVENTS;
+    sqlite3_stmt *s = tables_statement(t, which);
+    size_t used = r->arena.used_bytes;
+    int rc;
+    if (!is_newest)
+        sqlite3_bind_int64(s, 1, (sqlite3_int64)r->from);
+    sqlite3_bind_int64(s, 2, r->limit);
+    if (r->job)
+        sqlite3_bind_int64(s, 3, (sqlite3_int64)r->job);
+    r->next = r->from;
+    while ((rc = db_next(s, &r->err)) > 0) {
+        Ballast__Event *e = arena_alloc(&r->arena, sizeof *e);
+        ballast__event__init(e);
+        e->seq = int_at(s, 0);
+        e->at_ns = sqlite3_column_int64(s, 1);
+        e->job_id = int_at(s, 2);
+        e->worker = text_at(s, 3, &r->arena);
+        e->kind = text_at(s, 4, &r->arena);
+        e->text = text_at(s, 5, &r->arena);
+        PUSH(&r->arena, r->events, r->n_events, e);
+        r->next = e->seq + 1;
+        if (r->arena.used_bytes - used > PAGE_BYTES_MAX) {
+            sqlite3_reset(s);
+            return 0;
+        }
+    }
+    return rc;
+}
+
+/* ---- steps ---------------------------------------------------------------------------------------- */
+
+static void parse_phases(const char *text, Ballast__StepReport *out, struct arena *a)
+{
+    struct json *object;
+    if (json_parse(text, strlen(text), MESSAGE_BYTES_MAX, &object, NULL) < 0)
+        return;
+    out->phases = arena_alloc(a, (json_count(object) + 1) * sizeof *out->phases);
+    for (struct json_iter i = json_iter(object); json_next(&i);) {
+        Ballast__PhaseTime *p = arena_alloc(a, sizeof *p);
+        ballast__phase_time__init(p);
+        p->name = arena_strdup(a, i.key);
+        if (!json_double(i.value, &p->seconds))
+            p->seconds = NAN;
+        out->phases[out->n_phases++] = p;
+    }
+    json_destroy(object);
+}
+
+static Ballast__StepReport *step_at(sqlite3_stmt *s, struct arena *a)
+{
+    Ballast__StepReport *r = arena_alloc(a, sizeof *r);
+    ballast__step_report__init(r);
+    r->step = int_at(s, 0);
+    r->attempt = (uint32_t)int_at(s, 1);
+    r->at_ns = sqlite3_column_int64(s, 2);
+    r->loss = real_at(s, 3);
+    r->validation_loss = real_at(s, 4);
+    r->grad_norm = real_at(s, 5);
+    r->lr = real_at(s, 6);
+    r->tokens_per_second = real_at(s, 7);
+    r->mfu = real_at(s, 8);
+    r->memory_bytes = int_at(s, 9);
+    r->imbalance = real_at(s, 10);
+    parse_phases((const char *)sqlite3_column_text(s, 11), r, a);
+    return r;
+}
+
+static int read_steps(struct store_tables *t, struct store_read *r)
+{
+    sqlite3_stmt *s = tables_statement(t, S_READ_STEPS);
+    size_t used = r->arena.used_bytes;
+    int rc;
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
+    sqlite3_bind_int64(s, 2, (sqlite3_int64)r->from);
+    sqlite3_bind_int64(s, 3, r->limit);
+    r->next = r->from;
+    while ((rc = db_next(s, &r->err)) > 0) {
+        Ballast__StepReport *step = step_at(s, &r->arena);
+        PUSH(&r->arena, r->steps, r->n_steps, step);
+        r->next = step->step;
+        if (r->arena.used_bytes - used > PAGE_BYTES_MAX) {
+            sqlite3_reset(s);
+            return 0;
+        }
+    }
+    return rc;
+}
+
+/* ---- jobs ------------------------------------------------------------------------------------------ */
+
+static void split_names(char *text, Ballast__Job *out, struct arena *a)
+{
+    size_t n = *text ? 1 : 0;
+    for (const char *c = text; *c; c++)
+        n += *c == ' ';
+    out->workers = arena_alloc(a, (n + 1) * sizeof *out->workers);
+    for (char *save, *name = strtok_r(text, " ", &save); name; name = strtok_r(NULL, " ", &save))
+        out->workers[out->n_workers++] = name;
+}
+
+static Ballast__Job *job_at(sqlite3_stmt *s, struct arena *a)
+{
+    Ballast__Job *j = arena_alloc(a, sizeof *j);
+    ballast__job__init(j);
+    j->id = int_at(s, 0);
+    j->name = text_at(s, 1, a);
+    j->user = text_at(s, 2, a);
+    j->state = event_job_state_parse((const char *)sqlite3_column_text(s, 3));
+    j->reason = text_at(s, 4, a);
+    j->priority = sqlite3_column_int(s, 5);
+    j->gang_size = (uint32_t)int_at(s, 6);
+    j->attempt = (uint32_t)int_at(s, 7);
+    j->step = int_at(s, 8);
+    j->checkpoint_step = int_at(s, 9);
+    j->steps = int_at(s, 10);
+    j->n_restarts = (uint32_t)int_at(s, 11);
+    j->held = sqlite3_column_int(s, 12);
+    j->submitted_at_ns = sqlite3_column_int64(s, 13);
+    j->started_at_ns = sqlite3_column_int64(s, 14);
+    j->ended_at_ns = sqlite3_column_int64(s, 15);
+    j->exit = text_at(s, 16, a);
+    split_names(text_at(s, 17, a), j, a);
+    j->loss = j->validation_loss = j->imbalance = NAN;
+    return j;
+}
+
+/* What the job's last steps said. */
+static int add_summary(struct store_tables *t, Ballast__Job *j, struct err *err)
+{
+    sqlite3_stmt *s = tables_statement(t, S_READ_LAST_STEP);
+    int rc;
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)j->id);
+    if ((rc = db_next(s, err)) > 0) {
+        j->step = int_at(s, 0) > j->step ? int_at(s, 0) : j->step;
+        j->loss = real_at(s, 3);
+        j->tokens_per_second = real_at(s, 7);
+        j->imbalance = real_at(s, 10);
+        sqlite3_reset(s);
+    }
+    s = tables_statement(t, S_READ_VALIDATION);
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)j->id);
+    if (rc >= 0 && (rc = db_next(s, err)) > 0) {
+        j->validation_loss = real_at(s, 0);
+        sqlite3_reset(s);
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static int read_jobs(struct store_tables *t, struct store_read *r)
+{
+    sqlite3_stmt *s = tables_statement(t, S_READ_JOBS);
+    size_t used = r->arena.used_bytes;
+    int rc;
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)r->from);
+    sqlite3_bind_text(s, 2, r->user ? r->user : "", -1, SQLITE_STATIC);
+    sqlite3_bind_int64(s, 3, (sqlite3_int64)r->limit + 1); /* one more: is there more? */
+    while ((rc = db_next(s, &r->err)) > 0) {
+        if (r->n_jobs == r->limit || r->arena.used_bytes - used > PAGE_BYTES_MAX) {
+            r->is_truncated = true;
+            sqlite3_reset(s);
+            rc = 0;
+            break;
+        }
+        Ballast__Job *j = job_at(s, &r->arena);
+        PUSH(&r->arena, r->jobs, r->n_jobs, j);
+    }
+    for (size_t i = 0; rc == 0 && i < r->n_jobs; i++)
+        rc = add_summary(t, r->jobs[i], &r->err);
+    return rc;
+}
+
+static int read_one_job(struct store_tables *t, struct store_read *r)
+{
+    sqlite3_stmt *s = tables_statement(t, S_READ_JOB);
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
+    int rc = db_next(s, &r->err);
+    if (rc == 0)
+        return err_set(&r->err, -ENOENT, "no job %lu", (unsigned long)r->job);
+    if (rc < 0)
+        return rc;
+    Ballast__Job *j = job_at(s, &r->arena);
+    sqlite3_reset(s);
+    PUSH(&r->arena, r->jobs, r->n_jobs, j);
+    return add_summary(t, j, &r->err);
+}
+
+static int read_job(struct store_tables *t, struct store_read *r)
+{
+    int rc = read_one_job(t, r);
+    if (rc < 0)
+        return rc;
+    sqlite3_stmt *s = tables_statement(t, S_READ_SPEC);
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
+    if ((rc = db_next(s, &r->err)) > 0) {
+        Ballast__Record *record = record_at(s, &r->arena);
+        if (record && record->what_case == BALLAST__RECORD__WHAT_SUBMITTED)
+            r->spec = record->submitted->spec;
+        sqlite3_reset(s);
+    }
+    return rc < 0 ? rc : read_events(t, r, true);
+}
+
+/* ---- all -------------------------------------------------------------------------------------------- */
+
+static int run(struct store_tables *t, struct store_read *r)
+{
+    switch (r->kind) {
+    case STORE_RESTORE:
+        return read_restore(t, r);
+    case STORE_JOBS:
+        return read_jobs(t, r);
+    case STORE_JOB:
+        return read_job(t, r);
+    case STORE_RECORDS:
+        return read_records(t, r, S_READ_RECORDS);
+    case STORE_EVENTS:
+        return read_events(t, r, r->is_newest);
+    case STORE_STEPS:
+        return read_steps(t, r);
+    case STORE_OUTPUT:
+        return log_read(t, r);
+    }
+    return err_set(&r->err, -EINVAL, "no such read");
+}
+
+void read_run(struct store_tables *t, struct store_read *r)
+{
+    r->rc = run(t, r);
+}
+
+void store_read_fini(struct store_read *r)
+{
+    arena_fini(&r->arena);
+}

@@ -1,0 +1,125 @@
+/* store_tables.c - opens both databases and prepares every statement once */
+#include "coordinator/store_parts.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define ENDED "('DONE', 'FAILED', 'CANCELLED')"
+#define JOB_COLUMNS                                                                            \
+    "id, name, user, state, reason, priority, gang_size, attempt, step, checkpoint_step, "     \
+    "steps, n_restarts, held, submitted_at_ns, started_at_ns, ended_at_ns, exit, workers"
+#define EVENT_COLUMNS "seq, at_ns, job, worker, kind, text"
+#define STEP_COLUMNS                                                                           \
+    "step, attempt, at_ns, loss, validation_loss, grad_norm, lr, tokens_per_second, mfu, "     \
+    "memory_bytes, imbalance, phases"
+
+static const char *const sql[S_MAX] = {
+    [S_BEGIN] = "BEGIN IMMEDIATE",
+    [S_COMMIT] = "COMMIT",
+    [S_ROLLBACK] = "ROLLBACK",
+    [S_RECORD] = "INSERT INTO records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+    [S_JOB_NEW] = "INSERT INTO jobs (id, name, user, state, priority, gang_size, steps, "
+                  "submitted_at_ns) VALUES (?1, ?2, ?3, 'QUEUED', ?4, ?5, ?6, ?7)",
+    [S_JOB_ASSIGNED] = "UPDATE jobs SET attempt = ?2, workers = ?3, state = 'STARTING' "
+                       "WHERE id = ?1",
+    [S_JOB_STATE] = "UPDATE jobs SET state = ?2, reason = ?3, exit = ?4, "
+                    "n_restarts = CASE WHEN ?2 = 'QUEUED' THEN 0 ELSE n_restarts + ?5 END, "
+                    "started_at_ns = CASE WHEN ?2 = 'QUEUED' THEN 0 WHEN ?2 = 'RUNNING' AND "
+                    "started_at_ns = 0 THEN ?6 ELSE started_at_ns END, "
+                    "ended_at_ns = CASE WHEN ?2 IN " ENDED " THEN ?6 ELSE 0 END WHERE id = ?1",
+    [S_JOB_PROGRESS] = "UPDATE jobs SET checkpoint_step = max(checkpoint_step, ?2), "
+                       "step = max(step, ?3) WHERE id = ?1",
+    [S_JOB_HELD] = "UPDATE jobs SET held = ?2 WHERE id = ?1",
+    [S_ATTEMPT_NEW] = "INSERT INTO attempts (job, attempt, workers, assigned_at_ns) "
+                      "VALUES (?1, ?2, ?3, ?4)",
+    [S_ATTEMPT_END] = "UPDATE attempts SET ended_at_ns = ?2, reason = ?3 WHERE job = ?1 AND "
+                      "attempt = (SELECT attempt FROM jobs WHERE id = ?1) AND ended_at_ns = 0",
+    [S_WORKER] = "INSERT OR REPLACE INTO workers VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    [S_KEY] = "INSERT OR IGNORE INTO idempotency VALUES (?1, ?2, ?3, ?4, ?5)",
+    [S_MARK] = "UPDATE marks SET value = ?2 WHERE name = ?1 AND value < ?2",
+    [S_KEYS_TRIM] = "DELETE FROM idempotency WHERE (user, key) IN (SELECT user, key FROM "
+                    "idempotency WHERE at_ns < ?1 ORDER BY at_ns LIMIT 2)",
+    [S_READ_MARKS] = "SELECT name, value FROM marks",
+    [S_READ_LIVE] = "SELECT body FROM records WHERE seq IN ("
+                    "SELECT r.seq FROM jobs j JOIN records r ON r.job = j.id AND r.job > 0 "
+                    "WHERE j.ended_at_ns = 0 UNION ALL SELECT record FROM workers) ORDER BY seq",
+    [S_READ_KEYS] = "SELECT user, key, digest, job, at_ns FROM idempotency "
+                    "WHERE +at_ns >= ?1", /* most are: a scan beats the index */
+    [S_READ_JOBS] = "SELECT " JOB_COLUMNS " FROM jobs WHERE id > ?1 AND (?2 = '' OR user = ?2) "
+                    "ORDER BY id LIMIT ?3",
+    [S_READ_JOB] = "SELECT " JOB_COLUMNS " FROM jobs WHERE id = ?1",
+    [S_READ_SPEC] = "SELECT body FROM records WHERE job = ?1 AND job > 0 ORDER BY seq LIMIT 1",
+    [S_READ_RECORDS] = "SELECT body FROM records WHERE job = ?1 AND job > 0 ORDER BY seq",
+    [S_READ_ALL_RECORDS] = "SELECT body FROM records ORDER BY seq",
+    [S_READ_EVENTS] = "SELECT " EVENT_COLUMNS " FROM records WHERE seq >= ?1 ORDER BY seq "
+                      "LIMIT ?2",
+    [S_READ_EVENTS_OF] = "SELECT " EVENT_COLUMNS " FROM records WHERE job = ?3 AND job > 0 AND "
+                         "seq >= ?1 ORDER BY seq LIMIT ?2",
+    [S_READ_NEWEST] = "SELECT * FROM (SELECT " EVENT_COLUMNS " FROM records ORDER BY seq DESC "
+                      "LIMIT ?2) ORDER BY seq",
+    [S_READ_NEWEST_OF] = "SELECT * FROM (SELECT " EVENT_COLUMNS " FROM records WHERE job = ?3 "
+                         "AND job > 0 ORDER BY seq DESC LIMIT ?2) ORDER BY seq",
+    [S_READ_LAST_SEQ] = "SELECT coalesce(max(seq), 0) FROM records",
+
+    [S_STATS_BEGIN] = "BEGIN IMMEDIATE",
+    [S_STATS_COMMIT] = "COMMIT",
+    [S_STATS_ROLLBACK] = "ROLLBACK",
+    [S_STEP] = "INSERT INTO steps (job, " STEP_COLUMNS ") "
+               "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13) "
+               "ON CONFLICT (job, step) DO UPDATE SET attempt = excluded.attempt, "
+               "at_ns = excluded.at_ns, loss = excluded.loss, "
+               "validation_loss = excluded.validation_loss, grad_norm = excluded.grad_norm, "
+               "lr = excluded.lr, tokens_per_second = excluded.tokens_per_second, "
+               "mfu = excluded.mfu, memory_bytes = excluded.memory_bytes, "
+               "imbalance = excluded.imbalance, phases = excluded.phases "
+               "WHERE excluded.attempt >= steps.attempt",
+    [S_READ_STEPS] = "SELECT " STEP_COLUMNS " FROM steps WHERE job = ?1 AND step > ?2 "
+                     "ORDER BY step LIMIT ?3",
+    [S_READ_LAST_STEP] = "SELECT " STEP_COLUMNS " FROM steps WHERE job = ?1 "
+                         "ORDER BY step DESC LIMIT 1",
+    [S_READ_VALIDATION] = "SELECT validation_loss FROM steps WHERE job = ?1 AND "
+                          "validation_loss IS NOT NULL ORDER BY step DESC LIMIT 1",
+    [S_SEGMENT_NEW] = "INSERT INTO log_segments VALUES (?1, ?2, ?3, ?4, ?5)",
+    [S_SEGMENT_LAST] = "SELECT file_offset, attempt, attempt_offset FROM log_segments "
+                       "WHERE job = ?1 AND rank = ?2 ORDER BY file_offset DESC LIMIT 1",
+};
+
+static int open_both(struct store_tables *t, const char *state_dir, struct err *err)
+{
+    char *state = xasprintf("%s/state.db", state_dir), *stats = xasprintf("%s/stats.db", state_dir);
+    int rc = db_open(state, &schema_state, true, &t->state, err);
+    if (rc == 0)
+        rc = db_open(stats, &schema_stats, false, &t->stats, err);
+    free(state);
+    free(stats);
+    return rc;
+}
+
+int tables_open(struct store_tables *t, const char *state_dir, struct err *err)
+{
+    int rc = open_both(t, state_dir, err);
+    for (int i = 0; rc == 0 && i < S_MAX; i++)
+        rc = db_prepare(i < S_STATS_BEGIN ? t->state : t->stats, sql[i], &t->statements[i], err);
+    if (rc == 0) {
+        t->logs_dir = xasprintf("%s/logs", state_dir);
+        if (mkdir(t->logs_dir, 0700) && errno != EEXIST)
+            rc = err_set(err, -errno, "%s: cannot be made: %s", t->logs_dir, strerror(errno));
+    }
+    return rc;
+}
+
+void tables_close(struct store_tables *t)
+{
+    db_close(t->state);
+    db_close(t->stats);
+    free(t->logs_dir);
+    *t = (struct store_tables){0};
+}
+
+sqlite3_stmt *tables_statement(struct store_tables *t, enum statement which)
+{
+    return t->statements[which];
+}
