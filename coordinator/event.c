@@ -2,6 +2,7 @@
 #include "coordinator/event.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <string.h>
 
 static const char *word_of(const ProtobufCEnumDescriptor *words, int value, const char *prefix)

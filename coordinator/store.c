@@ -148,8 +148,7 @@ static void commit_group(struct store *s, struct store_batch *first)
         pthread_mutex_unlock(&s->lock);
     }
     for (struct store_batch *b = first; b; b = b->next) {
-        bool wants = b->n_records || b->n_steps;
-        b->rc = wants || is_failed || rc == 0 ? rc : -ECANCELED;
+        b->rc = rc;
         b->err = err;
     }
 }

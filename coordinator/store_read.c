@@ -172,7 +172,7 @@ static void parse_phases(const char *text, Ballast__StepReport *out, struct aren
         Ballast__PhaseTime *p = arena_alloc(a, sizeof *p);
         ballast__phase_time__init(p);
         p->name = arena_strdup(a, i.key);
-        if (!json_double(i.value, &p->seconds))
+        if (!json_as_double(i.value, &p->seconds))
             p->seconds = NAN;
         out->phases[out->n_phases++] = p;
     }
