@@ -1,0 +1,605 @@
+/* test_store.c - the store: what is acknowledged is there, after kill -9 and on a full disk too */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+#include "coordinator/store.h"
+#include "coordinator/store_db.h"
+
+#define HOUR_NS (3600 * (int64_t)NS_PER_S)
+
+/* ---- a store whose batches are waited for -------------------------------------------------- */
+
+struct bench {
+    char folder[64];
+    struct store *store;
+    pthread_mutex_t lock;
+    pthread_cond_t  wake;
+    bool is_notified;
+};
+
+static void notify(void *context)
+{
+    struct bench *b = context;
+    pthread_mutex_lock(&b->lock);
+    b->is_notified = true;
+    pthread_cond_signal(&b->wake);
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void bench_make(struct bench *b)
+{
+    *b = (struct bench){.folder = "/tmp/test_store.XXXXXX"};
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->wake, NULL);
+    assert_non_null(mkdtemp(b->folder));
+}
+
+static void bench_open(struct bench *b)
+{
+    struct err err = {0};
+    if (store_open(b->folder, notify, b, &b->store, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void bench_remove(struct bench *b)
+{
+    char command[128];
+    store_close(b->store);
+    snprintf(command, sizeof command, "rm -rf %s", b->folder);
+    assert_int_equal(system(command), 0);
+}
+
+/* Hands a batch over and waits until it is back. */
+static int do_batch(struct bench *b, struct store_batch *batch)
+{
+    store_submit(b->store, batch);
+    for (;;) {
+        pthread_mutex_lock(&b->lock);
+        while (!b->is_notified)
+            pthread_cond_wait(&b->wake, &b->lock);
+        b->is_notified = false;
+        pthread_mutex_unlock(&b->lock);
+        for (struct store_batch *d = store_take_done(b->store); d; d = d->next)
+            if (d == batch)
+                return batch->rc;
+    }
+}
+
+static struct store_read do_read(struct bench *b, struct store_read read)
+{
+    struct store_batch batch = {.reads = &read, .n_reads = 1};
+    do_batch(b, &batch);
+    return read;
+}
+
+/* ---- records ---------------------------------------------------------------------------------- */
+
+static uint8_t digest[16] = "0123456789abcde";
+
+struct story {
+    struct arena arena;
+    Ballast__Record *records[64];
+    size_t   n;
+    uint64_t seq;
+};
+
+static Ballast__Record *say(struct story *s, uint64_t job, const char *worker)
+{
+    Ballast__Record *r = arena_alloc(&s->arena, sizeof *r);
+    ballast__record__init(r);
+    r->seq = ++s->seq;
+    r->at_ns = 1000 * (int64_t)NS_PER_S + (int64_t)s->seq;
+    r->job_id = job;
+    r->worker = arena_strdup(&s->arena, worker);
+    s->records[s->n++] = r;
+    return r;
+}
+
+static void say_submitted(struct story *s, uint64_t job)
+{
+    Ballast__Record *r = say(s, job, "");
+    r->what_case = BALLAST__RECORD__WHAT_SUBMITTED;
+    r->submitted = arena_alloc(&s->arena, sizeof *r->submitted);
+    ballast__record_submitted__init(r->submitted);
+    r->submitted->spec = arena_alloc(&s->arena, sizeof *r->submitted->spec);
+    ballast__job_spec__init(r->submitted->spec);
+    r->submitted->spec->name = "hybrid";
+    r->submitted->spec->train_steps = 300;
+    r->submitted->spec->parallel_workers = 2;
+    r->submitted->user = "ada";
+    uint8_t *key = arena_alloc(&s->arena, 16);
+    memcpy(key, &job, sizeof job);
+    r->submitted->idempotency_key = (ProtobufCBinaryData){16, key};
+    r->submitted->request_digest = (ProtobufCBinaryData){16, digest};
+}
+
+static void say_assigned(struct story *s, uint64_t job, uint32_t attempt)
+{
+    static char *names[] = {"w0", "w1"};
+    Ballast__Record *r = say(s, job, "");
+    r->what_case = BALLAST__RECORD__WHAT_ASSIGNED;
+    r->assigned = arena_alloc(&s->arena, sizeof *r->assigned);
+    ballast__record_assigned__init(r->assigned);
+    r->assigned->attempt = attempt;
+    r->assigned->workers = names;
+    r->assigned->n_workers = 2;
+}
+
+static void say_state(struct story *s, uint64_t job, Ballast__JobState state, const char *reason)
+{
+    Ballast__Record *r = say(s, job, "");
+    r->what_case = BALLAST__RECORD__WHAT_STATE;
+    r->state = arena_alloc(&s->arena, sizeof *r->state);
+    ballast__record_state__init(r->state);
+    r->state->state = state;
+    r->state->reason = arena_strdup(&s->arena, reason);
+    r->state->exit = state == BALLAST__JOB_STATE__JOB_DONE ? "0" : "";
+}
+
+static void say_worker(struct story *s, const char *name, Ballast__WorkerState state)
+{
+    Ballast__Record *r = say(s, 0, name);
+    r->what_case = BALLAST__RECORD__WHAT_WORKER_CHANGED;
+    r->worker_changed = arena_alloc(&s->arena, sizeof *r->worker_changed);
+    ballast__record_worker__init(r->worker_changed);
+    r->worker_changed->state = state;
+    r->worker_changed->worker_epoch = UINT64_MAX - 3;
+}
+
+static int tell(struct bench *b, struct story *s)
+{
+    struct store_batch batch = {.records = s->records, .n_records = s->n};
+    int rc = do_batch(b, &batch);
+    s->n = 0;
+    return rc;
+}
+
+/* Job 1 ran and is done, job 2 lives on its second attempt, w0 was lost and came back. */
+static void tell_two_jobs(struct bench *b, struct story *s)
+{
+    say_worker(s, "w0", BALLAST__WORKER_STATE__WORKER_IDLE);
+    say_submitted(s, 1);
+    say_assigned(s, 1, 1);
+    say_state(s, 1, BALLAST__JOB_STATE__JOB_RUNNING, "");
+    say_state(s, 1, BALLAST__JOB_STATE__JOB_DONE, "all steps done");
+    say_submitted(s, 2);
+    say_assigned(s, 2, 1);
+    say_worker(s, "w0", BALLAST__WORKER_STATE__WORKER_LOST);
+    say_state(s, 2, BALLAST__JOB_STATE__JOB_RECOVERING, "worker w0 was lost");
+    say_worker(s, "w0", BALLAST__WORKER_STATE__WORKER_IDLE);
+    say_assigned(s, 2, 2);
+    assert_int_equal(tell(b, s), 0);
+}
+
+/* ---- tests -------------------------------------------------------------------------------------- */
+
+static void a_restart_loads_the_live_jobs_only(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct story s = {0};
+    bench_make(&b);
+    bench_open(&b);
+    tell_two_jobs(&b, &s);
+    store_close(b.store);
+    bench_open(&b);
+    struct store_read r = do_read(&b, (struct store_read){
+        .kind = STORE_RESTORE, .wall_ns = 1000 * (int64_t)NS_PER_S + HOUR_NS,
+        .keep_ns = 24 * HOUR_NS});
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.restored.last_seq, s.seq);
+    assert_int_equal(r.restored.last_job, 2);
+    assert_int_equal(r.restored.n_keys, 2);
+    assert_int_equal(r.restored.keys[0].job, 1);
+    assert_string_equal(r.restored.keys[0].user, "ada");
+    assert_int_equal(r.n_records, 5); /* 4 of job 2, the newest of w0 */
+    for (size_t i = 0; i < r.n_records; i++) {
+        assert_true(r.records[i]->job_id == 2 || r.records[i]->seq == 10);
+        assert_true(i == 0 || r.records[i]->seq > r.records[i - 1]->seq);
+    }
+    store_read_fini(&r);
+    r = do_read(&b, (struct store_read){.kind = STORE_RESTORE, .keep_ns = 24 * HOUR_NS,
+                                        .wall_ns = 1000 * (int64_t)NS_PER_S + 25 * HOUR_NS});
+    assert_int_equal(r.restored.n_keys, 0);
+    store_read_fini(&r);
+    arena_fini(&s.arena);
+    bench_remove(&b);
+}
+
+static void jobs_and_events_are_read_in_pages(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct story s = {0};
+    bench_make(&b);
+    bench_open(&b);
+    tell_two_jobs(&b, &s);
+
+    struct store_read r = do_read(&b, (struct store_read){.kind = STORE_JOBS, .limit = 1});
+    assert_int_equal(r.n_jobs, 1);
+    assert_true(r.is_truncated);
+    assert_int_equal(r.jobs[0]->state, BALLAST__JOB_STATE__JOB_DONE);
+    assert_string_equal(r.jobs[0]->reason, "all steps done");
+    assert_string_equal(r.jobs[0]->exit, "0");
+    assert_int_equal(r.jobs[0]->n_workers, 2);
+    assert_string_equal(r.jobs[0]->workers[1], "w1");
+    store_read_fini(&r);
+    r = do_read(&b, (struct store_read){.kind = STORE_JOBS, .from = 1, .limit = 9, .user = "ada"});
+    assert_int_equal(r.n_jobs, 1);
+    assert_false(r.is_truncated);
+    assert_int_equal(r.jobs[0]->attempt, 2);
+    store_read_fini(&r);
+    r = do_read(&b, (struct store_read){.kind = STORE_JOBS, .limit = 9, .user = "bob"});
+    assert_int_equal(r.n_jobs, 0);
+    store_read_fini(&r);
+
+    r = do_read(&b, (struct store_read){.kind = STORE_JOB, .job = 1, .limit = 2});
+    assert_int_equal(r.rc, 0);
+    assert_string_equal(r.spec->name, "hybrid");
+    assert_int_equal(r.n_events, 2);
+    assert_string_equal(r.events[1]->kind, "JOB_DONE");
+    store_read_fini(&r);
+    r = do_read(&b, (struct store_read){.kind = STORE_JOB, .job = 77, .limit = 2});
+    assert_int_equal(r.rc, -ENOENT);
+    store_read_fini(&r);
+
+    uint64_t from = 0, n = 0;
+    do { /* gapless, whatever the page */
+        r = do_read(&b, (struct store_read){.kind = STORE_EVENTS, .from = from, .limit = 3});
+        for (size_t i = 0; i < r.n_events; i++)
+            assert_int_equal(r.events[i]->seq, ++n);
+        from = r.next;
+        store_read_fini(&r);
+    } while (n < s.seq);
+    r = do_read(&b, (struct store_read){.kind = STORE_EVENTS, .from = from, .limit = 3});
+    assert_int_equal(r.n_events, 0);
+    assert_int_equal(r.next, from);
+    store_read_fini(&r);
+    r = do_read(&b, (struct store_read){.kind = STORE_EVENTS, .is_newest = true, .limit = 2,
+                                        .job = 2});
+    assert_int_equal(r.n_events, 2);
+    assert_string_equal(r.events[0]->text, "worker w0 was lost");
+    assert_string_equal(r.events[1]->text, "attempt 2 on w0, w1");
+    store_read_fini(&r);
+    arena_fini(&s.arena);
+    bench_remove(&b);
+}
+
+/* One column of a query over the closed file. */
+static char *query(const struct bench *b, const char *sql)
+{
+    char path[96];
+    snprintf(path, sizeof path, "%s/state.db", b->folder);
+    sqlite3 *db;
+    sqlite3_stmt *q;
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &q, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(q), SQLITE_ROW);
+    char *text = xstrdup((const char *)sqlite3_column_text(q, 0));
+    sqlite3_finalize(q);
+    sqlite3_close(db);
+    return text;
+}
+
+static void query_tables_can_be_made_again(void **state)
+{
+    (void)state;
+    static const char all[] =
+        "SELECT (SELECT group_concat(j.id || j.state || j.attempt || j.workers || j.ended_at_ns) "
+        "FROM jobs j) || (SELECT group_concat(a.job || a.attempt || a.ended_at_ns || a.reason) "
+        "FROM attempts a) || (SELECT group_concat(w.name || w.state || w.record) FROM workers w) "
+        "|| (SELECT group_concat(hex(i.key) || i.job) FROM idempotency i)";
+    struct bench b;
+    struct story s = {0};
+    bench_make(&b);
+    bench_open(&b);
+    tell_two_jobs(&b, &s);
+    store_close(b.store);
+    char *before = query(&b, all);
+    bench_open(&b);
+    assert_int_equal(store_rebuild(b.store, NULL), 0);
+    store_close(b.store);
+    char *after = query(&b, all);
+    assert_string_equal(before, after);
+    assert_non_null(strstr(after, "w0IDLE10"));
+    free(before);
+    free(after);
+    b.store = NULL;
+    arena_fini(&s.arena);
+    bench_remove(&b);
+}
+
+static void a_later_attempt_replaces_steps(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_make(&b);
+    bench_open(&b);
+    static const struct {
+        uint32_t attempt;
+        uint64_t step;
+        double loss, validation_loss;
+    } rows[] = {{1, 1, 5.0, NAN}, {1, 2, 4.0, 4.5}, {2, 2, 3.0, 3.5}, {1, 2, 9.0, NAN}, {2, 3, 2.0, NAN}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Ballast__PhaseTime phase = BALLAST__PHASE_TIME__INIT, *phases[] = {&phase};
+        Ballast__StepReport step = BALLAST__STEP_REPORT__INIT, *list[] = {&step};
+        Ballast__StepReports reports = BALLAST__STEP_REPORTS__INIT;
+        phase.name = "forward";
+        phase.seconds = 0.25;
+        step.step = rows[i].step;
+        step.loss = rows[i].loss;
+        step.validation_loss = rows[i].validation_loss;
+        step.phases = phases;
+        step.n_phases = 1;
+        reports.job_id = 7;
+        reports.attempt = rows[i].attempt;
+        reports.steps = list;
+        reports.n_steps = 1;
+        struct turn_steps steps = {7, &reports};
+        struct store_batch batch = {.steps = &steps, .n_steps = 1};
+        assert_int_equal(do_batch(&b, &batch), 0);
+    }
+    struct store_read r = do_read(&b, (struct store_read){.kind = STORE_STEPS, .job = 7, .from = 1,
+                                                          .limit = 10});
+    assert_int_equal(r.n_steps, 2);
+    assert_int_equal(r.next, 3);
+    assert_int_equal(r.steps[0]->attempt, 2);
+    assert_true(r.steps[0]->loss == 3.0 && r.steps[0]->validation_loss == 3.5);
+    assert_true(isnan(r.steps[1]->validation_loss));
+    assert_int_equal(r.steps[0]->n_phases, 1);
+    assert_string_equal(r.steps[0]->phases[0]->name, "forward");
+    assert_true(r.steps[0]->phases[0]->seconds == 0.25);
+    store_read_fini(&r);
+    bench_remove(&b);
+}
+
+static uint64_t output(struct bench *b, uint32_t attempt, uint64_t offset, const char *text)
+{
+    Ballast__LogChunk chunk = BALLAST__LOG_CHUNK__INIT;
+    chunk.job_id = 3;
+    chunk.attempt = attempt;
+    chunk.rank = 1;
+    chunk.offset = offset;
+    chunk.bytes = (ProtobufCBinaryData){strlen(text), (uint8_t *)text};
+    struct store_log log = {.chunk = &chunk};
+    struct store_batch batch = {.logs = &log, .n_logs = 1};
+    assert_int_equal(do_batch(b, &batch), 0);
+    return log.stored_offset;
+}
+
+static void expect_output(struct bench *b, uint64_t from, const char *text)
+{
+    struct store_read r = do_read(b, (struct store_read){.kind = STORE_OUTPUT, .job = 3, .rank = 1,
+                                                         .from = from, .limit = 4096});
+    char *got = strndup((const char *)r.bytes, r.n_bytes);
+    assert_int_equal(r.rc, 0);
+    assert_string_equal(got, text);
+    assert_int_equal(r.next, from + strlen(text));
+    free(got);
+    store_read_fini(&r);
+}
+
+static void output_is_stored_once_in_order(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_make(&b);
+    bench_open(&b);
+    assert_int_equal(output(&b, 1, 0, "hello "), 6);
+    assert_int_equal(output(&b, 1, 6, "world\n"), 12);
+    assert_int_equal(output(&b, 1, 0, "hello world\n"), 12); /* said again */
+    assert_int_equal(output(&b, 1, 6, "world\nmore\n"), 17); /* partly new */
+    store_close(b.store);
+    bench_open(&b);
+    assert_int_equal(output(&b, 2, 0, "second\n"), 7);
+    assert_int_equal(output(&b, 1, 17, "late\n"), 22); /* an older attempt has no place any more */
+    assert_int_equal(output(&b, 2, 0, "second\nagain\n"), 13);
+    expect_output(&b, 0, "hello world\nmore\nsecond\nagain\n");
+    expect_output(&b, 12, "more\nsecond\nagain\n");
+    assert_int_equal(output(&b, 2, 23, "x\n"), 25);
+    assert_int_equal(output(&b, 2, 23, "x\ny\n"), 27);
+    expect_output(&b, 17, "second\nagain\n[ballast: 10 bytes of output are missing here]\nx\ny\n");
+    bench_remove(&b);
+}
+
+static void endless_output_is_capped(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_make(&b);
+    bench_open(&b);
+    char *block = xcalloc(1, (1 << 20) + 1);
+    memset(block, 'x', 1 << 20);
+    for (uint64_t i = 0; i < 70; i++)
+        assert_int_equal(output(&b, 1, i << 20, block), (i + 1) << 20);
+    struct stat st;
+    char path[96];
+    snprintf(path, sizeof path, "%s/logs/3/1.log", b.folder);
+    assert_int_equal(stat(path, &st), 0);
+    assert_in_range(st.st_size, 64 << 20, (64 << 20) + 100);
+    free(block);
+    bench_remove(&b);
+}
+
+static void a_second_process_is_refused(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_make(&b);
+    bench_open(&b);
+    struct store *second;
+    struct err err = {0};
+    assert_int_equal(store_open(b.folder, notify, &b, &second, &err), -EBUSY);
+    char pid[64];
+    snprintf(pid, sizeof pid, "in use by another coordinator, process %d", (int)getpid());
+    assert_non_null(strstr(err.text, pid));
+    bench_remove(&b);
+}
+
+static void files_of_other_versions(void **state)
+{
+    (void)state;
+    static const char one[] = "CREATE TABLE a (x INTEGER) STRICT; INSERT INTO a VALUES (7);";
+    static const char two[] = "ALTER TABLE a ADD COLUMN y INTEGER; UPDATE a SET y = x + 1;";
+    static const char bad[] = "UPDATE a SET x = 0; INSERT INTO missing VALUES (1);";
+    static const char *const steps[] = {one, two}, *const broken[] = {one, bad};
+    const struct schema v1 = {"test", 77, steps, 1}, v2 = {"test", 77, steps, 2},
+                        v2_broken = {"test", 77, broken, 2}, other = {"other", 78, steps, 1};
+    struct bench b;
+    sqlite3 *db;
+    char path[96], backup[128];
+    struct err err = {0};
+    bench_make(&b);
+    snprintf(path, sizeof path, "%s/x.db", b.folder);
+    snprintf(backup, sizeof backup, "%s.v1.backup", path);
+
+    assert_int_equal(db_open(path, &v1, true, &db, &err), 0);
+    db_close(db);
+    assert_true(db_open(path, &v2_broken, true, &db, &err) < 0); /* changes nothing */
+    assert_int_equal(db_open(path, &v1, true, &db, &err), 0);
+    assert_int_equal(db_exec(db, "UPDATE a SET x = x / (x = 7)", &err), 0);
+    db_close(db);
+    assert_int_equal(db_open(path, &v2, true, &db, &err), 0);
+    sqlite3_stmt *q;
+    assert_int_equal(db_prepare(db, "SELECT y FROM a", &q, &err), 0);
+    assert_int_equal(db_next(q, &err), 1);
+    assert_int_equal(sqlite3_column_int(q, 0), 8);
+    db_close(db);
+    assert_int_equal(db_open(backup, &v1, true, &db, &err), 0); /* a whole database */
+    db_close(db);
+
+    assert_int_equal(db_open(path, &v1, true, &db, &err), -EPROTO);
+    assert_non_null(strstr(err.text, "newer ballast (version 2, this one knows 1)"));
+    assert_int_equal(db_open(path, &other, true, &db, &err), -EBADMSG);
+    FILE *f = fopen(path, "w");
+    fprintf(f, "this is no database, and long enough to be looked at: ........................\n");
+    fclose(f);
+    assert_int_equal(db_open(path, &v2, true, &db, &err), -EBADMSG);
+    bench_remove(&b);
+}
+
+/* The child acknowledges each commit through a pipe and is killed in the middle of things. */
+static void kill_one_round(struct bench *b, unsigned *seed, uint64_t *last_seq)
+{
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        struct story s = {.seq = *last_seq};
+        bench_open(b);
+        for (;;) {
+            uint64_t job = s.seq + 1;
+            say_submitted(&s, job);
+            say_assigned(&s, job, 1);
+            if (tell(b, &s) < 0 || write(ends[1], &s.seq, sizeof s.seq) < 0)
+                _exit(1);
+            arena_reset(&s.arena);
+        }
+    }
+    close(ends[1]);
+    uint64_t acknowledged = *last_seq, seq;
+    if (read(ends[0], &seq, sizeof seq) == sizeof seq)
+        acknowledged = seq;
+    usleep((useconds_t)(rand_r(seed) % 20000));
+    kill(child, SIGKILL);
+    while (read(ends[0], &seq, sizeof seq) == sizeof seq)
+        acknowledged = seq;
+    waitpid(child, NULL, 0);
+    close(ends[0]);
+
+    bench_open(b);
+    struct store_read r = do_read(b, (struct store_read){.kind = STORE_RESTORE});
+    assert_int_equal(r.rc, 0);
+    assert_true(r.restored.last_seq >= acknowledged);
+    assert_int_equal(r.n_records, r.restored.last_seq); /* all live: none lost, none half */
+    assert_int_equal(r.restored.last_seq % 2, 0);
+    *last_seq = r.restored.last_seq;
+    store_read_fini(&r);
+    store_close(b->store);
+    b->store = NULL;
+}
+
+static void kill_9_loses_nothing_acknowledged(void **state)
+{
+    (void)state;
+    struct bench b;
+    unsigned seed = (unsigned)time(NULL);
+    uint64_t last_seq = 0;
+    print_message("seed %u\n", seed);
+    bench_make(&b);
+    for (int round = 0; round < 20; round++)
+        kill_one_round(&b, &seed, &last_seq);
+    bench_remove(&b);
+}
+
+/* Files may not grow beyond a limit: SQLite sees a full disk. Nothing is acknowledged, reads are
+ * served, and with space again all goes on. */
+static void a_full_disk_is_survived(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct story s = {0};
+    bench_make(&b);
+    bench_open(&b);
+    tell_two_jobs(&b, &s);
+    struct rlimit old, small = {256 << 10, RLIM_INFINITY};
+    getrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, SIG_IGN);
+    small.rlim_max = old.rlim_max;
+    setrlimit(RLIMIT_FSIZE, &small);
+    uint64_t good = s.seq;
+    int rc = 0;
+    for (uint64_t job = 10; rc == 0 && job < 10000; job++) {
+        good = s.seq;
+        say_submitted(&s, job);
+        rc = tell(&b, &s);
+    }
+    setrlimit(RLIMIT_FSIZE, &old);
+    assert_true(rc < 0);
+    say_submitted(&s, 20000);
+    assert_int_equal(tell(&b, &s), -ECANCELED);
+    struct store_read r = do_read(&b, (struct store_read){.kind = STORE_RESTORE});
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.restored.last_seq, good);
+    store_read_fini(&r);
+    store_resume(b.store);
+    s.seq = good;
+    say_submitted(&s, 30000);
+    assert_int_equal(tell(&b, &s), 0);
+    arena_fini(&s.arena);
+    bench_remove(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_restart_loads_the_live_jobs_only),
+        cmocka_unit_test(jobs_and_events_are_read_in_pages),
+        cmocka_unit_test(query_tables_can_be_made_again),
+        cmocka_unit_test(a_later_attempt_replaces_steps),
+        cmocka_unit_test(output_is_stored_once_in_order),
+        cmocka_unit_test(endless_output_is_capped),
+        cmocka_unit_test(a_second_process_is_refused),
+        cmocka_unit_test(files_of_other_versions),
+        cmocka_unit_test(kill_9_loses_nothing_acknowledged),
+        cmocka_unit_test(a_full_disk_is_survived),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
