@@ -41,7 +41,7 @@ void turn_fini(struct turn *t);
 
 /* Adds a response to a request, for what the shell answers itself; it then leaves after the
  * commit too, so that nobody reads what may still be lost. payload must live as long as the
- * turn. A Code other than OK carries no payload; message may be NULL with OK. */
+ * turn. code is not OK. */
 void turn_reply(struct turn *t, uint64_t peer, const Ballast__Envelope *request,
                 const ProtobufCMessage *payload);
 void turn_refuse(struct turn *t, uint64_t peer, const Ballast__Envelope *request,

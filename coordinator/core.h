@@ -1,0 +1,138 @@
+/* core.h - what the files of the coordinator's core share; nobody else includes it
+ *
+ * coord.c    turns, time, and what the shell may look at
+ * apply.c    records: the one function that applies them, and the ways to make them
+ * calls.c    what clients ask for
+ * attach.c   workers come, beat, fall silent and go
+ * attempt.c  one attempt of a job: its gang starts, reports, is stopped, is over */
+#ifndef COORDINATOR_CORE_H
+#define COORDINATOR_CORE_H
+
+#include "coordinator/coord.h"
+#include "coordinator/fleet.h"
+#include "coordinator/job.h"
+#include "coordinator/keys.h"
+
+/* A JOB_WAIT that has no answer yet. */
+struct pending_wait {
+    uint64_t          peer, deadline_ns;
+    Ballast__Envelope request; /* method and ids only */
+    job_id            job;
+    uint32_t          states;  /* bits; 0: any ended state */
+};
+
+struct coord {
+    struct coord_config config;
+
+    /* durable */
+    struct job_table jobs;
+    struct fleet     fleet;
+    struct keys      keys;
+    uint64_t         epoch;
+    record_seq       last_seq;
+    job_id           last_job_id;
+
+    /* of this life */
+    struct job         **waiting; /* QUEUED and RECOVERING, in the queue's order */
+    size_t               n_waiting, n_waiting_alloc;
+    struct pending_wait *waits;
+    size_t               n_waits, n_waits_alloc;
+    job_id              *ended; /* in this turn */
+    size_t               n_ended, n_ended_alloc;
+    uint64_t             now_ns, started_ns, next_scan_ns, next_prune_ns;
+    bool                 queue_is_stale; /* something changed that may let a job start */
+    bool                 has_ended_jobs;
+};
+
+/* The tick looks at everybody at this time, or earlier. */
+void core_wake_at(struct coord *c, uint64_t at_ns);
+
+/* ---- apply.c: each makes one record and applies it ---- */
+
+void emit_epoch(struct coord *c, struct turn *t);
+void emit_submitted(struct coord *c, struct turn *t, job_id id, Ballast__JobSpec *spec,
+                    const char *user, const uint8_t *key, const uint8_t *digest);
+void emit_after(struct coord *c, struct turn *t, struct job *j, job_id done);
+void emit_assigned(struct coord *c, struct turn *t, struct job *j, const uint32_t *workers);
+void emit_held(struct coord *c, struct turn *t, struct job *j, bool held, const char *reason);
+void emit_progress(struct coord *c, struct turn *t, struct job *j, uint64_t checkpoint_step,
+                   uint64_t step);
+
+/* Fills in ran_ms; the rest is the caller's. Strings must live as long as the turn. */
+void emit_state(struct coord *c, struct turn *t, struct job *j, const Ballast__RecordState *what);
+void emit_worker(struct coord *c, struct turn *t, const char *name,
+                 const Ballast__RecordWorker *what);
+
+/* ---- calls.c ---- */
+
+void call_submit(struct coord *c, struct turn *t, uint64_t peer, const char *user,
+                 const Ballast__Envelope *e, const Ballast__SubmitRequest *request);
+void call_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+              const Ballast__JobRequest *request);
+void call_job_wait(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                   const Ballast__JobWaitRequest *request);
+void call_job_list(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                   const Ballast__JobListRequest *request);
+void call_worker(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                 const Ballast__WorkerDrainRequest *request);
+void call_worker_list(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e);
+void call_ping(struct coord *c, struct turn *t, uint64_t peer, const char *user,
+               const Ballast__Envelope *e);
+
+/* Answers the waits that are satisfied or over; gives the next moment one is over. */
+uint64_t calls_answer_waits(struct coord *c, struct turn *t);
+
+/* ---- attach.c ---- */
+
+void attach_hello(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                  const Ballast__Hello *hello);
+void attach_heartbeat(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                      const Ballast__Heartbeat *beat);
+void attach_rank_state(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                       const Ballast__RankState *state);
+void attach_steps(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                  const Ballast__StepReports *reports);
+void attach_goodbye(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                    const Ballast__Goodbye *goodbye);
+uint64_t attach_tick(struct coord *c, struct turn *t);
+
+/* ---- attempt.c ---- */
+
+static inline bool rank_phase_has_ended(Ballast__RankPhase phase)
+{
+    return phase >= BALLAST__RANK_PHASE__RANK_FINISHED;
+}
+
+/* At a start: watches the gangs that the records left running. */
+void attempt_adopt_all(struct coord *c);
+
+/* Starts j on these workers (fleet indices, in rank order). */
+void attempt_start(struct coord *c, struct turn *t, struct job *j, const uint32_t *workers);
+
+/* What a worker's present life says about a rank. */
+void attempt_report(struct coord *c, struct turn *t, struct worker *w,
+                    const Ballast__RankState *state);
+
+/* The newest word of w does not mention the rank it should hold: START or STOP again, or it is
+ * lost. */
+void attempt_missing(struct coord *c, struct turn *t, struct worker *w);
+
+/* The process of w's rank is gone, or will be: with the fate and why. */
+void attempt_rank_lost(struct coord *c, struct turn *t, struct worker *w, enum rank_fate fate,
+                       const char *why);
+
+/* Ends a job that has not ended: at once if no rank lives, else by way of STOPPING. */
+void attempt_end(struct coord *c, struct turn *t, struct job *j, Ballast__JobState then,
+                 Ballast__StopMode mode, const char *reason, const char *exit);
+
+/* Every rank's end is known: its worker forgets the attempt. */
+void attempt_ack_ended(struct turn *t, const struct worker *w, const Ballast__RankState *state);
+
+/* STOP_NOW for an attempt that nobody wants any more. */
+void attempt_fence(struct turn *t, uint64_t peer, uint64_t worker_epoch,
+                   const Ballast__RankState *state, const char *reason);
+
+/* What is due for this job; gives when to look again (UINT64_MAX: never). */
+uint64_t attempt_tick(struct coord *c, struct turn *t, struct job *j);
+
+#endif

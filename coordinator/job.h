@@ -1,0 +1,145 @@
+/* job.h - one job: its life, its gang, and the table of the jobs in memory
+ *
+ *   QUEUED ──▶ STARTING ──▶ RUNNING ──▶ DONE        every rank has finished
+ *     ▲         │  ▲  │        │ │
+ *     │         │  │  └────────┼─┴────▶ STOPPING ──▶ CANCELLED, FAILED, DONE
+ *     │         ▼  │           ▼           ▲
+ *     │       RECOVERING ◀─────┘ ──────────┘        a rank was lost: the next attempt
+ *     └── requeue of an ended job
+ *
+ * QUEUED, RECOVERING may also end at once (CANCELLED, FAILED): nothing is left to stop. Held is a
+ * fact beside QUEUED and RECOVERING: it waits for a person.
+ *
+ * A rank's fate is what the coordinator knows about its process, which decides when the next
+ * attempt may start: never while two gangs of one job could make steps. */
+#ifndef COORDINATOR_JOB_H
+#define COORDINATOR_JOB_H
+
+#include "common/err.h"
+#include "common/mem.h"
+#include "common/types.h"
+#include "proto/ballast.pb-c.h"
+
+#define COLL_ID_BYTES 16
+
+enum rank_fate {
+    RANK_ALIVE,  /* it exists, or may come to exist */
+    RANK_ENDED,  /* its worker said so, or has a newer life whose orphan time is over */
+    RANK_ORPHAN, /* its daemon is dead: it ends before over_ns */
+    RANK_SILENT, /* its worker is lost: it ends itself before over_ns, or is stuck in a
+                  * collective for ever once another rank has ended */
+};
+
+struct rank {
+    uint32_t           worker; /* index in the fleet */
+    enum rank_fate     fate;
+    Ballast__RankPhase phase;  /* as last reported; only grows */
+    uint64_t           over_ns;
+};
+
+enum wait_kind {
+    WAIT_NONE,    /* not looked at yet */
+    WAIT_HELD,
+    WAIT_AFTER,   /* for job a */
+    WAIT_BACKOFF, /* until not_before_ns */
+    WAIT_GANG,    /* the ranks of the last attempt have not ended */
+    WAIT_WORKERS, /* needs a workers, b are attached, c free */
+    WAIT_MEMORY,  /* needs a workers of d bytes, b such are attached, c free */
+    WAIT_BEHIND,  /* behind job a, which goes first */
+};
+
+struct wait_reason {
+    enum wait_kind kind;
+    uint64_t       a, b, c, d;
+};
+
+/* Folded from step reports; what is not known yet is NaN or 0. */
+struct job_summary {
+    uint32_t attempt;
+    uint64_t step;
+    double   loss, validation_loss, tokens_per_second, imbalance;
+};
+
+struct job {
+    /* durable: changed by coord_apply only */
+    job_id             id;
+    Ballast__JobSpec  *spec;
+    char              *user;
+    Ballast__JobState  state;
+    char              *reason, *exit;
+    Ballast__JobState  then; /* STOPPING: what comes after */
+    Ballast__StopMode  stop_mode;
+    bool               held;
+    char              *hold_reason;
+    uint32_t           attempt, n_restarts, n_failures_in_row;
+    uint64_t           checkpoint_step, step, ran_ms, backoff_ms;
+    uint32_t           states_seen; /* bits, since it was queued */
+    uint64_t          *after;       /* jobs that are not DONE yet */
+    size_t             n_after;
+    char             **gang;        /* names, in rank order; kept for display when it has ended */
+    uint64_t          *gang_epochs;
+    uint32_t           n_gang;
+    uint8_t            coll_id[COLL_ID_BYTES];
+    record_seq         assigned_seq;
+    uint8_t            requeue_key[IDEMPOTENCY_KEY_BYTES];
+    int64_t            submitted_at_ns, started_at_ns, ended_at_ns; /* wall, display */
+
+    /* of this life of the coordinator */
+    struct rank       *ranks;       /* n_gang; NULL when no gang is to be watched */
+    uint32_t           n_alive;     /* ranks with RANK_ALIVE */
+    uint32_t           n_finished;
+    uint64_t           live_step;   /* newest step of the present attempt, or what it resumes */
+    uint64_t           not_before_ns, state_since_ns, running_since_ns;
+    struct wait_reason wait;
+    struct job_summary summary;
+    bool               is_waiting; /* in the queue's list */
+};
+
+static inline bool job_has_ended(const struct job *j)
+{
+    return j->state >= BALLAST__JOB_STATE__JOB_DONE;
+}
+
+/* The only ways a state changes. */
+bool job_may_move(const struct job *j, Ballast__JobState next);
+void job_move(struct job *j, Ballast__JobState next);
+
+/* "QUEUED" and so on. */
+const char *job_state_name(Ballast__JobState state);
+
+struct job *job_create(job_id id, const Ballast__RecordSubmitted *submitted);
+void        job_destroy(struct job *j);
+
+/* Replaces one text the job owns; NULL reads as "". */
+void job_text(char **text, const char *new_text);
+
+/* When the last attempt surely makes no step any more; UINT64_MAX: not before a rank's end. */
+uint64_t job_gang_over_ns(const struct job *j);
+
+/* Milliseconds RUNNING, over all attempts. */
+uint64_t job_ran_ms(const struct job *j, uint64_t now_ns);
+
+/* How long until the next attempt: base, doubled with each failure without progress. */
+uint64_t job_backoff_ns(const struct job *j, uint64_t base_ns, uint64_t cap_ns);
+
+/* Folds reports of an attempt in; older ones than those folded change nothing. */
+void job_fold(struct job *j, uint32_t attempt, const Ballast__StepReports *reports);
+
+/* For people, in the arena. */
+const char    *job_reason(const struct job *j, uint64_t now_ns, struct arena *arena);
+Ballast__Job  *job_describe(const struct job *j, uint64_t now_ns, struct arena *arena);
+
+/* ---- the table: jobs by id, ascending ---- */
+
+struct job_table {
+    struct job **jobs;
+    size_t       n, n_alloc;
+};
+
+struct job *job_table_find(const struct job_table *t, job_id id);
+size_t      job_table_above(const struct job_table *t, job_id id); /* index of the next larger */
+void        job_table_add(struct job_table *t, struct job *j);     /* takes j */
+void        job_table_forget_ended(struct job_table *t);
+void        job_table_fini(struct job_table *t);
+
+#endif
