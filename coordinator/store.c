@@ -324,10 +324,10 @@ int store_rebuild(struct store *s, struct err *err)
     return write_rebuild(&s->tables, err);
 }
 
-uint32_t store_free_permille(const struct store *s)
+uint64_t store_free_bytes(const struct store *s)
 {
     struct statvfs v;
-    if (statvfs(s->state_dir, &v) || !v.f_blocks)
-        return 1000;
-    return (uint32_t)(v.f_bavail * 1000 / v.f_blocks);
+    if (statvfs(s->state_dir, &v))
+        return UINT64_MAX;
+    return (uint64_t)v.f_bavail * v.f_frsize;
 }

@@ -30,8 +30,8 @@ enum store_read_kind {
     STORE_JOB,     /* jobs[0], spec, events: the newest limit, oldest first */
     STORE_RECORDS, /* records of that job, all */
     STORE_EVENTS,  /* events: from seq `from` (or the newest limit with is_newest), of job or all */
-    STORE_STEPS,   /* steps: above step `from`, at most limit */
-    STORE_OUTPUT,  /* bytes: of a rank's log, from byte `from`, at most limit */
+    STORE_STEPS,   /* steps: above step `from`, at most limit; jobs[0] */
+    STORE_OUTPUT,  /* bytes: of a rank's log, from byte `from`, at most limit; jobs[0] */
 };
 
 struct store_key {
@@ -124,7 +124,7 @@ void store_resume(struct store *s);
  * batch may be under way. */
 int store_rebuild(struct store *s, struct err *err);
 
-/* Free bytes of 1,000 in the file system of the state folder. */
-uint32_t store_free_permille(const struct store *s);
+/* Free bytes in the file system of the state folder. */
+uint64_t store_free_bytes(const struct store *s);
 
 #endif

@@ -337,6 +337,9 @@ static int read_job(struct store_tables *t, struct store_read *r)
 
 static int run(struct store_tables *t, struct store_read *r)
 {
+    int rc = 0;
+    if (r->kind == STORE_STEPS || r->kind == STORE_OUTPUT)
+        rc = read_one_job(t, r);
     switch (r->kind) {
     case STORE_RESTORE:
         return read_restore(t, r);
@@ -349,9 +352,9 @@ static int run(struct store_tables *t, struct store_read *r)
     case STORE_EVENTS:
         return read_events(t, r, r->is_newest);
     case STORE_STEPS:
-        return read_steps(t, r);
+        return rc < 0 ? rc : read_steps(t, r);
     case STORE_OUTPUT:
-        return log_read(t, r);
+        return rc < 0 ? rc : log_read(t, r);
     }
     return err_set(&r->err, -EINVAL, "no such read");
 }

@@ -23,12 +23,13 @@ static const char *const sql[S_MAX] = {
     [S_RECORD] = "INSERT INTO records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     [S_JOB_NEW] = "INSERT INTO jobs (id, name, user, state, priority, gang_size, steps, "
                   "submitted_at_ns) VALUES (?1, ?2, ?3, 'QUEUED', ?4, ?5, ?6, ?7)",
-    [S_JOB_ASSIGNED] = "UPDATE jobs SET attempt = ?2, workers = ?3, state = 'STARTING' "
-                       "WHERE id = ?1",
+    [S_JOB_ASSIGNED] = "UPDATE jobs SET attempt = ?2, workers = ?3, state = 'STARTING', "
+                       "reason = '', started_at_ns = CASE WHEN started_at_ns = 0 THEN ?4 "
+                       "ELSE started_at_ns END WHERE id = ?1",
     [S_JOB_STATE] = "UPDATE jobs SET state = ?2, reason = ?3, exit = ?4, "
                     "n_restarts = CASE WHEN ?2 = 'QUEUED' THEN 0 ELSE n_restarts + ?5 END, "
-                    "started_at_ns = CASE WHEN ?2 = 'QUEUED' THEN 0 WHEN ?2 = 'RUNNING' AND "
-                    "started_at_ns = 0 THEN ?6 ELSE started_at_ns END, "
+                    "started_at_ns = CASE WHEN ?2 = 'QUEUED' THEN 0 ELSE started_at_ns END, "
+                    "held = CASE WHEN ?2 IN " ENDED " THEN 0 ELSE held END, "
                     "ended_at_ns = CASE WHEN ?2 IN " ENDED " THEN ?6 ELSE 0 END WHERE id = ?1",
     [S_JOB_PROGRESS] = "UPDATE jobs SET checkpoint_step = max(checkpoint_step, ?2), "
                        "step = max(step, ?3) WHERE id = ?1",

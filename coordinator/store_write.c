@@ -133,6 +133,7 @@ static int write_assigned(struct store_tables *t, const Ballast__Record *r, stru
     put_int(&b, r->job_id);
     put_int(&b, r->assigned->attempt);
     put_text(&b, names);
+    put_int(&b, (uint64_t)r->at_ns);
     int rc = db_run(b.s, err);
     if (rc == 0) {
         b = bind(t, S_ATTEMPT_NEW);
