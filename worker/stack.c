@@ -1,0 +1,121 @@
+/* stack.c - opens the parts of a rank and runs ranks as threads */
+#include "worker/stack.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "common/mem.h"
+
+#define OPEN_TIMEOUT_NS (30 * NS_PER_S)
+
+struct run {
+    const struct stack_config *config;
+    stack_fn run;
+    void *arg;
+    uint8_t id[16];
+    atomic_bool cancelled;
+    pthread_mutex_t lock;
+    struct err first; /* code 0: none yet */
+};
+
+struct rank_thread {
+    struct run *run;
+    uint32_t rank;
+    pthread_t thread;
+};
+
+static int stack_open(struct stack *s, struct run *run, struct err *err)
+{
+    const struct stack_config *c = s->config;
+    struct coll_host_config host = {
+        .id = run->id, .rank = s->rank, .world = c->degrees.world,
+        .open_timeout_ns = OPEN_TIMEOUT_NS, .cancelled = &run->cancelled,
+    };
+    int rc;
+
+    if ((rc = layout_init(c->degrees, c->spec->n_experts, s->rank, &s->layout, err)) < 0 ||
+        (rc = coll_host_open(&host, &s->coll, err)) < 0 ||
+        (rc = device_cpu_open(1, c->deterministic, &s->dev, err)) < 0 ||
+        (rc = shard_open(c->map, c->spec, &s->layout, s->coll, s->dev, &s->shard, err)) < 0 ||
+        (rc = dispatch_open(&s->layout, s->coll, s->dev, c->spec->n_experts, c->spec->top_k,
+                            c->spec->latent, &s->dispatch, err)) < 0)
+        return rc;
+    struct model_config model = {
+        .spec = c->spec, .map = c->map, .layout = &s->layout, .shard = s->shard,
+        .dispatch = s->dispatch, .dev = s->dev, .tokens_max = c->tokens_max,
+        .recompute = c->recompute, .count_margins = c->count_margins,
+    };
+    return model_open(&model, &s->model, err);
+}
+
+static void stack_close(struct stack *s)
+{
+    model_close(s->model);
+    dispatch_close(s->dispatch);
+    shard_close(s->shard);
+    if (s->dev)
+        s->dev->ops->close(s->dev);
+    if (s->coll)
+        s->coll->ops->close(s->coll);
+    layout_fini(&s->layout);
+}
+
+/* The others then fail with -ECANCELED, which is no error of their own. */
+static void note_failure(struct run *run, struct stack *s, int rc, const struct err *err)
+{
+    pthread_mutex_lock(&run->lock);
+    if (!run->first.code || run->first.code == -ECANCELED) {
+        run->first = *err;
+        run->first.code = rc;
+    }
+    pthread_mutex_unlock(&run->lock);
+    atomic_store(&run->cancelled, true);
+    if (s->coll)
+        s->coll->ops->abort(s->coll);
+}
+
+static void *rank_main(void *arg)
+{
+    struct rank_thread *t = arg;
+    struct stack s = { .config = t->run->config, .rank = t->rank };
+    struct err err = {0};
+
+    int rc = stack_open(&s, t->run, &err);
+    if (rc == 0)
+        rc = t->run->run(&s, t->run->arg, &err);
+    if (rc < 0)
+        note_failure(t->run, &s, rc, &err);
+    stack_close(&s);
+    return NULL;
+}
+
+int stack_run(const struct stack_config *config, stack_fn fn, void *arg, struct err *err)
+{
+    struct run run = { .config = config, .run = fn, .arg = arg };
+    uint32_t n = config->degrees.world, started = 0;
+
+    if (getrandom(run.id, sizeof run.id, 0) != (ssize_t)sizeof run.id)
+        return err_set(err, -errno, "getrandom: %s", strerror(errno));
+    pthread_mutex_init(&run.lock, NULL);
+    struct rank_thread *threads = xcalloc(n, sizeof *threads);
+    for (; started < n; started++) {
+        threads[started] = (struct rank_thread){ .run = &run, .rank = started };
+        int code = pthread_create(&threads[started].thread, NULL, rank_main, &threads[started]);
+        if (code) {
+            err_set(&run.first, -code, "thread of rank %u: %s", started, strerror(code));
+            atomic_store(&run.cancelled, true);
+            break;
+        }
+    }
+    for (uint32_t i = 0; i < started; i++)
+        pthread_join(threads[i].thread, NULL);
+    free(threads);
+    pthread_mutex_destroy(&run.lock);
+    if (run.first.code && err)
+        *err = run.first;
+    return run.first.code;
+}

@@ -1,0 +1,40 @@
+/* stack.h - everything one rank computes with, opened in order; and ranks as threads
+ *
+ * For validation and tests, which run all ranks of a layout in one process over the host
+ * collective. Each rank has its own device of one thread. */
+#ifndef WORKER_STACK_H
+#define WORKER_STACK_H
+
+#include "common/layout.h"
+#include "common/tensor_map.h"
+#include "worker/coll.h"
+#include "worker/model.h"
+
+struct stack_config { /* borrowed while the ranks run */
+    const struct model_spec *spec;
+    const struct tensor_map *map;
+    struct layout_degrees degrees;
+    int64_t tokens_max; /* per rank */
+    enum recompute recompute;
+    bool deterministic, count_margins;
+};
+
+struct stack {
+    const struct stack_config *config;
+    uint32_t rank;
+    struct layout layout;
+    struct coll *coll;
+    struct device *dev;
+    struct shard *shard;
+    struct dispatch *dispatch;
+    struct model *model;
+};
+
+/* What a rank does; the first failure aborts all others. */
+typedef int (*stack_fn)(struct stack *s, void *arg, struct err *err);
+
+/* Opens degrees.world ranks, one thread each, calls run on each and closes them. The error of the
+ * rank that failed first by itself. */
+int stack_run(const struct stack_config *config, stack_fn run, void *arg, struct err *err);
+
+#endif

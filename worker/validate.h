@@ -1,0 +1,67 @@
+/* validate.h - runs a model on a fixture's tokens and compares with what the fixture expects
+ *
+ * A fixture is a folder: expected.safetensors (tokens, logits), gradients/model.safetensors (some
+ * gradients under the checkpoint's names), expected.json (losses, optimizer settings, curve). */
+#ifndef WORKER_VALIDATE_H
+#define WORKER_VALIDATE_H
+
+#include "common/layout.h"
+#include "common/safetensors.h"
+#include "common/tensor_map.h"
+#include "worker/optim.h"
+#include "worker/stack.h"
+
+/* The command: argv[0] is the word `validate`. 0: within tolerance; 1: not, or it failed; 2: usage
+ * error. */
+int validate_main(int argc, char **argv);
+
+/* ---- the fixture (validate_fixture.c) ---- */
+
+/* Rows of tokens; every row is a sample of its own documents. */
+struct token_rows {
+    int32_t *tokens;     /* (n_rows, length) */
+    uint32_t n_rows, length;
+    int32_t *cu_seqlens; /* n_docs + 1, of each row */
+    int32_t  n_docs;
+};
+
+struct fixture {
+    struct safetensors *expected, *gradients; /* gradients may be NULL */
+    struct token_rows batch;  /* logits, loss and gradients */
+    struct token_rows packed; /* n_rows 0: none */
+    struct token_rows *curve; /* n_steps batches */
+    uint32_t n_steps;
+    const char *curve_name;   /* "gentle" or "adamw" */
+    double loss, packed_loss, packed_norm, after_loss; /* NAN: not given */
+    double *losses, *norms;   /* n_steps; norms may be NULL */
+    struct optim_config optim;
+    double lr;
+};
+
+/* Reads and checks everything against the model. Gives *out, ended with fixture_close. */
+int  fixture_open(const char *folder, const struct model_spec *spec, struct fixture *out,
+                  struct err *err);
+void fixture_close(struct fixture *f);
+
+/* ---- the run (validate_run.c) ---- */
+
+struct validation { /* what the ranks computed */
+    const char *model_path;
+    const struct fixture *fixture;
+    uint32_t n_steps;
+    float  *logits, *packed_logits; /* (rows, length, vocab) */
+    double  loss, norm, packed_loss, packed_norm, after_loss;
+    float **gradients;              /* by entry of the map: stored_count, of the mean loss */
+    double *losses, *norms;         /* n_steps */
+};
+
+/* Gives *out, ended with validation_fini; fixture and model_path are kept until then. */
+int  validation_run(const struct stack_config *config, const char *model_path,
+                    const struct fixture *fixture, uint32_t n_steps, struct validation *out,
+                    struct err *err);
+void validation_fini(struct validation *v, const struct tensor_map *map);
+
+/* Tokens that a rank of world holds at most in one call. */
+int64_t validation_tokens_max(const struct fixture *f, uint32_t world);
+
+#endif

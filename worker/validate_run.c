@@ -1,0 +1,227 @@
+/* validate_run.c - computes on every rank what a fixture expects
+ *
+ * Rows of a batch are dealt to the ranks in turn, starting with another rank in every batch, so
+ * that with more ranks than rows some have none. */
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "worker/ckpt.h"
+#include "worker/validate.h"
+
+/* ---- batches -------------------------------------------------------------------------------- */
+
+struct part { /* this rank's rows of a batch */
+    int32_t *tokens, *labels, *cu_seqlens;
+    struct model_batch batch;
+};
+
+static bool is_mine(const struct stack *s, uint32_t row, uint32_t turn)
+{
+    return (row + turn) % s->config->degrees.world == s->rank;
+}
+
+static struct part part_of(const struct stack *s, const struct token_rows *r, uint32_t turn)
+{
+    size_t n = (size_t)r->n_rows * r->length;
+    struct part p = {
+        .tokens = xcalloc(n, sizeof *p.tokens),
+        .labels = xcalloc(n, sizeof *p.labels),
+        .cu_seqlens = xcalloc((size_t)r->n_rows * (size_t)r->n_docs + 1, sizeof *p.cu_seqlens),
+    };
+    int32_t at = 0, docs = 0;
+
+    for (uint32_t row = 0; row < r->n_rows; row++) {
+        if (!is_mine(s, row, turn))
+            continue;
+        const int32_t *tokens = r->tokens + (size_t)row * r->length;
+        memcpy(p.tokens + at, tokens, r->length * sizeof *tokens);
+        for (int32_t d = 0; d < r->n_docs; d++) {
+            for (int32_t i = r->cu_seqlens[d]; i < r->cu_seqlens[d + 1]; i++)
+                p.labels[at + i] = i + 1 < r->cu_seqlens[d + 1] ? tokens[i + 1] : -1;
+            p.cu_seqlens[++docs] = at + r->cu_seqlens[d + 1];
+        }
+        at += (int32_t)r->length;
+    }
+    p.batch = (struct model_batch){ p.tokens, p.labels, p.cu_seqlens, at, docs };
+    return p;
+}
+
+static void part_fini(struct part *p)
+{
+    free(p->tokens);
+    free(p->labels);
+    free(p->cu_seqlens);
+}
+
+static int64_t most_tokens(const struct token_rows *r, uint32_t world)
+{
+    return (int64_t)((r->n_rows + world - 1) / world) * r->length;
+}
+
+int64_t validation_tokens_max(const struct fixture *f, uint32_t world)
+{
+    int64_t most = most_tokens(&f->batch, world), n = most_tokens(&f->packed, world);
+
+    most = n > most ? n : most;
+    for (uint32_t i = 0; i < f->n_steps; i++) {
+        n = most_tokens(&f->curve[i], world);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* ---- what a rank does ----------------------------------------------------------------------- */
+
+static int logits(struct stack *s, const struct token_rows *r, float *out, struct err *err)
+{
+    struct part p = part_of(s, r, 0);
+    size_t row_floats = (size_t)r->length * s->config->spec->vocab, done = 0;
+    float *mine = xcalloc((size_t)p.batch.n_tokens * s->config->spec->vocab, sizeof *mine);
+    int rc = model_logits(s->model, &p.batch, mine, err);
+
+    for (uint32_t row = 0; rc == 0 && row < r->n_rows; row++)
+        if (is_mine(s, row, 0))
+            memcpy(out + row * row_floats, mine + done++ * row_floats, row_floats * sizeof *out);
+    free(mine);
+    part_fini(&p);
+    return rc;
+}
+
+/* Mean loss over all ranks, and with backward the gradients' norm; the gradient sums stay. */
+static int loss(struct stack *s, const struct token_rows *r, uint32_t turn, bool backward,
+                double *out_loss, double *out_norm, double *out_labels, struct err *err)
+{
+    struct part p = part_of(s, r, turn);
+    struct model_loss mine = {0};
+    int rc;
+
+    if (backward)
+        shard_zero_gradients(s->shard);
+    rc = model_step(s->model, &p.batch, backward, &mine, err);
+    part_fini(&p);
+    double sums[2] = { mine.sum, (double)mine.n_labels };
+    if (rc == 0)
+        rc = s->coll->ops->all_reduce_f64(s->coll, &s->coll->world_group, COLL_SUM, sums, 2, err);
+    if (rc < 0)
+        return rc;
+    *out_loss = sums[0] / sums[1];
+    *out_labels = sums[1];
+    if (backward)
+        rc = optim_norm(s->shard, s->config->map, s->coll, s->dev, sums[1], out_norm, err);
+    return rc;
+}
+
+/* Owners write their slices side by side. */
+static void collect_gradients(const struct stack *s, struct validation *v, double n_labels)
+{
+    const struct tensor_map *map = s->config->map;
+
+    for (size_t i = 0; i < map->n_entries; i++) {
+        struct shard_part part;
+        if (!v->gradients[i] || !shard_part(s->shard, &map->entries[i], &part) || !part.is_first)
+            continue;
+        for (uint64_t k = 0; k < part.count; k++)
+            v->gradients[i][part.first + k] = (float)(part.gradients[k] / n_labels);
+    }
+}
+
+static int curve(struct stack *s, struct validation *v, struct err *err)
+{
+    const struct fixture *f = v->fixture;
+    double value, norm, n_labels;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < v->n_steps; i++) {
+        rc = loss(s, &f->curve[i], i, true, &value, &norm, &n_labels, err);
+        if (rc < 0)
+            return rc;
+        optim_step(s->shard, s->config->map, s->dev, &f->optim, i + 1, f->lr, n_labels, norm);
+        if (s->rank == 0) {
+            v->losses[i] = value;
+            v->norms[i] = norm;
+        }
+    }
+    if (v->n_steps == f->n_steps && v->n_steps) {
+        rc = loss(s, &f->curve[0], 0, false, &value, &norm, &n_labels, err);
+        if (rc == 0 && s->rank == 0)
+            v->after_loss = value;
+    }
+    return rc;
+}
+
+static int rank_run(struct stack *s, void *arg, struct err *err)
+{
+    struct validation *v = arg;
+    const struct fixture *f = v->fixture;
+    double value, norm, n_labels;
+    int rc;
+
+    if ((rc = ckpt_load_weights(v->model_path, s->shard, s->config->map, err)) < 0 ||
+        (rc = logits(s, &f->batch, v->logits, err)) < 0 ||
+        (rc = loss(s, &f->batch, 0, true, &value, &norm, &n_labels, err)) < 0)
+        return rc;
+    collect_gradients(s, v, n_labels);
+    if (s->rank == 0) {
+        v->loss = value;
+        v->norm = norm;
+    }
+    if (f->packed.n_rows) {
+        if ((rc = logits(s, &f->packed, v->packed_logits, err)) < 0 ||
+            (rc = loss(s, &f->packed, 0, true, &value, &norm, &n_labels, err)) < 0)
+            return rc;
+        if (s->rank == 0) {
+            v->packed_loss = value;
+            v->packed_norm = norm;
+        }
+    }
+    return curve(s, v, err);
+}
+
+/* ---- all ranks ------------------------------------------------------------------------------ */
+
+int validation_run(const struct stack_config *config, const char *model_path,
+                   const struct fixture *f, uint32_t n_steps, struct validation *out,
+                   struct err *err)
+{
+    const struct tensor_map *map = config->map;
+    uint32_t vocab = config->spec->vocab;
+    struct validation v = {
+        .model_path = model_path, .fixture = f, .n_steps = n_steps, .packed_loss = NAN,
+        .packed_norm = NAN, .after_loss = NAN,
+    };
+
+    assert(n_steps <= f->n_steps);
+    v.logits = xcalloc((size_t)f->batch.n_rows * f->batch.length * vocab, sizeof *v.logits);
+    v.packed_logits = xcalloc((size_t)f->packed.n_rows * f->packed.length * vocab,
+                              sizeof *v.packed_logits);
+    v.gradients = xcalloc(map->n_entries, sizeof *v.gradients);
+    for (size_t i = 0; i < map->n_entries; i++)
+        if (!map->entries[i].is_buffer && !map->entries[i].is_unreached)
+            v.gradients[i] = xcalloc(map->entries[i].stored_count, sizeof **v.gradients);
+    v.losses = xcalloc(n_steps, sizeof *v.losses);
+    v.norms = xcalloc(n_steps, sizeof *v.norms);
+
+    int rc = stack_run(config, rank_run, &v, err);
+    if (rc < 0) {
+        validation_fini(&v, map);
+        return rc;
+    }
+    *out = v;
+    return 0;
+}
+
+void validation_fini(struct validation *v, const struct tensor_map *map)
+{
+    free(v->logits);
+    free(v->packed_logits);
+    for (size_t i = 0; v->gradients && i < map->n_entries; i++)
+        free(v->gradients[i]);
+    free(v->gradients);
+    free(v->losses);
+    free(v->norms);
+    *v = (struct validation){0};
+}
