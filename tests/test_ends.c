@@ -1,0 +1,247 @@
+/* test_ends.c - embedding and rows, the head with its loss, sums, and the optimizer */
+#include "tests/oracle.h"
+
+static struct random rng;
+static struct device *dev;
+
+static void rows_move_by_index(void **state)
+{
+    (void)state;
+    enum { N = 500, ROWS = 37, D = 150 };
+    float *table = random_floats(&rng, ROWS * D, 1), *y = filled(N * D, NAN);
+    float *acc = filled(ROWS * D, 0.5f), *want = filled(ROWS * D, 0.5f);
+    float *acc2 = filled(ROWS * D, 0.5f), *y2 = filled(N * D, NAN);
+    int64_t index[N];
+    int32_t tokens[N];
+    for (int i = 0; i < N; i++)
+        tokens[i] = (int32_t)(index[i] = (int64_t)(random_bits(&rng) % ROWS));
+    dev->ops->gather_rows(dev, y, table, index, N, D);
+    dev->ops->embedding(dev, y2, table, tokens, N, D);
+    for (int i = 0; i < N; i++)
+        assert_memory_equal(y + i * D, table + index[i] * D, D * sizeof(float));
+    assert_memory_equal(y, y2, N * D * sizeof(float));
+    dev->ops->scatter_add_rows(dev, acc, y, index, N, D);
+    dev->ops->embedding_backward(dev, acc2, y, tokens, N, D);
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < D; j++)
+            want[index[i] * D + j] += y[i * D + j];
+    assert_memory_equal(acc, want, ROWS * D * sizeof(float));
+    assert_memory_equal(acc2, want, ROWS * D * sizeof(float));
+    float *all[] = {table, y, acc, want, acc2, y2};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+}
+
+/* ---- head and loss ---- */
+
+struct head {
+    int64_t n, d, vocab;
+    float *x, *w, *dx, *dw;
+    int32_t *labels;
+};
+
+static double head_loss(void *ctx)
+{
+    struct head *h = ctx;
+    return dev->ops->linear_cross_entropy(dev, NULL, NULL, h->x, h->w, h->labels, h->n, h->d,
+                                          h->vocab);
+}
+
+static double head_truth(const struct head *h)
+{
+    double loss = 0;
+    for (int64_t i = 0; i < h->n; i++) {
+        double total = 0, of_label = 0;
+        for (int64_t v = 0; v < h->vocab; v++) {
+            double logit = 0;
+            for (int64_t j = 0; j < h->d; j++)
+                logit += (double)h->x[i * h->d + j] * h->w[v * h->d + j];
+            total += exp(logit);
+            if (v == h->labels[i])
+                of_label = logit;
+        }
+        if (h->labels[i] >= 0)
+            loss += log(total) - of_label;
+    }
+    return loss;
+}
+
+static void loss_and_its_gradients(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][3] = {
+        {1, 1, 1}, {1, 5, 3}, {7, 16, 33}, {70, 24, 256}, {40, 8, 150000},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        struct head h = {.n = shapes[i][0], .d = shapes[i][1], .vocab = shapes[i][2]};
+        h.x = random_floats(&rng, h.n * h.d, 1);
+        h.w = random_floats(&rng, h.vocab * h.d, 0.5f);
+        h.dx = filled(h.n * h.d, NAN);
+        h.dw = filled(h.vocab * h.d, 0.5f);
+        h.labels = xcalloc((size_t)h.n, sizeof *h.labels);
+        for (int64_t j = 0; j < h.n; j++)
+            h.labels[j] = j % 5 == 2 ? -100 : (int32_t)(random_bits(&rng) % (uint64_t)h.vocab);
+        double truth = head_truth(&h), alone = head_loss(&h);
+        double loss = dev->ops->linear_cross_entropy(dev, h.dx, h.dw, h.x, h.w, h.labels, h.n, h.d,
+                                                     h.vocab);
+        assert_true(loss == alone);
+        assert_true(fabs(loss - truth) <= 1e-6 * (fabs(truth) + 0.1));
+        struct gradient gradients[] = {
+            {"x", h.x, h.dx, h.n * h.d, 0},
+            {"w", h.w, h.dw, h.vocab * h.d, 0.5f},
+        };
+        /* The gradient of w is held beside 0.5, so it is known to 6e-8 an element. */
+        gradcheck("linear_cross_entropy", &rng, head_loss, &h, gradients, 2, 5e-2);
+        for (int64_t j = 0; j < h.n; j++)
+            for (int64_t k = 0; h.labels[j] < 0 && k < h.d; k++)
+                assert_true(h.dx[j * h.d + k] == 0);
+        free(h.x);
+        free(h.w);
+        free(h.dx);
+        free(h.dw);
+        free(h.labels);
+    }
+}
+
+static void large_logits_stay_finite(void **state)
+{
+    (void)state;
+    float x[2] = {1000, -1000}, w[3] = {1, -1, 0}, dx[2], dw[3] = {0};
+    int32_t labels[2] = {1, 1};
+    double loss = dev->ops->linear_cross_entropy(dev, dx, dw, x, w, labels, 2, 1, 3);
+    assert_true(loss == 2000);
+    assert_true(dx[0] == 2 && dx[1] == 0);
+    assert_true(dw[0] == 1000 && dw[1] == -1000 && dw[2] == 0);
+}
+
+/* ---- sums ---- */
+
+static void sums_and_updates(void **state)
+{
+    (void)state;
+    static const int64_t lengths[] = {0, 1, 17, 8192, 8193, 100000};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        int64_t n = lengths[i];
+        float *x = random_floats(&rng, n, 1), *y = random_floats(&rng, n, 1);
+        float *was = xmemdup(y, (size_t)n * sizeof *y);
+        double squares = 0;
+        for (int64_t j = 0; j < n; j++)
+            squares += (double)x[j] * x[j];
+        assert_true(fabs(dev->ops->sum_squares(dev, x, n) - squares) <= 1e-12 * squares);
+        assert_true(dev->ops->all_finite(dev, x, n));
+        dev->ops->axpy(dev, y, 0.5f, x, n);
+        for (int64_t j = 0; j < n; j++)
+            assert_true(y[j] == was[j] + 0.5f * x[j]);
+        dev->ops->scale(dev, y, -2, n);
+        for (int64_t j = 0; j < n; j++)
+            assert_true(y[j] == -2 * (was[j] + 0.5f * x[j]));
+        for (int bad = 0; n > 0 && bad < 3; bad++) {
+            int64_t at = (int64_t)(random_bits(&rng) % (uint64_t)n);
+            float good = x[at];
+            x[at] = bad == 0 ? NAN : bad == 1 ? INFINITY : -INFINITY;
+            assert_false(dev->ops->all_finite(dev, x, n));
+            x[at] = good;
+        }
+        free(x);
+        free(y);
+        free(was);
+    }
+}
+
+/* ---- optimizer ---- */
+
+static void adamw_agrees_with_the_reference_file(void **state)
+{
+    (void)state;
+    struct safetensors *st = oracle_open("optim");
+    int64_t n;
+    float *w = oracle_floats(st, "adamw", "w0", &n), *m = zeros(n), *v = zeros(n);
+    double correction1 = 1, correction2 = 1;
+    for (int step = 1; step <= 4; step++) {
+        char gs[] = {'g', (char)('0' + step), 0}, ws[] = {'w', (char)('0' + step), 0};
+        char ms[] = {'m', (char)('0' + step), 0}, vs[] = {'v', (char)('0' + step), 0};
+        float *g = oracle_floats(st, "adamw", gs, NULL), *want_w = oracle_floats(st, "adamw", ws, NULL);
+        float *want_m = oracle_floats(st, "adamw", ms, NULL);
+        float *want_v = oracle_floats(st, "adamw", vs, NULL);
+        correction1 *= 0.9;
+        correction2 *= 0.95;
+        for (int64_t i = 0; i < n; i++)
+            g[i] *= 4;
+        struct adamw_config config = {
+            .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+            .grad_scale = 0.25f, .correction1 = (float)(1 - correction1),
+            .correction2 = (float)(1 - correction2),
+        };
+        dev->ops->adamw(dev, w, m, v, g, n, &config);
+        oracle_compare("adamw", ws, w, want_w, n, 1e-6, 0);
+        oracle_compare("adamw", ms, m, want_m, n, 1e-6, 0);
+        oracle_compare("adamw", vs, v, want_v, n, 1e-6, 0);
+        free(g);
+        free(want_w);
+        free(want_m);
+        free(want_v);
+    }
+    free(w);
+    free(m);
+    free(v);
+    safetensors_close(st);
+}
+
+/* Clipping by global norm, as the optimizer puts it together from sum_squares and grad_scale. */
+static void clipping_agrees_with_the_reference_file(void **state)
+{
+    (void)state;
+    struct safetensors *st = oracle_open("optim");
+    static const char *const parts[][2] = {{"g0", "c0"}, {"g1", "c1"}, {"g2", "c2"}};
+    double squares = 0;
+    for (int i = 0; i < 3; i++) {
+        int64_t n;
+        float *g = oracle_floats(st, "clip", parts[i][0], &n);
+        squares += dev->ops->sum_squares(dev, g, n);
+        free(g);
+    }
+    float factor = (float)fmin(1, 1 / (sqrt(squares) + 1e-6));
+    for (int i = 0; i < 3; i++) {
+        int64_t n;
+        float *g = oracle_floats(st, "clip", parts[i][0], &n);
+        float *want = oracle_floats(st, "clip", parts[i][1], NULL);
+        dev->ops->scale(dev, g, factor, n);
+        oracle_compare("clip", parts[i][1], g, want, n, 1e-6, 0);
+        free(g);
+        free(want);
+    }
+    safetensors_close(st);
+}
+
+static void memory_is_zeroed_and_aligned(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 63, 4096, (size_t)5 << 20};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        unsigned char *p = dev->ops->alloc(dev, sizes[i]);
+        assert_non_null(p);
+        assert_int_equal((uintptr_t)p % 64, 0);
+        for (size_t j = 0; j < sizes[i]; j++)
+            assert_int_equal(p[j], 0);
+        dev->ops->free(dev, p);
+    }
+    assert_null(dev->ops->alloc(dev, SIZE_MAX - 8));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_move_by_index),
+        cmocka_unit_test(loss_and_its_gradients),
+        cmocka_unit_test(large_logits_stay_finite),
+        cmocka_unit_test(sums_and_updates),
+        cmocka_unit_test(adamw_agrees_with_the_reference_file),
+        cmocka_unit_test(clipping_agrees_with_the_reference_file),
+        cmocka_unit_test(memory_is_zeroed_and_aligned),
+    };
+    rng.state = test_seed();
+    dev = test_device(2, false);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    dev->ops->close(dev);
+    return failed;
+}
