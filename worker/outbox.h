@@ -1,0 +1,41 @@
+/* outbox.h - step reports that the coordinator has not stored yet, oldest first
+ *
+ * One batch is under way at a time, so an acknowledged step means that all before it of the same
+ * attempt are stored, whatever was lost. When the box is full the oldest report goes, and is
+ * counted. */
+#ifndef WORKER_OUTBOX_H
+#define WORKER_OUTBOX_H
+
+#include "common/mem.h"
+#include "common/types.h"
+#include "proto/ballast.pb-c.h"
+
+struct outbox_item {
+    job_id   job;
+    uint32_t attempt;
+    uint32_t n_bytes;
+    uint64_t step;
+    uint8_t *bytes; /* the packed report */
+};
+
+struct outbox {
+    uint32_t            n_max;
+    size_t              bytes_max;
+    struct outbox_item *items; /* a ring */
+    size_t              head, n, n_alloc, n_bytes;
+    uint64_t            n_dropped;
+};
+
+void outbox_init(struct outbox *o, uint32_t n_max, size_t bytes_max);
+void outbox_fini(struct outbox *o);
+void outbox_add(struct outbox *o, job_id job, uint32_t attempt, const Ballast__StepReport *report);
+
+/* Stored: reports of that attempt up to that step. Returns how many left the box. */
+size_t outbox_ack(struct outbox *o, job_id job, uint32_t attempt, uint64_t step);
+
+/* The oldest reports, all of one attempt, as one message in the arena; NULL if there are none. */
+Ballast__StepReports *outbox_batch(const struct outbox *o, struct arena *arena);
+
+bool outbox_has(const struct outbox *o, job_id job, uint32_t attempt);
+
+#endif
