@@ -229,6 +229,9 @@ int coord_apply(struct coord *c, const Ballast__Record *record, struct err *err)
     int rc = apply_what(c, record, err);
     if (rc < 0)
         return rc;
+    struct job *j = job_table_find(&c->jobs, record->job_id);
+    if (j)
+        j->last_seq = record->seq;
     if (record->seq > c->last_seq)
         c->last_seq = record->seq;
     return 0;

@@ -146,6 +146,11 @@ static void begin_life(struct coord *c, struct turn *t, struct worker *w, uint64
     if (j && !(is_first_word && j->gang_epochs[w->rank] == epoch))
         attempt_rank_lost(c, t, w, RANK_ORPHAN,
                           arena_printf(&t->arena, "worker %s was restarted", w->name));
+    bool was_seen = w->epoch || w->record_state;
+    if (was_seen && w->health != HEALTH_GONE && !(is_first_word && w->record_epoch == epoch)) {
+        w->free_from_ns = t->now_ns + c->config.orphan_ns;
+        core_wake_at(c, w->free_from_ns);
+    }
     w->epoch = epoch;
     w->last_seq = w->beat_seq = 0;
     w->interval_ns = w->interval_before_ns = 0;

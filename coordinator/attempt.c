@@ -461,7 +461,6 @@ uint64_t attempt_tick(struct coord *c, struct turn *t, struct job *j)
         finish_if_over(c, t, j);
         if (j->ranks)
             return job_gang_over_ns(j);
-        c->queue_is_stale = true;
         return j->state == BALLAST__JOB_STATE__JOB_RECOVERING && t->now_ns < j->not_before_ns
             ? j->not_before_ns : UINT64_MAX;
     default:

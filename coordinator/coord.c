@@ -75,6 +75,7 @@ void core_wake_at(struct coord *c, uint64_t at_ns)
 void coord_start(struct coord *c, struct turn *t)
 {
     c->started_ns = c->now_ns = t->now_ns;
+    c->committed_seq = c->last_seq;
     c->next_prune_ns = t->now_ns + PRUNE_KEYS_NS;
     keys_shift(&c->keys, t->now_ns);
     emit_epoch(c, t);
@@ -105,8 +106,13 @@ void coord_begin(struct coord *c, struct turn *t, uint64_t now_ns, int64_t wall_
     t->wall_ns = wall_ns;
     t->coordinator_epoch = c->epoch;
     if (c->has_ended_jobs)
-        job_table_forget_ended(&c->jobs);
-    c->has_ended_jobs = false;
+        c->has_ended_jobs = job_table_forget_ended(&c->jobs, c->committed_seq);
+}
+
+void coord_committed(struct coord *c, record_seq seq)
+{
+    if (seq > c->committed_seq)
+        c->committed_seq = seq;
 }
 
 void coord_message(struct coord *c, struct turn *t, uint64_t peer, const char *user,
@@ -184,6 +190,7 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
 static void scan(struct coord *c, struct turn *t)
 {
     c->next_scan_ns = UINT64_MAX;
+    c->queue_is_stale = true; /* a restarted worker may be free by now, a backoff over */
     uint64_t next_ns = attach_tick(c, t);
     for (size_t i = 0; i < c->jobs.n; i++)
         next_ns = min_u64(next_ns, attempt_tick(c, t, c->jobs.jobs[i]));
@@ -235,7 +242,7 @@ static struct wait_reason obstacle(const struct job *j, uint64_t now_ns)
     return (struct wait_reason){0};
 }
 
-static size_t queue_workers(const struct fleet *f, struct arena *arena,
+static size_t queue_workers(const struct fleet *f, uint64_t now_ns, struct arena *arena,
                             struct queue_worker **out_workers)
 {
     struct queue_worker *workers = arena_alloc(arena, f->n * sizeof *workers);
@@ -244,7 +251,7 @@ static size_t queue_workers(const struct fleet *f, struct arena *arena,
         const struct worker *w = f->workers[i];
         if (fleet_is_usable(w))
             workers[n++] = (struct queue_worker){.index = w->index, .name = w->name,
-                .is_free = fleet_is_free(w), .memory_bytes = w->memory_bytes, .node = w->node};
+                .is_free = fleet_is_free(w, now_ns), .memory_bytes = w->memory_bytes, .node = w->node};
     }
     *out_workers = workers;
     return n;
@@ -271,7 +278,7 @@ static void run_queue(struct coord *c, struct turn *t)
     if (!n_jobs)
         return;
     struct queue_worker *workers;
-    size_t n_workers = queue_workers(&c->fleet, arena, &workers);
+    size_t n_workers = queue_workers(&c->fleet, t->now_ns, arena, &workers);
     struct queue_decision *decisions = arena_alloc(arena, n_jobs * sizeof *decisions);
     queue_decide(asked, n_jobs, workers, n_workers, arena, decisions);
     for (size_t i = 0; i < n_jobs; i++) {

@@ -5,7 +5,8 @@
  *     coord_begin(c, &turn, clock_now_ns(), clock_wall_ns());
  *     coord_message(c, &turn, ...);      any number; also coord_peer_gone
  *     coord_tick(c, &turn);              once, at the end of every turn
- *     commit turn.records and turn.steps; on success send turn.out; turn_fini(&turn)
+ *     commit turn.records and turn.steps; on success send turn.out, tell coord_committed the seq
+ *     of the last record; turn_fini(&turn)
  *
  * Nothing of turn.out may leave before its records are committed: an acknowledgement promises
  * that they are durable. The core has applied the records to itself already when it emits them,
@@ -17,7 +18,7 @@
  * every live job and of the workers, in order of seq; then one turn with coord_start between
  * coord_begin and coord_tick, committed before anything else.
  *
- * Memory holds live jobs, ended ones only for a turn. The shell answers what comes from the
+ * Memory holds live jobs, ended ones only until their end is committed. The shell answers what comes from the
  * database: JOB_SHOW, EVENTS, LOGS, METRICS, and JOB_LIST with all_states; coord_job and
  * coord_jobs give it the live part. All other requests and all notices but LOG go to
  * coord_message; before it, coord_wants_job says if an ended job has to be brought back.
@@ -112,6 +113,10 @@ void coord_tick(struct coord *c, struct turn *t);
 /* When the next turn must begin even without a message; UINT64_MAX: never. */
 uint64_t coord_next_deadline_ns(const struct coord *c);
 
+/* Everything up to that record is in the store and can be read there: jobs that have ended by
+ * then are forgotten. (Were one forgotten before, coord_recall would bring back a live one.) */
+void coord_committed(struct coord *c, record_seq seq);
+
 /* ---- what the shell may look at ---------------------------------------------------------------
  * Results are made in the arena given. */
 
@@ -119,7 +124,7 @@ uint64_t coord_next_deadline_ns(const struct coord *c);
  * reports since the coordinator started. */
 Ballast__Job *coord_job(const struct coord *c, job_id job, struct arena *arena);
 
-/* Its specification, lives until the turn after the job's end; NULL if it is not in memory. */
+/* Its specification, lives until the next coord_begin; NULL if it is not in memory. */
 const Ballast__JobSpec *coord_job_spec(const struct coord *c, job_id job);
 
 /* Live jobs with ids above after_id, ascending, at most limit; user NULL or "": everybody's. */

@@ -31,6 +31,7 @@ struct coord {
     uint64_t         epoch;
     record_seq       last_seq;
     job_id           last_job_id;
+    record_seq       committed_seq; /* what the shell said is in the store */
 
     /* of this life */
     struct job         **waiting; /* QUEUED and RECOVERING, in the queue's order */

@@ -185,9 +185,9 @@ bool fleet_is_usable(const struct worker *w)
     return (w->health == HEALTH_ALIVE || w->health == HEALTH_LATE) && w->peer && !w->is_drained;
 }
 
-bool fleet_is_free(const struct worker *w)
+bool fleet_is_free(const struct worker *w, uint64_t now_ns)
 {
-    return fleet_is_usable(w) && !w->job && !w->holds_foreign;
+    return fleet_is_usable(w) && !w->job && !w->holds_foreign && now_ns >= w->free_from_ns;
 }
 
 /* ---- leases ---------------------------------------------------------------------------------- */

@@ -43,6 +43,7 @@ struct worker {
     job_id      job;   /* the gang it belongs to; 0: none */
     uint32_t    attempt, rank;
     record_seq  claim_seq;      /* of the record that assigned it, while state is rebuilt */
+    uint64_t    free_from_ns;   /* trainers of a life before may live until then */
     bool        holds_foreign;  /* its last report had a live attempt that is not wanted */
     uint8_t     resume_key[IDEMPOTENCY_KEY_BYTES]; /* of the last resume */
 };
@@ -102,7 +103,7 @@ void fleet_renew(struct fleet *f, uint64_t now_ns);
 
 /* Attached and not suspect: its word is fresh enough to start something there. */
 bool fleet_is_usable(const struct worker *w);
-bool fleet_is_free(const struct worker *w);
+bool fleet_is_free(const struct worker *w, uint64_t now_ns);
 bool fleet_is_attached(const struct worker *w);
 
 Ballast__Worker *fleet_describe(const struct worker *w, uint64_t now_ns, struct arena *arena);

@@ -276,16 +276,21 @@ void job_table_add(struct job_table *t, struct job *j)
     t->n++;
 }
 
-void job_table_forget_ended(struct job_table *t)
+bool job_table_forget_ended(struct job_table *t, record_seq committed)
 {
     size_t n = 0;
+    bool some_left = false;
     for (size_t i = 0; i < t->n; i++) {
-        if (job_has_ended(t->jobs[i]))
-            job_destroy(t->jobs[i]);
-        else
-            t->jobs[n++] = t->jobs[i];
+        struct job *j = t->jobs[i];
+        if (job_has_ended(j) && j->last_seq <= committed) {
+            job_destroy(j);
+            continue;
+        }
+        some_left |= job_has_ended(j);
+        t->jobs[n++] = j;
     }
     t->n = n;
+    return some_left;
 }
 
 void job_table_fini(struct job_table *t)

@@ -80,7 +80,7 @@ struct job {
     uint64_t          *gang_epochs;
     uint32_t           n_gang;
     uint8_t            coll_id[COLL_ID_BYTES];
-    record_seq         assigned_seq;
+    record_seq         assigned_seq, last_seq; /* of its assignment, of its newest record */
     uint8_t            requeue_key[IDEMPOTENCY_KEY_BYTES];
     int64_t            submitted_at_ns, started_at_ns, ended_at_ns; /* wall, display */
 
@@ -139,7 +139,10 @@ struct job_table {
 struct job *job_table_find(const struct job_table *t, job_id id);
 size_t      job_table_above(const struct job_table *t, job_id id); /* index of the next larger */
 void        job_table_add(struct job_table *t, struct job *j);     /* takes j */
-void        job_table_forget_ended(struct job_table *t);
+
+/* Forgets ended jobs all of whose records are among the first committed ones; returns whether
+ * others that have ended are left. */
+bool        job_table_forget_ended(struct job_table *t, record_seq committed);
 void        job_table_fini(struct job_table *t);
 
 #endif
