@@ -28,6 +28,7 @@ struct ckpt_config { /* borrowed while it is used */
     const char *path;       /* the job's checkpoint.path */
     const char *model_path; /* where config.json is copied from */
     uint32_t keep;          /* newest N that stay; 0: all */
+    uint64_t file_bytes_max; /* of one file of tensors; 0: 4 GiB */
     const struct model_spec *spec;
     const struct tensor_map *map;
     struct shard *shard;
@@ -42,17 +43,20 @@ struct ckpt_state {
     double   validation_loss; /* NaN: none was taken */
 };
 
-/* Rank 0 makes the folder if it is missing and removes half-written ones; *out_step is the newest
- * committed one, 0 if there is none. Collective. */
-int ckpt_find(const struct ckpt_config *c, uint64_t *out_step, struct err *err);
+/* Rank 0 makes the folder if it is missing, takes its lock (it waits patience_ns for a run that is
+ * just ending, then fails with -EBUSY) and removes half-written checkpoints. *out_step is the
+ * newest committed one, 0 if there is none. Gives *out_lock, to be closed after the last save; -1
+ * on other ranks. Collective; once, before the others. */
+int ckpt_find(const struct ckpt_config *c, uint64_t patience_ns, int *out_lock,
+              uint64_t *out_step, struct err *err);
 
 /* Weights, optimizer state and *out_state of that step. Collective. -EINVAL or -EIO for a damaged
  * one, with the command to type. */
 int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out_state,
               struct err *err);
 
-/* Writes step state->step; then removes what is beyond keep. Collective: all ranks get the same
- * result. On failure nothing is left of it. */
+/* Writes step state->step, unless it is there already; then removes what is beyond keep.
+ * Collective: all ranks get the same result. On failure nothing is left of it. */
 int ckpt_save(const struct ckpt_config *c, const struct ckpt_state *state, struct err *err);
 
 #endif

@@ -221,6 +221,11 @@ int shard_reduce(struct shard *s, uint32_t unit, struct err *err)
 
 /* ---- the owner's view ----------------------------------------------------------------------- */
 
+struct device *shard_device(const struct shard *s)
+{
+    return s->dev;
+}
+
 bool shard_part(const struct shard *s, const struct tensor_entry *entry, struct shard_part *out)
 {
     bool is_expert = entry->expert >= 0;

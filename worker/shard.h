@@ -59,6 +59,8 @@ struct shard_part {
     float *weights, *gradients, *m, *v; /* count each; live until shard_close */
     bool is_first; /* this rank is the first of those that own this part: it counts and writes */
 };
+/* Where the parts lie: what the host reads or writes goes through its copies. */
+struct device *shard_device(const struct shard *s);
 /* False if this rank owns nothing of the tensor. */
 bool shard_part(const struct shard *s, const struct tensor_entry *entry, struct shard_part *out);
 

@@ -1,0 +1,11 @@
+/* failpoint.h - places where a test may make a process fail: BALLAST_FAILPOINT="name:n:action"
+ *
+ * At the n-th time (from 1) that it comes by, the process dies (kill) or the call fails as with a
+ * full disk (enospc). Unset, it costs one comparison. */
+#ifndef COMMON_FAILPOINT_H
+#define COMMON_FAILPOINT_H
+
+/* 0, or the negative errno that the caller must behave as if it had got. */
+int failpoint(const char *name);
+
+#endif

@@ -1,0 +1,468 @@
+/* ckpt.c - checkpoints as a whole: found, loaded, saved, committed, pruned
+ *
+ * Every part that can fail on one rank ends in agree(): all ranks learn of the failure, with its
+ * text, and do the same next. Only rank 0 makes, renames and removes folders. The rename commits;
+ * nothing is removed before it. */
+#include "worker/ckpt.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/failpoint.h"
+#include "common/json.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "worker/ckpt_files.h"
+
+#define FILE_BYTES_MAX ((uint64_t)4 << 30)
+#define STATE_FORMAT   1u
+#define STATE_BYTES_MAX (1u << 16)
+#define TEXT_BYTES     512u /* of a failure, told to all */
+
+/* ---- agreement ------------------------------------------------------------------------------ */
+
+/* rc of the lowest rank that failed, with its text, on all ranks. */
+static int agree(const struct ckpt_config *c, int rc, struct err *err)
+{
+    struct coll *coll = c->coll;
+    double vote[2] = {rc < 0 ? coll->world - coll->rank : 0, 0}, text[TEXT_BYTES] = {0};
+    int failed;
+    coll->layer = -1;
+    if ((failed = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_MAX, vote, 1, err)) < 0)
+        return failed;
+    if (vote[0] == 0)
+        return 0;
+    uint32_t who = coll->world - (uint32_t)vote[0];
+    if (coll->rank == who) {
+        vote[1] = -rc;
+        for (size_t i = 0; i + 1 < TEXT_BYTES && err && err->text[i]; i++)
+            text[i] = (uint8_t)err->text[i];
+    }
+    if ((failed = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_MAX, vote, 2, err)) <
+            0 ||
+        (failed = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_MAX, text, TEXT_BYTES,
+                                            err)) < 0)
+        return failed;
+    char line[TEXT_BYTES];
+    for (size_t i = 0; i < TEXT_BYTES; i++)
+        line[i] = (char)(uint8_t)text[i];
+    return err_set(err, -(int)vote[1], "%s", line);
+}
+
+/* ---- folders -------------------------------------------------------------------------------- */
+
+static char *step_folder(const struct ckpt_config *c, uint64_t step)
+{
+    return xasprintf("%s/step-%" PRIu64, c->path, step);
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *at)
+{
+    (void)st;
+    (void)kind;
+    (void)at;
+    return remove(path) < 0 && errno != ENOENT ? -1 : 0;
+}
+
+static int remove_tree(const char *path)
+{
+    return nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) < 0 && errno != ENOENT ? -errno : 0;
+}
+
+static int make_folders(const char *path, struct err *err)
+{
+    char *part = xstrdup(path);
+    int rc = 0;
+    for (char *p = part + 1; rc == 0; p++) {
+        if (*p != '/' && *p != '\0')
+            continue;
+        char was = *p;
+        *p = '\0';
+        if (mkdir(part, 0777) < 0 && errno != EEXIST)
+            rc = err_set(err, -errno, "checkpoint.path %s: %s: %s", path, part, strerror(errno));
+        *p = was;
+        if (was == '\0')
+            break;
+    }
+    free(part);
+    return rc;
+}
+
+static int sync_folder(const char *path, struct err *err)
+{
+    int rc = 0, fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fsync(fd) < 0)
+        rc = err_set(err, -errno, "%s: fsync: %s", path, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* The number of "step-N", 0 for any other name. */
+static uint64_t step_of(const char *name)
+{
+    char *end;
+    if (strncmp(name, "step-", 5) != 0 || name[5] < '1' || name[5] > '9')
+        return 0;
+    uint64_t step = strtoull(name + 5, &end, 10);
+    return *end == '\0' ? step : 0;
+}
+
+static int by_step(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Committed steps, ascending. Gives *out_steps. */
+static int list_steps(const char *path, uint64_t **out_steps, size_t *out_n, struct err *err)
+{
+    DIR *d = opendir(path);
+    if (!d)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    uint64_t *steps = NULL, step;
+    size_t n = 0;
+    for (struct dirent *e; (e = readdir(d));)
+        if ((step = step_of(e->d_name)) > 0) {
+            steps = xrealloc(steps, (n + 1) * sizeof *steps);
+            steps[n++] = step;
+        }
+    closedir(d);
+    if (n > 0)
+        qsort(steps, n, sizeof *steps, by_step);
+    *out_steps = steps;
+    *out_n = n;
+    return 0;
+}
+
+/* step-N.tmp of a save that was cut, and step-N.old of a prune that was. */
+static void remove_torn(const char *path)
+{
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        size_t n = strlen(e->d_name);
+        if (strncmp(e->d_name, "step-", 5) != 0 || n < 9 ||
+            (strcmp(e->d_name + n - 4, ".tmp") != 0 && strcmp(e->d_name + n - 4, ".old") != 0))
+            continue;
+        char *full = xasprintf("%s/%s", path, e->d_name);
+        if (remove_tree(full) < 0)
+            log_warn("path=%s msg=\"cannot remove a half-written checkpoint: %s\"", full,
+                     strerror(errno));
+        free(full);
+    }
+    if (d)
+        closedir(d);
+}
+
+/* So that two runs never write into one folder. */
+static int lock_path(const char *path, uint64_t patience_ns, int *out_fd, struct err *err)
+{
+    uint64_t deadline = clock_now_ns() + patience_ns;
+    char *file = xasprintf("%s/.lock", path);
+    int rc = 0, fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        rc = err_set(err, -errno, "%s: %s", file, strerror(errno));
+    while (rc == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno != EWOULDBLOCK)
+            break; /* a file system without locks: the job's fencing has to do */
+        if (clock_now_ns() >= deadline)
+            rc = err_set(err, -EBUSY, "checkpoint.path %s: another run writes there; give this job "
+                         "a path of its own or wait for the other's end", path);
+        else
+            nanosleep(&(struct timespec){.tv_nsec = 50 * NS_PER_MS}, NULL);
+    }
+    if (rc == 0)
+        *out_fd = fd;
+    else if (fd >= 0)
+        close(fd);
+    free(file);
+    return rc;
+}
+
+static int find_newest(const struct ckpt_config *c, uint64_t patience_ns, int *out_lock,
+                       double *out_step, struct err *err)
+{
+    uint64_t *steps;
+    size_t n;
+    int rc;
+    if ((rc = make_folders(c->path, err)) < 0 ||
+        (rc = lock_path(c->path, patience_ns, out_lock, err)) < 0)
+        return rc;
+    remove_torn(c->path);
+    if ((rc = list_steps(c->path, &steps, &n, err)) < 0)
+        return rc;
+    *out_step = n > 0 ? (double)steps[n - 1] : 0;
+    free(steps);
+    return 0;
+}
+
+int ckpt_find(const struct ckpt_config *c, uint64_t patience_ns, int *out_lock,
+              uint64_t *out_step, struct err *err)
+{
+    double step = 0;
+    int lock = -1;
+    int rc = c->coll->rank == 0 ? find_newest(c, patience_ns, &lock, &step, err) : 0;
+    if ((rc = agree(c, rc, err)) == 0)
+        rc = c->coll->ops->all_reduce_f64(c->coll, &c->coll->world_group, COLL_MAX, &step, 1, err);
+    if (rc < 0) {
+        if (lock >= 0)
+            close(lock);
+        return rc;
+    }
+    *out_lock = lock;
+    *out_step = (uint64_t)step;
+    return 0;
+}
+
+/* ---- the run's state ------------------------------------------------------------------------ */
+
+static int write_state(const struct ckpt_config *c, const char *folder,
+                       const struct ckpt_state *s, struct err *err)
+{
+    struct json *o = json_new_object();
+    json_put(o, "format", json_new_u64(STATE_FORMAT));
+    json_put(o, "step", json_new_u64(s->step));
+    json_put(o, "seed", json_new_u64(s->seed));
+    json_put(o, "next_sample", json_new_u64(s->next_sample));
+    json_put(o, "validation_loss", json_new_double(s->validation_loss));
+    json_put(o, "world", json_new_u64(c->coll->world));
+    char *text = json_text(o, true), *path = xasprintf("%s/ballast/state.json", folder);
+    FILE *f = fopen(path, "we");
+    int rc = 0;
+    if (!f || fprintf(f, "%s\n", text) < 0 || fflush(f) != 0 || fsync(fileno(f)) < 0)
+        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
+    if (f)
+        fclose(f);
+    json_destroy(o);
+    free(path);
+    free(text);
+    return rc;
+}
+
+static int read_state(const char *folder, struct ckpt_state *out, struct err *err)
+{
+    struct ckpt_state s = {.validation_loss = NAN};
+    struct json *o = NULL;
+    uint64_t format;
+    char *path = xasprintf("%s/ballast/state.json", folder);
+    int rc = json_read_file(path, STATE_BYTES_MAX, &o, err);
+    if (rc == 0 &&
+        ((rc = json_get_u64(o, "format", STATE_FORMAT, STATE_FORMAT, &format, err)) < 0 ||
+         (rc = json_get_u64(o, "step", 1, UINT64_MAX, &s.step, err)) < 0 ||
+         (rc = json_get_u64(o, "seed", 0, UINT64_MAX, &s.seed, err)) < 0 ||
+         (rc = json_get_u64(o, "next_sample", 0, UINT64_MAX, &s.next_sample, err)) < 0))
+        err_prefix(err, "%s", path);
+    if (rc == 0) {
+        json_get_double(o, "validation_loss", &s.validation_loss, NULL); /* null where none */
+        *out = s;
+    }
+    json_destroy(o);
+    free(path);
+    return rc;
+}
+
+/* ---- loading -------------------------------------------------------------------------------- */
+
+static struct ckpt_tensors tensors_of(const struct ckpt_config *c, enum ckpt_what what)
+{
+    return (struct ckpt_tensors){.map = c->map, .shard = c->shard, .what = what,
+                                 .file_bytes_max = c->file_bytes_max ? c->file_bytes_max
+                                                                     : FILE_BYTES_MAX};
+}
+
+int ckpt_load_weights(const char *model_path, struct shard *s, const struct tensor_map *map,
+                      struct err *err)
+{
+    struct ckpt_tensors t = {.map = map, .shard = s, .what = CKPT_WEIGHTS};
+    return ckpt_files_read(&t, model_path, err);
+}
+
+bool ckpt_has_weights(const char *model_path)
+{
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    bool has = false;
+    for (size_t i = 0; i < 2 && !has; i++) {
+        char *path = xasprintf("%s/%s", model_path, names[i]);
+        has = access(path, F_OK) == 0;
+        free(path);
+    }
+    return has;
+}
+
+static int read_all(const struct ckpt_config *c, const char *folder, struct ckpt_state *out,
+                    struct err *err)
+{
+    static const char *const folders[] = {[CKPT_WEIGHTS] = "", [CKPT_M] = "/ballast/m",
+                                          [CKPT_V] = "/ballast/v"};
+    int rc = read_state(folder, out, err);
+    for (int what = CKPT_WEIGHTS; what <= CKPT_V && rc == 0; what++) {
+        struct ckpt_tensors t = tensors_of(c, (enum ckpt_what)what);
+        char *path = xasprintf("%s%s", folder, folders[what]);
+        rc = ckpt_files_read(&t, path, err);
+        free(path);
+    }
+    return rc;
+}
+
+int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out_state,
+              struct err *err)
+{
+    char *folder = step_folder(c, step);
+    struct ckpt_state state = {0};
+    int rc = read_all(c, folder, &state, err);
+    if (rc == 0 && state.step != step)
+        rc = err_set(err, -EINVAL, "%s: state.json is of step %" PRIu64, folder, state.step);
+    if (rc < 0)
+        err_prefix(err, "the newest checkpoint is damaged; 'mv %s %s.damaged' resumes from the one "
+                   "before", folder, folder);
+    free(folder);
+    if ((rc = agree(c, rc, err)) < 0)
+        return rc;
+    *out_state = state;
+    return 0;
+}
+
+/* ---- saving --------------------------------------------------------------------------------- */
+
+static int copy_file(const char *from, const char *to, struct err *err)
+{
+    char bytes[65536];
+    size_t n;
+    FILE *in = fopen(from, "re"), *out = in ? fopen(to, "we") : NULL;
+    int rc = 0;
+    if (!in || !out)
+        rc = err_set(err, -errno, "%s: %s", in ? to : from, strerror(errno));
+    while (rc == 0 && (n = fread(bytes, 1, sizeof bytes, in)) > 0)
+        if (fwrite(bytes, 1, n, out) != n)
+            rc = err_set(err, -errno, "%s: %s", to, strerror(errno));
+    if (rc == 0 && (fflush(out) != 0 || fsync(fileno(out)) < 0))
+        rc = err_set(err, -errno, "%s: %s", to, strerror(errno));
+    if (in)
+        fclose(in);
+    if (out)
+        fclose(out);
+    return rc;
+}
+
+/* config.json, and what other tools want beside it where the model has it. */
+static int copy_model_files(const struct ckpt_config *c, const char *folder, struct err *err)
+{
+    static const char *const names[] = {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json", "tokenizer.model", "tiktoken.model", "chat_template.jinja",
+    };
+    int rc = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names && rc == 0; i++) {
+        char *from = xasprintf("%s/%s", c->model_path, names[i]);
+        char *to = xasprintf("%s/%s", folder, names[i]);
+        if (i == 0 || access(from, R_OK) == 0)
+            rc = copy_file(from, to, err);
+        free(from);
+        free(to);
+    }
+    return rc;
+}
+
+static int create_all(const struct ckpt_config *c, const char *tmp, struct err *err)
+{
+    struct ckpt_tensors t = tensors_of(c, CKPT_WEIGHTS);
+    char *extra = xasprintf("%s/ballast", tmp), *path = NULL;
+    int rc = remove_tree(tmp);
+    if (rc < 0)
+        err_set(err, rc, "%s: %s", tmp, strerror(-rc));
+    if (rc == 0 && (rc = ckpt_files_create(&t, tmp, err)) == 0 && mkdir(extra, 0777) < 0)
+        rc = err_set(err, -errno, "%s: %s", extra, strerror(errno));
+    for (int what = CKPT_M; what <= CKPT_V && rc == 0; what++) {
+        t.what = (enum ckpt_what)what;
+        path = xasprintf("%s/%s", extra, what == CKPT_M ? "m" : "v");
+        rc = ckpt_files_create(&t, path, err);
+        free(path);
+    }
+    free(extra);
+    return rc == 0 ? copy_model_files(c, tmp, err) : rc;
+}
+
+static int write_all(const struct ckpt_config *c, const char *tmp, struct err *err)
+{
+    static const char *const folders[] = {[CKPT_WEIGHTS] = "", [CKPT_M] = "/ballast/m",
+                                          [CKPT_V] = "/ballast/v"};
+    int rc = 0;
+    for (int what = CKPT_WEIGHTS; what <= CKPT_V && rc == 0; what++) {
+        struct ckpt_tensors t = tensors_of(c, (enum ckpt_what)what);
+        char *path = xasprintf("%s%s", tmp, folders[what]);
+        rc = ckpt_files_write(&t, path, err);
+        free(path);
+    }
+    return rc;
+}
+
+static int commit(const struct ckpt_config *c, const char *tmp, const char *folder,
+                  const struct ckpt_state *state, struct err *err)
+{
+    static const char *const folders[] = {"/ballast/m", "/ballast/v", "/ballast", ""};
+    int rc = write_state(c, tmp, state, err);
+    for (size_t i = 0; i < 4 && rc == 0; i++) {
+        char *path = xasprintf("%s%s", tmp, folders[i]);
+        rc = sync_folder(path, err);
+        free(path);
+    }
+    if (rc < 0)
+        return rc;
+    failpoint("checkpoint-before-rename");
+    if (rename(tmp, folder) < 0)
+        return err_set(err, -errno, "%s: rename: %s", folder, strerror(errno));
+    rc = sync_folder(c->path, err);
+    failpoint("checkpoint-after-rename");
+    return rc;
+}
+
+/* A folder is renamed before it is removed, so that half of one is never taken for a whole. */
+static void prune(const struct ckpt_config *c)
+{
+    uint64_t *steps;
+    size_t n;
+    if (c->keep == 0 || list_steps(c->path, &steps, &n, NULL) < 0)
+        return;
+    for (size_t i = 0; i + c->keep < n; i++) {
+        char *folder = step_folder(c, steps[i]), *old = xasprintf("%s.old", folder);
+        if (rename(folder, old) < 0 || remove_tree(old) < 0)
+            log_warn("path=%s msg=\"cannot remove an old checkpoint: %s\"", folder,
+                     strerror(errno));
+        free(folder);
+        free(old);
+    }
+    free(steps);
+}
+
+int ckpt_save(const struct ckpt_config *c, const struct ckpt_state *state, struct err *err)
+{
+    bool is_first = c->coll->rank == 0;
+    char *folder = step_folder(c, state->step), *tmp = xasprintf("%s.tmp", folder);
+    double exists = is_first && access(folder, F_OK) == 0;
+    int rc = c->coll->ops->all_reduce_f64(c->coll, &c->coll->world_group, COLL_MAX, &exists, 1,
+                                          err);
+    if (rc < 0 || exists > 0)
+        goto end;
+    if ((rc = agree(c, is_first ? create_all(c, tmp, err) : 0, err)) == 0 &&
+        (rc = agree(c, write_all(c, tmp, err), err)) == 0)
+        rc = agree(c, is_first ? commit(c, tmp, folder, state, err) : 0, err);
+    if (is_first && rc == 0)
+        prune(c);
+    else if (is_first)
+        remove_tree(tmp);
+end:
+    free(folder);
+    free(tmp);
+    return rc;
+}

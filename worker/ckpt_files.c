@@ -1,0 +1,261 @@
+/* ckpt_files.c - one model's tensors from and to the slices of many ranks */
+#include "worker/ckpt_files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/failpoint.h"
+#include "common/json.h"
+#include "common/mem.h"
+#include "common/safetensors.h"
+
+#define CHUNK_FLOATS ((uint64_t)1 << 20) /* copied between device and file at once */
+
+/* ---- which tensors, in which file ----------------------------------------------------------- */
+
+struct file {
+    char  *name;
+    size_t n;
+    struct st_tensor *tensors;              /* n */
+    const struct tensor_entry **entries;    /* n */
+};
+
+struct files {
+    struct file *items;
+    size_t n;
+};
+
+static bool is_stored(const struct ckpt_tensors *t, const struct tensor_entry *e)
+{
+    return t->what == CKPT_WEIGHTS || (!e->is_buffer && !e->is_unreached);
+}
+
+static void add_tensor(struct file *f, const struct tensor_entry *e)
+{
+    f->tensors = xrealloc(f->tensors, (f->n + 1) * sizeof *f->tensors);
+    f->entries = xrealloc(f->entries, (f->n + 1) * sizeof *f->entries);
+    struct st_tensor *to = &f->tensors[f->n];
+    *to = (struct st_tensor){.name = e->name, .dtype = ST_F32, .n_dims = e->n_dims};
+    memcpy(to->dims, e->dims, sizeof to->dims);
+    f->entries[f->n++] = e;
+}
+
+static void plan_files(const struct ckpt_tensors *t, struct files *out)
+{
+    uint64_t bytes = 0;
+    *out = (struct files){0};
+    for (size_t i = 0; i < t->map->n_entries; i++) {
+        const struct tensor_entry *e = &t->map->entries[i];
+        uint64_t more = e->stored_count * sizeof(float);
+        if (!is_stored(t, e))
+            continue;
+        if (out->n == 0 || bytes + more > t->file_bytes_max) {
+            out->items = xrealloc(out->items, (out->n + 1) * sizeof *out->items);
+            out->items[out->n++] = (struct file){0};
+            bytes = 0;
+        }
+        add_tensor(&out->items[out->n - 1], e);
+        bytes += more;
+    }
+    for (size_t i = 0; i < out->n; i++)
+        out->items[i].name = out->n == 1 ? xstrdup("model.safetensors")
+                                         : xasprintf("model-%05zu-of-%05zu.safetensors", i + 1,
+                                                     out->n);
+}
+
+static void files_fini(struct files *f)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        free(f->items[i].name);
+        free(f->items[i].tensors);
+        free(f->items[i].entries);
+    }
+    free(f->items);
+}
+
+static float *floats_of(const struct ckpt_tensors *t, const struct shard_part *p)
+{
+    return t->what == CKPT_WEIGHTS ? p->weights : t->what == CKPT_M ? p->m : p->v;
+}
+
+/* ---- writing -------------------------------------------------------------------------------- */
+
+static int write_text(const char *path, const char *text, struct err *err)
+{
+    size_t n = strlen(text);
+    errno = 0; /* a short write sets none */
+    int rc = 0, fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0 || write(fd, text, n) != (ssize_t)n || fsync(fd) < 0)
+        rc = err_set(err, errno ? -errno : -EIO, "%s: %s", path, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+static int write_index(const struct files *f, const char *folder, struct err *err)
+{
+    struct json *root = json_new_object(), *about = json_new_object(), *where = json_new_object();
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < f->n; i++)
+        for (size_t k = 0; k < f->items[i].n; k++) {
+            bytes += f->items[i].entries[k]->stored_count * sizeof(float);
+            json_put(where, f->items[i].tensors[k].name, json_new_string(f->items[i].name));
+        }
+    json_put(about, "total_size", json_new_u64(bytes));
+    json_put(root, "metadata", about);
+    json_put(root, "weight_map", where);
+    char *text = json_text(root, true);
+    char *path = xasprintf("%s/model.safetensors.index.json", folder);
+    int rc = write_text(path, text, err);
+    free(path);
+    free(text);
+    json_destroy(root);
+    return rc;
+}
+
+int ckpt_files_create(const struct ckpt_tensors *t, const char *folder, struct err *err)
+{
+    struct files f;
+    int rc = 0;
+    if (mkdir(folder, 0777) < 0 && errno != EEXIST)
+        return err_set(err, -errno, "%s: %s", folder, strerror(errno));
+    plan_files(t, &f);
+    for (size_t i = 0; i < f.n && rc == 0; i++) {
+        struct st_layout l;
+        char *path = xasprintf("%s/%s", folder, f.items[i].name);
+        if ((rc = st_layout_init(f.items[i].tensors, f.items[i].n, &l, err)) == 0) {
+            rc = st_create(path, &l, err);
+            st_layout_fini(&l);
+        }
+        free(path);
+    }
+    if (rc == 0 && f.n > 1)
+        rc = write_index(&f, folder, err);
+    files_fini(&f);
+    return rc;
+}
+
+static int write_part(const struct ckpt_tensors *t, struct st_writer *w, size_t i,
+                      const struct shard_part *p, float *chunk, struct err *err)
+{
+    struct device *dev = shard_device(t->shard);
+    int rc = failpoint("checkpoint-write");
+    if (rc < 0)
+        return err_set(err, rc, "writing a checkpoint: %s", strerror(-rc));
+    for (uint64_t done = 0; done < p->count && rc == 0; done += CHUNK_FLOATS) {
+        uint64_t n = p->count - done < CHUNK_FLOATS ? p->count - done : CHUNK_FLOATS;
+        dev->ops->to_host(dev, chunk, floats_of(t, p) + done, n * sizeof *chunk);
+        rc = st_write_f32(w, i, p->first + done, n, chunk, err);
+    }
+    return rc;
+}
+
+/* Opens the file only if this rank has something in it. */
+static int write_file(const struct ckpt_tensors *t, const struct file *f, const char *folder,
+                      float *chunk, struct err *err)
+{
+    struct st_layout l;
+    struct st_writer *w = NULL;
+    int rc = st_layout_init(f->tensors, f->n, &l, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < f->n && rc == 0; i++) {
+        struct shard_part p;
+        if (!shard_part(t->shard, f->entries[i], &p) || !p.is_first)
+            continue;
+        if (!w) {
+            char *path = xasprintf("%s/%s", folder, f->name);
+            rc = st_writer_open(path, &l, &w, err);
+            free(path);
+        }
+        if (rc == 0)
+            rc = write_part(t, w, i, &p, chunk, err);
+    }
+    if (w) {
+        int closed = st_writer_close(w, rc == 0 ? err : NULL);
+        rc = rc == 0 ? closed : rc;
+    }
+    st_layout_fini(&l);
+    return rc;
+}
+
+int ckpt_files_write(const struct ckpt_tensors *t, const char *folder, struct err *err)
+{
+    struct files f;
+    float *chunk = xcalloc(CHUNK_FLOATS, sizeof *chunk);
+    int rc = 0;
+    plan_files(t, &f);
+    for (size_t i = 0; i < f.n && rc == 0; i++)
+        rc = write_file(t, &f.items[i], folder, chunk, err);
+    files_fini(&f);
+    free(chunk);
+    return rc;
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+static int dims_text(const uint64_t *dims, uint32_t n, char *out, size_t n_bytes)
+{
+    size_t at = (size_t)snprintf(out, n_bytes, "[");
+    for (uint32_t i = 0; i < n && at < n_bytes; i++)
+        at += (size_t)snprintf(out + at, n_bytes - at, "%s%" PRIu64, i > 0 ? ", " : "", dims[i]);
+    return snprintf(out + at, at < n_bytes ? n_bytes - at : 0, "]");
+}
+
+static int find_tensor(const struct safetensors *st, const struct tensor_entry *e,
+                       const char *folder, const struct st_view **out, struct err *err)
+{
+    const struct st_view *v = safetensors_find(st, e->name);
+    char has[128], wants[128];
+    if (!v)
+        return err_set(err, -EINVAL, "%s: tensor '%s' is missing", folder, e->name);
+    if (v->tensor.n_dims != e->n_dims ||
+        memcmp(v->tensor.dims, e->dims, e->n_dims * sizeof *e->dims) != 0) {
+        dims_text(v->tensor.dims, v->tensor.n_dims, has, sizeof has);
+        dims_text(e->dims, e->n_dims, wants, sizeof wants);
+        return err_set(err, -EINVAL, "%s: tensor '%s' has the shape %s, config.json makes it %s",
+                       v->file, e->name, has, wants);
+    }
+    *out = v;
+    return 0;
+}
+
+static int read_part(const struct ckpt_tensors *t, const struct st_view *v,
+                     const struct shard_part *p, float *chunk, struct err *err)
+{
+    struct device *dev = shard_device(t->shard);
+    int rc = 0;
+    for (uint64_t done = 0; done < p->count && rc == 0; done += CHUNK_FLOATS) {
+        uint64_t n = p->count - done < CHUNK_FLOATS ? p->count - done : CHUNK_FLOATS;
+        if ((rc = st_read_f32(v, p->first + done, n, chunk, err)) == 0)
+            dev->ops->to_device(dev, floats_of(t, p) + done, chunk, n * sizeof *chunk);
+    }
+    return rc;
+}
+
+int ckpt_files_read(const struct ckpt_tensors *t, const char *folder, struct err *err)
+{
+    struct safetensors *st;
+    int rc = safetensors_open(folder, &st, err);
+    if (rc < 0)
+        return rc;
+    float *chunk = xcalloc(CHUNK_FLOATS, sizeof *chunk);
+    for (size_t i = 0; i < t->map->n_entries && rc == 0; i++) {
+        const struct tensor_entry *e = &t->map->entries[i];
+        const struct st_view *v = NULL;
+        struct shard_part p;
+        if (!is_stored(t, e) || (rc = find_tensor(st, e, folder, &v, err)) < 0)
+            continue;
+        if (shard_part(t->shard, e, &p))
+            rc = read_part(t, v, &p, chunk, err);
+    }
+    free(chunk);
+    safetensors_close(st);
+    return rc;
+}

@@ -1,0 +1,28 @@
+/* ckpt_files.h - the tensors of a model as safetensors files, written by many ranks in place
+ *
+ * Private to ckpt. A folder holds model.safetensors or, beyond a size, numbered files and their
+ * index, as other tools read them. */
+#ifndef WORKER_CKPT_FILES_H
+#define WORKER_CKPT_FILES_H
+
+#include "worker/shard.h"
+
+enum ckpt_what { CKPT_WEIGHTS, CKPT_M, CKPT_V };
+
+struct ckpt_tensors {
+    const struct tensor_map *map;
+    struct shard  *shard;
+    enum ckpt_what what;           /* m and v: only of tensors that are trained */
+    uint64_t       file_bytes_max; /* a tensor larger than that has a file of its own */
+};
+
+/* By one rank: makes folder with files of their final size. */
+int ckpt_files_create(const struct ckpt_tensors *t, const char *folder, struct err *err);
+
+/* By every rank after that: writes what it is the first owner of, durably. */
+int ckpt_files_write(const struct ckpt_tensors *t, const char *folder, struct err *err);
+
+/* By every rank: reads what it owns. Every tensor must be there in its shape. */
+int ckpt_files_read(const struct ckpt_tensors *t, const char *folder, struct err *err);
+
+#endif
