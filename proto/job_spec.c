@@ -39,7 +39,7 @@ static const struct field fields[] = {
     {"data.format", FIELD_WORD, AT(data_format), .preset = "bytes",
      WORDS("bytes", "u16", "u32", "megatron", "jsonl"), .help = "what the files hold"},
     {"data.sequence_length", FIELD_U32, AT(data_sequence_length), .preset = "512", .min = 2,
-     .max = 1 << 24, .unit = "tokens", .help = "of one training sequence"},
+     .max = 1e7, .unit = "tokens", .help = "of one training sequence"},
     {"data.pack", FIELD_PB_BOOL, AT(data_pack), .preset = "true",
      .help = "several documents in a row of a batch; they never see each other"},
 
@@ -48,7 +48,7 @@ static const struct field fields[] = {
     {"train.steps", FIELD_U64, AT(train_steps), .min = 1, .max = 1e9,
      .help = "optimizer steps, counted over all attempts and resumed runs"},
     {"train.global_batch", FIELD_U32, AT(train_global_batch), .preset = "32", .min = 1,
-     .max = 1 << 24, .unit = "sequences",
+     .max = 1e7, .unit = "sequences",
      .help = "per optimizer step, whatever the number of workers"},
     {"train.micro_batch", FIELD_U32, AT(train_micro_batch), .preset = "1", .min = 1,
      .max = 1 << 16, .unit = "sequences", .help = "per rank and pass; the rest is accumulated"},
@@ -63,7 +63,7 @@ static const struct field fields[] = {
     {"train.validation_every_steps", FIELD_U64, AT(train_validation_every_steps), .preset = "0",
      .max = 1e9, .unit = "steps", .help = "0: at checkpoints and at the end only"},
     {"train.validation_sequences", FIELD_U32, AT(train_validation_sequences), .preset = "32",
-     .min = 1, .max = 1 << 20, .unit = "sequences", .help = "that one validation reads"},
+     .min = 1, .max = 1e6, .unit = "sequences", .help = "that one validation reads"},
 
     {"train.optimizer.name", FIELD_WORD, AT(optimizer_name), .preset = "adamw", WORDS("adamw"),
      .help = "of the update"},
@@ -153,9 +153,9 @@ static const struct field fields[] = {
     {"rebalance.spare_slots_per_rank", FIELD_U32, AT(rebalance_spare_slots_per_rank),
      .preset = "1", .max = EXPERTS_MAX, .help = "for copies of hot experts"},
     {"rebalance.window_steps", FIELD_U32, AT(rebalance_window_steps), .preset = "20", .min = 1,
-     .max = 1 << 20, .unit = "steps", .help = "that one decision looks back on"},
+     .max = 1e6, .unit = "steps", .help = "that one decision looks back on"},
     {"rebalance.horizon_steps", FIELD_U32, AT(rebalance_horizon_steps), .preset = "200",
-     .min = 1, .max = 1 << 24, .unit = "steps", .help = "over which a move must win its cost"},
+     .min = 1, .max = 1e7, .unit = "steps", .help = "over which a move must win its cost"},
     {"rebalance.min_gain", FIELD_DOUBLE, AT(rebalance_min_gain), .preset = "0.02", .max = 1,
      .help = "share of a step's time below which nothing moves"},
 

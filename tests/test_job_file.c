@@ -1,4 +1,4 @@
-/* test_job_file.c - the job file's own rules: defaults, what goes together, the page, round trips */
+/* test_job_file.c - the job file: defaults, what goes together, the page, round trips */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
