@@ -1,5 +1,85 @@
-/* ballast - placeholder */
-int main(void)
+/* ctl.c - `ballast`: the table of commands */
+#include "coordinator/ctl.h"
+
+#include <locale.h>
+#include <stdlib.h>
+
+const struct ctl_command ctl_commands[] = {
+    {"submit", "JOB.yaml", 0, 1, "sdwfx", "check a job file and submit it; prints the job's id",
+     "The file is checked before anything is contacted; with a mistake nothing is submitted.\n"
+     "\n"
+     "  ballast submit job.yaml\n"
+     "  ballast submit job.yaml --set train.steps=1000 --set train.optimizer.lr=1e-3\n"
+     "  ballast submit job.yaml --dry-run      memory per rank and what would be refused\n"
+     "  ballast submit job.yaml --follow       live progress; Ctrl-C detaches\n"
+     "  ballast submit job.yaml --wait         exit code of the job\n"
+     "  ballast submit --explain               every key of a job file\n", ctl_submit},
+    {"jobs", "", 0, 0, "auc", "list jobs: states, and the reason in words",
+     "Lists the jobs that have not ended; -a lists all.\n"
+     "\n"
+     "  ballast jobs\n"
+     "  ballast jobs -a -o wide\n"
+     "  ballast jobs --json | jq '.items[].state'\n", ctl_jobs},
+    {"job show", "ID", 1, 1, "", "one job in full, with its newest events",
+     "  ballast job show 7\n"
+     "  ballast job show 7 -o yaml\n", ctl_job_show},
+    {"job cancel", "ID", 1, 1, "r", "stop a job for good; asking twice is fine",
+     "  ballast job cancel 7 --reason 'wrong data'\n", ctl_job_cancel},
+    {"job hold", "ID", 1, 1, "r", "keep a queued job from starting",
+     "  ballast job hold 7 --reason 'after the weekend'\n", ctl_job_hold},
+    {"job release", "ID", 1, 1, "", "let a held job start",
+     "  ballast job release 7\n", ctl_job_release},
+    {"job requeue", "ID", 1, 1, "r", "stop a job and queue it again from its checkpoint",
+     "  ballast job requeue 7\n", ctl_job_requeue},
+    {"wait", "ID", 1, 1, "F", "wait until a job has ended or has reached a state",
+     "Without --for the exit code is the job's: 0, 1, or 128+n if signal n ended it. 124 says that\n"
+     "--timeout ran out.\n"
+     "\n"
+     "  ballast wait 7\n"
+     "  ballast wait 7 --for=state=RUNNING --timeout 60\n", ctl_wait},
+    {"logs", "ID", 1, 1, "Rf", "what a rank's trainer printed, over all attempts",
+     "  ballast logs 7\n"
+     "  ballast logs 7 --rank 3 -f\n", ctl_logs},
+    {"events", "", 0, 0, "jfc", "what happened, in order",
+     "  ballast events --job 7\n"
+     "  ballast events -f\n", ctl_events},
+    {"metrics", "ID", 1, 1, "fpCPc", "loss, tokens/s and more, a line per step",
+     "  ballast metrics 7\n"
+     "  ballast metrics 7 -f --phases\n"
+     "  ballast metrics 7 --csv > run.csv\n"
+     "  ballast metrics 7 --plot               draws the loss in the terminal (gnuplot)\n",
+     ctl_metrics},
+    {"workers", "", 0, 0, "", "the fleet: states, heartbeats and what runs where",
+     "  ballast workers\n"
+     "  ballast workers --json\n", ctl_workers},
+    {"worker drain", "NAME", 1, 1, "r", "give a worker no new work",
+     "  ballast worker drain node3-0 --reason 'fan is loud'\n", ctl_worker_drain},
+    {"worker resume", "NAME", 1, 1, "r", "give a drained worker work again",
+     "  ballast worker resume node3-0\n", ctl_worker_resume},
+    {"ping", "", 0, 0, "", "is the coordinator there, and which",
+     "  ballast ping\n"
+     "  ballast ping --address tcp://127.0.0.1:7373\n", ctl_ping},
+    {"doctor", "", 0, 0, "", "one screen: what is up, what is wrong, what to type next",
+     "  ballast doctor\n", ctl_doctor},
+    {"version", "", 0, 0, "", "versions of this program and its libraries",
+     "  ballast version\n", ctl_version},
+};
+const size_t ctl_n_commands = sizeof ctl_commands / sizeof *ctl_commands;
+
+int main(int argc, char **argv)
 {
-    return 0;
+    struct ctl c = {0};
+    const struct ctl_command *command;
+    setlocale(LC_CTYPE, "C.UTF-8");
+    signal(SIGPIPE, SIG_IGN);
+    int code = ctl_parse(argc, argv, &c, &command);
+    if (code < 0)
+        code = command->run(&c);
+    ctl_disconnect(&c);
+    arena_fini(&c.arena);
+    free(c.args);
+    free(c.sets);
+    if (fflush(stdout) != 0 && code == CTL_OK)
+        code = CTL_FAILED; /* a full disk or a closed pipe: the data did not arrive */
+    return code;
 }

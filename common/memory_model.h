@@ -1,0 +1,29 @@
+/* memory_model.h - bytes of one rank's device for a training step, before anything is allocated
+ *
+ * Pure arithmetic over a model's counts, the degrees and the tokens of a pass, for fp32 training
+ * with AdamW. The rows that the router sends to a rank are not known beforehand; an even load is
+ * assumed. */
+#ifndef COMMON_MEMORY_MODEL_H
+#define COMMON_MEMORY_MODEL_H
+
+#include "common/layout.h"
+#include "common/model_spec.h"
+
+struct memory_input {
+    const struct model_spec *spec;
+    struct layout_degrees degrees; /* valid: layout_init took them; auto resolved */
+    uint64_t n_tokens;  /* of one pass of one rank: micro_batch x sequence_length */
+    bool     recompute; /* each layer's activations are computed again in its backward */
+    bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
+};
+
+struct memory_plan {
+    uint64_t weights, gradients, optimizer; /* the slices that this rank owns */
+    uint64_t activations;
+    uint64_t buffers; /* gathered layers, their gradients, rows that travel */
+    uint64_t total;
+};
+
+struct memory_plan memory_model(const struct memory_input *in);
+
+#endif

@@ -1,0 +1,181 @@
+/* ctl.h - the client: one table of commands, and what they share
+ *
+ * A command is a row (name, arguments, help, function). Data goes to stdout, everything else to
+ * stderr; each function returns the exit code. */
+#ifndef COORDINATOR_CTL_H
+#define COORDINATOR_CTL_H
+
+#include <signal.h>
+#include <stdio.h>
+
+#include "common/json.h"
+#include "common/mem.h"
+#include "proto/ballast.pb-c.h"
+#include "proto/call.h"
+
+enum ctl_exit {
+    CTL_OK = 0,
+    CTL_FAILED = 1,          /* the operation failed, or the job where a command mirrors one */
+    CTL_USAGE = 2,           /* the command line or the job file is wrong */
+    CTL_NOT_FOUND = 3,
+    CTL_DENIED = 4,
+    CTL_CONFLICT = 5,        /* a precondition does not hold */
+    CTL_LIMIT = 6,
+    CTL_UNREACHABLE = 7,
+    CTL_UNKNOWN_OUTCOME = 8, /* sent, no answer came */
+    CTL_PROTOCOL = 9,
+    CTL_WAIT_TIMEOUT = 124,
+    CTL_SIGNAL = 128,        /* + n */
+};
+
+enum ctl_format { CTL_TABLE, CTL_WIDE, CTL_JSON, CTL_YAML, CTL_NAME };
+
+struct ctl {
+    /* the command line */
+    char  **args;     /* what follows the command; n_args of them */
+    size_t  n_args;
+    enum ctl_format format;
+    bool    no_header, no_color, quiet, all, follow, wait, dry_run, explain, phases, csv, plot;
+    const char *address, *user, *reason, *wait_for;
+    const char **sets;
+    size_t   n_sets;
+    uint64_t job, count, rank; /* count 0: the command's own */
+    uint64_t timeout_ms;       /* 0: the command's own */
+
+    struct caller *caller; /* opened by the first call */
+    char          *connected_to;
+    bool           is_mutating; /* the present call, for what is said while it is retried */
+    bool           was_answered; /* there is a coordinator: an outage is worth waiting for */
+    uint64_t       deadline_ns;  /* of polls; 0: none */
+    struct arena   arena;
+};
+
+struct ctl_command {
+    const char *name;    /* one or two words */
+    const char *args;    /* as in "JOB.yaml" */
+    size_t      n_min, n_max;
+    const char *options; /* letters of those it takes besides the common ones */
+    const char *summary, *details; /* details: paragraphs and examples for --help */
+    int (*run)(struct ctl *c);
+};
+
+extern const struct ctl_command ctl_commands[];
+extern const size_t ctl_n_commands;
+
+/* ---- ctl_options.c */
+
+/* Fills c and *out_command from the command line. Returns -1 to go on, else the exit code: help,
+ * version and mistakes have been printed. c->args is owned by c afterwards. */
+int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **out_command);
+
+/* ---- ctl_call.c: the coordinator */
+
+/* flag > BALLAST_ADDRESS > ~/.config/ballast/config.yaml > the default socket. Gives the address
+ * and says where it came from; NULL after printing what is wrong with the file. */
+char *ctl_address(const struct ctl *c, const char **out_source);
+
+/* One call; on failure prints it and returns its exit code. *out_reply lives until arena_reset. */
+int ctl_call(struct ctl *c, Ballast__Method method, const ProtobufCMessage *request,
+             const ProtobufCMessage **out_reply);
+
+/* The same for streams: once a coordinator has answered it waits out every outage, until
+ * deadline_ns (then CTL_WAIT_TIMEOUT). wait_ms: how long the coordinator may hold it. */
+int ctl_poll(struct ctl *c, Ballast__Method method, const ProtobufCMessage *request,
+             uint32_t wait_ms, const ProtobufCMessage **out_reply);
+
+void ctl_disconnect(struct ctl *c);
+
+/* "ballast: text" on stderr, or as JSON where JSON was asked for; returns code. */
+int ctl_fail(const struct ctl *c, enum ctl_exit code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* A hint on stderr; silent with -q. */
+void ctl_hint(const struct ctl *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The id in text, or 0 after saying so. */
+uint64_t ctl_job_id(const struct ctl *c, const char *text);
+
+/* Set by SIGINT (counted) once ctl_catch_interrupt was called; a call then ends with 130. */
+extern volatile sig_atomic_t ctl_interrupts;
+void ctl_catch_interrupt(void);
+
+/* ---- ctl_print.c: text */
+
+/* Foreign bytes without what could steer a terminal; newlines stay if told so. */
+void ctl_print_escaped(FILE *out, const void *bytes, size_t n_bytes, bool keep_newlines);
+
+struct ctl_column {
+    const char *head;
+    bool is_right;
+};
+struct ctl_table {
+    const struct ctl_column *columns;
+    size_t n_columns, n_cells;
+    struct ctl_cell *cells;
+};
+void ctl_table_cell(struct ctl_table *t, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void ctl_table_color(struct ctl_table *t, const char *color); /* of the last cell; "31" is red */
+void ctl_table_print(const struct ctl *c, const struct ctl_table *t);
+void ctl_table_fini(struct ctl_table *t);
+
+/* "-" for what is not known. Cells of numbers and times. */
+void ctl_table_number(struct ctl_table *t, const char *format, double x);
+void ctl_table_age(struct ctl_table *t, int64_t from_ns, int64_t to_ns);
+
+/* 1234567 as "1.2 MB"-like text in binary units. */
+void ctl_bytes_text(uint64_t n_bytes, char out_text[32]);
+
+/* "RUNNING", and its two letters. */
+const char *ctl_state_name(Ballast__JobState state);
+const char *ctl_state_short(const Ballast__Job *job);
+const char *ctl_state_color(Ballast__JobState state);
+bool ctl_state_is_ended(Ballast__JobState state);
+const char *ctl_worker_state_name(Ballast__WorkerState state);
+
+/* ---- ctl_json.c: JSON of what the coordinator says */
+
+struct json *ctl_json_job(const Ballast__Job *job);
+struct json *ctl_json_spec(const Ballast__JobSpec *spec);
+struct json *ctl_json_worker(const Ballast__Worker *worker);
+struct json *ctl_json_event(const Ballast__Event *event);
+struct json *ctl_json_step(const Ballast__StepReport *step);
+
+bool ctl_is_json(const struct ctl *c); /* --json or -o yaml */
+/* Takes items, prints {"apiVersion", "kind", "meta", "items"}. */
+void ctl_json_list(const struct ctl *c, const char *kind, uint64_t seq, bool truncated,
+                   struct json *items);
+/* Takes object, prints it with apiVersion, kind and meta. */
+void ctl_json_one(const struct ctl *c, const char *kind, uint64_t seq, struct json *object);
+/* Takes object, prints it on one line (streams). */
+void ctl_json_line(struct json *object);
+
+/* ---- commands that others use */
+
+/* The exit code that mirrors how a job ended. */
+int ctl_exit_of_job(const Ballast__Job *job);
+/* Shows progress until the job ends; Ctrl-C detaches. Returns the exit code. */
+int ctl_follow(struct ctl *c, uint64_t job_id);
+/* Waits until the job has ended or has (or has passed) state. */
+int ctl_wait_for(struct ctl *c, uint64_t job_id, Ballast__JobState state);
+/* What --dry-run prints; needs no coordinator. */
+int ctl_plan(const struct ctl *c, const Ballast__JobSpec *spec);
+
+int ctl_submit(struct ctl *c);
+int ctl_jobs(struct ctl *c);
+int ctl_job_show(struct ctl *c);
+int ctl_job_cancel(struct ctl *c);
+int ctl_job_hold(struct ctl *c);
+int ctl_job_release(struct ctl *c);
+int ctl_job_requeue(struct ctl *c);
+int ctl_wait(struct ctl *c);
+int ctl_logs(struct ctl *c);
+int ctl_events(struct ctl *c);
+int ctl_metrics(struct ctl *c);
+int ctl_workers(struct ctl *c);
+int ctl_worker_drain(struct ctl *c);
+int ctl_worker_resume(struct ctl *c);
+int ctl_ping(struct ctl *c);
+int ctl_doctor(struct ctl *c);
+int ctl_version(struct ctl *c);
+
+#endif

@@ -1,0 +1,278 @@
+/* ctl_json.c - what the coordinator says, as JSON (and the same as YAML)
+ *
+ * Ids are strings, instants ISO 8601 UTC, durations seconds, sizes bytes, unknown numbers null. */
+#include "coordinator/ctl.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/types.h"
+#include "proto/job_spec.h"
+
+#define API_VERSION "ballast/v1"
+
+static struct json *id_text(uint64_t id)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%" PRIu64, id);
+    return id ? json_new_string(text) : NULL;
+}
+
+static struct json *instant(int64_t ns)
+{
+    char text[CLOCK_STAMP_BYTES];
+    if (!ns)
+        return NULL;
+    clock_stamp(ns, text);
+    return json_new_string(text);
+}
+
+static struct json *known_text(const char *text)
+{
+    return text && *text ? json_new_string(text) : NULL;
+}
+
+struct json *ctl_json_job(const Ballast__Job *job)
+{
+    struct json *o = json_new_object(), *names = json_new_array();
+    for (size_t i = 0; i < job->n_workers; i++)
+        json_push(names, json_new_string(job->workers[i]));
+    json_put(o, "id", id_text(job->id));
+    json_put(o, "name", json_new_string(job->name));
+    json_put(o, "user", json_new_string(job->user));
+    json_put(o, "state", json_new_string(ctl_state_name(job->state)));
+    json_put(o, "reason", json_new_string(job->reason));
+    json_put(o, "priority", json_new_i64(job->priority));
+    json_put(o, "workers", json_new_u64(job->gang_size));
+    json_put(o, "worker_names", names);
+    json_put(o, "attempt", json_new_u64(job->attempt));
+    json_put(o, "restarts", json_new_u64(job->n_restarts));
+    json_put(o, "held", json_new_bool(job->held));
+    json_put(o, "step", json_new_u64(job->step));
+    json_put(o, "steps", json_new_u64(job->steps));
+    json_put(o, "checkpoint_step", json_new_u64(job->checkpoint_step));
+    json_put(o, "loss", json_new_double(job->loss));
+    json_put(o, "validation_loss", json_new_double(job->validation_loss));
+    json_put(o, "tokens_per_second", json_new_double(job->tokens_per_second));
+    json_put(o, "imbalance", json_new_double(job->imbalance));
+    json_put(o, "submitted_at", instant(job->submitted_at_ns));
+    json_put(o, "started_at", instant(job->started_at_ns));
+    json_put(o, "ended_at", instant(job->ended_at_ns));
+    json_put(o, "exit", known_text(job->exit));
+    return o;
+}
+
+/* ---- the job file's keys, nested as in the file ---------------------------------------------- */
+
+static struct json *list_value(const struct field *f, const void *spec)
+{
+    struct json *list = json_new_array();
+    size_t n = *(const size_t *)((const char *)spec + f->count_offset);
+    const void *items = *(void *const *)((const char *)spec + f->offset);
+    for (size_t i = 0; i < n; i++)
+        json_push(list, f->type == FIELD_DOUBLES ? json_new_double(((const double *)items)[i])
+                      : f->type == FIELD_U64S    ? id_text(((const uint64_t *)items)[i])
+                                                 : json_new_string(((char *const *)items)[i]));
+    return list;
+}
+
+static struct json *field_value(const struct field *f, const void *spec)
+{
+    const void *at = (const char *)spec + f->offset;
+    if (field_is_list(f))
+        return list_value(f, spec);
+    switch (f->type) {
+    case FIELD_U32:     return json_new_u64(*(const uint32_t *)at);
+    case FIELD_I32:     return json_new_i64(*(const int32_t *)at);
+    case FIELD_DOUBLE:  return json_new_double(*(const double *)at);
+    case FIELD_PB_BOOL: return json_new_bool(*(const int *)at != 0);
+    case FIELD_U64:
+    case FIELD_DURATION:
+    case FIELD_SIZE:    return json_new_u64(*(const uint64_t *)at);
+    default:            return json_new_string(*(char *const *)at);
+    }
+}
+
+/* Objects of the sections that are open, outermost first. */
+struct open_sections {
+    struct json *objects[8];
+    char path[8][64];
+    size_t depth;
+};
+
+static struct json *section_of(struct open_sections *s, const char *path, const char **out_key)
+{
+    size_t depth = 1;
+    const char *start = path, *dot;
+    for (; (dot = strchr(start, '.')) != NULL; start = dot + 1, depth++) {
+        size_t n = (size_t)(dot - path);
+        if (depth < s->depth && !strncmp(s->path[depth], path, n) && !s->path[depth][n])
+            continue;
+        s->objects[depth] = json_new_object();
+        snprintf(s->path[depth], sizeof s->path[depth], "%.*s", (int)n, path);
+        char *key = xasprintf("%.*s", (int)(dot - start), start);
+        json_put(s->objects[depth - 1], key, s->objects[depth]);
+        free(key);
+        s->depth = depth + 1;
+    }
+    s->depth = depth;
+    *out_key = start;
+    return s->objects[depth - 1];
+}
+
+struct json *ctl_json_spec(const Ballast__JobSpec *spec)
+{
+    struct open_sections s = {.objects = {json_new_object()}, .depth = 1};
+    for (size_t i = 0; i < job_spec_table.n_fields; i++) {
+        const struct field *f = &job_spec_table.fields[i];
+        const char *key;
+        if (f->same_as)
+            continue;
+        struct json *section = section_of(&s, f->path, &key);
+        json_put(section, key, field_value(f, spec));
+    }
+    return s.objects[0];
+}
+
+/* ---- the rest ------------------------------------------------------------------------------- */
+
+struct json *ctl_json_worker(const Ballast__Worker *worker)
+{
+    struct json *o = json_new_object();
+    json_put(o, "name", json_new_string(worker->name));
+    json_put(o, "node", json_new_string(worker->node));
+    json_put(o, "state", json_new_string(ctl_worker_state_name(worker->state)));
+    json_put(o, "device", json_new_string(worker->device));
+    json_put(o, "memory_bytes", json_new_u64(worker->memory_bytes));
+    json_put(o, "cores", json_new_u64(worker->cores));
+    json_put(o, "worker_epoch", id_text(worker->worker_epoch));
+    json_put(o, "heartbeat_age_seconds", json_new_double((double)worker->heartbeat_age_ms / 1e3));
+    json_put(o, "job", id_text(worker->job_id));
+    json_put(o, "attempt", worker->job_id ? json_new_u64(worker->attempt) : NULL);
+    json_put(o, "rank", worker->job_id ? json_new_u64(worker->rank) : NULL);
+    json_put(o, "reason", json_new_string(worker->reason));
+    json_put(o, "version", json_new_string(worker->version));
+    json_put(o, "pid", json_new_u64(worker->pid));
+    return o;
+}
+
+struct json *ctl_json_event(const Ballast__Event *event)
+{
+    struct json *o = json_new_object();
+    json_put(o, "seq", json_new_u64(event->seq));
+    json_put(o, "at", instant(event->at_ns));
+    json_put(o, "job", id_text(event->job_id));
+    json_put(o, "worker", known_text(event->worker));
+    json_put(o, "kind", json_new_string(event->kind));
+    json_put(o, "text", json_new_string(event->text));
+    return o;
+}
+
+struct json *ctl_json_step(const Ballast__StepReport *step)
+{
+    struct json *o = json_new_object(), *phases = json_new_object();
+    for (size_t i = 0; i < step->n_phases; i++)
+        json_put(phases, step->phases[i]->name, json_new_double(step->phases[i]->seconds));
+    json_put(o, "step", json_new_u64(step->step));
+    json_put(o, "loss", json_new_double(step->loss));
+    json_put(o, "validation_loss", json_new_double(step->validation_loss));
+    json_put(o, "grad_norm", json_new_double(step->grad_norm));
+    json_put(o, "lr", json_new_double(step->lr));
+    json_put(o, "tokens_per_second", json_new_double(step->tokens_per_second));
+    json_put(o, "mfu", json_new_double(step->mfu));
+    json_put(o, "memory_bytes", json_new_u64(step->memory_bytes));
+    json_put(o, "imbalance", json_new_double(step->imbalance));
+    json_put(o, "attempt", json_new_u64(step->attempt));
+    json_put(o, "at", instant(step->at_ns));
+    json_put(o, "phases", phases);
+    return o;
+}
+
+/* ---- printing ------------------------------------------------------------------------------- */
+
+bool ctl_is_json(const struct ctl *c)
+{
+    return c->format == CTL_JSON || c->format == CTL_YAML;
+}
+
+static bool is_nested(const struct json *v)
+{
+    return (json_kind_of(v) == JSON_ARRAY || json_kind_of(v) == JSON_OBJECT) && json_count(v);
+}
+
+/* Scalars are written as JSON writes them, which YAML reads too. */
+static void print_yaml(const struct json *v, int indent, bool after_dash)
+{
+    struct json_iter i = json_iter(v);
+    bool first = after_dash;
+    if (!is_nested(v)) {
+        char *text = json_text(v, false);
+        printf("%s\n", text);
+        free(text);
+        return;
+    }
+    for (size_t k = 0; json_kind_of(v) == JSON_ARRAY && k < json_count(v); k++) {
+        printf("%*s- ", first ? 0 : indent, "");
+        print_yaml(json_at(v, k), indent + 2, true);
+        first = false;
+    }
+    while (json_next(&i)) {
+        printf("%*s%s:%s", first ? 0 : indent, "", i.key, is_nested(i.value) ? "\n" : " ");
+        print_yaml(i.value, indent + 2, false);
+        first = false;
+    }
+}
+
+static void print_document(const struct ctl *c, const struct json *v)
+{
+    if (c->format == CTL_YAML) {
+        print_yaml(v, 0, false);
+        return;
+    }
+    char *text = json_text(v, true);
+    printf("%s\n", text);
+    free(text);
+}
+
+static struct json *envelope(const char *kind)
+{
+    struct json *o = json_new_object();
+    json_put(o, "apiVersion", json_new_string(API_VERSION));
+    json_put(o, "kind", json_new_string(kind));
+    return o;
+}
+
+void ctl_json_list(const struct ctl *c, const char *kind, uint64_t seq, bool truncated,
+                   struct json *items)
+{
+    struct json *o = envelope(kind), *meta = json_new_object();
+    json_put(meta, "seq", json_new_u64(seq));
+    json_put(meta, "truncated", json_new_bool(truncated));
+    json_put(o, "meta", meta);
+    json_put(o, "items", items);
+    print_document(c, o);
+    json_destroy(o);
+}
+
+void ctl_json_one(const struct ctl *c, const char *kind, uint64_t seq, struct json *object)
+{
+    struct json *meta = json_new_object();
+    json_put(meta, "seq", json_new_u64(seq));
+    json_put(object, "apiVersion", json_new_string(API_VERSION));
+    json_put(object, "kind", json_new_string(kind));
+    json_put(object, "meta", meta);
+    print_document(c, object);
+    json_destroy(object);
+}
+
+void ctl_json_line(struct json *object)
+{
+    char *text = json_text(object, false);
+    printf("%s\n", text);
+    free(text);
+    fflush(stdout);
+    json_destroy(object);
+}

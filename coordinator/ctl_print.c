@@ -1,0 +1,223 @@
+/* ctl_print.c - tables, escaping, and the words for states */
+#include "coordinator/ctl.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/types.h"
+
+/* ---- foreign text --------------------------------------------------------------------------- */
+
+/* Length of a printable UTF-8 sequence, 0 for a control character or what is none. */
+static size_t printable_bytes(const unsigned char *s, size_t n)
+{
+    if (s[0] >= 0x20 && s[0] < 0x7f)
+        return 1;
+    size_t length = s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
+                  : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
+    if (!length || length > n || (s[0] == 0xc2 && s[1] < 0xa0)) /* U+0080..9f are controls */
+        return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    return length;
+}
+
+void ctl_print_escaped(FILE *out, const void *bytes, size_t n_bytes, bool keep_newlines)
+{
+    const unsigned char *s = bytes;
+    for (size_t i = 0; i < n_bytes;) {
+        size_t length = printable_bytes(s + i, n_bytes - i);
+        if (length)
+            fwrite(s + i, 1, length, out);
+        else if (s[i] == '\t' || (s[i] == '\n' && keep_newlines))
+            fputc(s[i], out);
+        else
+            fprintf(out, "\\x%02x", s[i]);
+        i += length ? length : 1;
+    }
+}
+
+/* ---- tables --------------------------------------------------------------------------------- */
+
+struct ctl_cell {
+    char *text;
+    const char *color;
+};
+
+void ctl_table_cell(struct ctl_table *t, const char *format, ...)
+{
+    char *raw = NULL, *clean = NULL;
+    size_t n_clean = 0;
+    va_list args;
+    va_start(args, format);
+    int n = vasprintf(&raw, format, args);
+    va_end(args);
+    FILE *out = open_memstream(&clean, &n_clean);
+    if (n < 0 || !out)
+        abort();
+    if (*raw)
+        ctl_print_escaped(out, raw, strlen(raw), false);
+    else
+        fputc('-', out);
+    fclose(out);
+    free(raw);
+    t->cells = xrealloc(t->cells, (t->n_cells + 1) * sizeof *t->cells);
+    t->cells[t->n_cells++] = (struct ctl_cell){clean, NULL};
+}
+
+void ctl_table_color(struct ctl_table *t, const char *color)
+{
+    t->cells[t->n_cells - 1].color = color;
+}
+
+static size_t width(const char *text)
+{
+    size_t n = 0;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+static bool wants_color(const struct ctl *c)
+{
+    const char *no_color = getenv("NO_COLOR");
+    return !c->no_color && !(no_color && *no_color) && isatty(STDOUT_FILENO);
+}
+
+static void print_cell(const struct ctl_table *t, size_t column, const char *text,
+                       const char *color, size_t columns_width)
+{
+    bool is_last = column + 1 == t->n_columns, is_right = t->columns[column].is_right;
+    int pad = (int)(columns_width - width(text));
+    if (is_right)
+        printf("%*s", pad, "");
+    if (color)
+        printf("\033[%sm%s\033[0m", color, text);
+    else
+        fputs(text, stdout);
+    if (!is_right && !is_last)
+        printf("%*s", pad, "");
+    fputs(is_last ? "\n" : "  ", stdout);
+}
+
+void ctl_table_print(const struct ctl *c, const struct ctl_table *t)
+{
+    size_t *widths = xcalloc(t->n_columns, sizeof *widths);
+    bool has_color = wants_color(c);
+    for (size_t i = 0; i < t->n_columns && !c->no_header; i++)
+        widths[i] = width(t->columns[i].head);
+    for (size_t i = 0; i < t->n_cells; i++)
+        if (width(t->cells[i].text) > widths[i % t->n_columns])
+            widths[i % t->n_columns] = width(t->cells[i].text);
+    for (size_t i = 0; i < t->n_columns && !c->no_header; i++)
+        print_cell(t, i, t->columns[i].head, NULL, widths[i]);
+    for (size_t i = 0; i < t->n_cells; i++)
+        print_cell(t, i % t->n_columns, t->cells[i].text, has_color ? t->cells[i].color : NULL,
+                   widths[i % t->n_columns]);
+    free(widths);
+}
+
+void ctl_table_fini(struct ctl_table *t)
+{
+    for (size_t i = 0; i < t->n_cells; i++)
+        free(t->cells[i].text);
+    free(t->cells);
+    t->cells = NULL;
+    t->n_cells = 0;
+}
+
+void ctl_table_number(struct ctl_table *t, const char *format, double x)
+{
+    char text[64] = "-";
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    if (isfinite(x))
+        snprintf(text, sizeof text, format, x);
+#pragma GCC diagnostic pop
+    ctl_table_cell(t, "%s", text);
+}
+
+void ctl_table_age(struct ctl_table *t, int64_t from_ns, int64_t to_ns)
+{
+    char text[CLOCK_STAMP_BYTES] = "-";
+    if (from_ns > 0 && to_ns >= from_ns)
+        clock_duration((uint64_t)(to_ns - from_ns), text);
+    ctl_table_cell(t, "%s", text);
+}
+
+void ctl_bytes_text(uint64_t n_bytes, char out_text[32])
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double x = (double)n_bytes;
+    size_t u = 0;
+    while (x >= 1024 && u < 4) {
+        x /= 1024;
+        u++;
+    }
+    snprintf(out_text, 32, u ? "%.2f %s" : "%.0f %s", x, units[u]);
+}
+
+/* ---- states --------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name, *two_letters, *color;
+} job_states[] = {
+    [BALLAST__JOB_STATE__JOB_UNKNOWN]    = {"UNKNOWN", "?", NULL},
+    [BALLAST__JOB_STATE__JOB_QUEUED]     = {"QUEUED", "PD", NULL},
+    [BALLAST__JOB_STATE__JOB_STARTING]   = {"STARTING", "CF", "36"},
+    [BALLAST__JOB_STATE__JOB_RUNNING]    = {"RUNNING", "R", "32"},
+    [BALLAST__JOB_STATE__JOB_RECOVERING] = {"RECOVERING", "RC", "33"},
+    [BALLAST__JOB_STATE__JOB_PREEMPTING] = {"PREEMPTING", "PR", "33"},
+    [BALLAST__JOB_STATE__JOB_STOPPING]   = {"STOPPING", "CG", "33"},
+    [BALLAST__JOB_STATE__JOB_DONE]       = {"DONE", "CD", "34"},
+    [BALLAST__JOB_STATE__JOB_FAILED]     = {"FAILED", "F", "31"},
+    [BALLAST__JOB_STATE__JOB_CANCELLED]  = {"CANCELLED", "CA", "35"},
+};
+
+static size_t known(Ballast__JobState state)
+{
+    size_t i = (size_t)state;
+    return i < sizeof job_states / sizeof *job_states ? i : 0;
+}
+
+const char *ctl_state_name(Ballast__JobState state)
+{
+    return job_states[known(state)].name;
+}
+
+const char *ctl_state_short(const Ballast__Job *job)
+{
+    bool is_held = job->state == BALLAST__JOB_STATE__JOB_QUEUED && job->held;
+    return is_held ? "H" : job_states[known(job->state)].two_letters;
+}
+
+const char *ctl_state_color(Ballast__JobState state)
+{
+    return job_states[known(state)].color;
+}
+
+bool ctl_state_is_ended(Ballast__JobState state)
+{
+    return state == BALLAST__JOB_STATE__JOB_DONE || state == BALLAST__JOB_STATE__JOB_FAILED ||
+           state == BALLAST__JOB_STATE__JOB_CANCELLED;
+}
+
+const char *ctl_worker_state_name(Ballast__WorkerState state)
+{
+    static const char *const names[] = {
+        [BALLAST__WORKER_STATE__WORKER_UNKNOWN] = "UNKNOWN",
+        [BALLAST__WORKER_STATE__WORKER_IDLE]    = "IDLE",
+        [BALLAST__WORKER_STATE__WORKER_BUSY]    = "BUSY",
+        [BALLAST__WORKER_STATE__WORKER_LATE]    = "LATE",
+        [BALLAST__WORKER_STATE__WORKER_SUSPECT] = "SUSPECT",
+        [BALLAST__WORKER_STATE__WORKER_LOST]    = "LOST",
+        [BALLAST__WORKER_STATE__WORKER_DRAINED] = "DRAINED",
+        [BALLAST__WORKER_STATE__WORKER_GONE]    = "GONE",
+    };
+    return (size_t)state < sizeof names / sizeof *names ? names[state] : names[0];
+}

@@ -1,0 +1,167 @@
+/* ctl_stream.c - logs and events: read what is there, then (-f) what comes
+ *
+ * Both are long polls from a cursor (bytes of a log, number of a record), so an outage or a
+ * restart of the coordinator costs a pause and nothing else. */
+#include "coordinator/ctl.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/types.h"
+
+#define HOLD_MS       10000u
+#define EVENTS_PRESET 200u
+#define EVENTS_PAGE   500u
+
+/* ---- logs ----------------------------------------------------------------------------------- */
+
+/* As JSON a line is an object; what is left of a line waits for its end. */
+struct log_lines {
+    const struct ctl *c;
+    char   *rest;
+    size_t  n_rest;
+};
+
+static void print_json_line(const struct log_lines *l, const char *text, size_t n)
+{
+    struct json *o = json_new_object();
+    char *line = xcalloc(1, n + 1);
+    for (size_t i = 0; i < n; i++)
+        line[i] = text[i] ? text[i] : '?';
+    json_put(o, "rank", json_new_u64(l->c->rank));
+    json_put(o, "line", json_new_string(line));
+    ctl_json_line(o);
+    free(line);
+}
+
+static void print_log(struct log_lines *l, const uint8_t *bytes, size_t n)
+{
+    if (l->c->format != CTL_JSON) {
+        ctl_print_escaped(stdout, bytes, n, true);
+        fflush(stdout);
+        return;
+    }
+    l->rest = xrealloc(l->rest, l->n_rest + n);
+    if (n)
+        memcpy(l->rest + l->n_rest, bytes, n);
+    l->n_rest += n;
+    char *newline;
+    size_t at = 0;
+    while ((newline = memchr(l->rest + at, '\n', l->n_rest - at)) != NULL) {
+        size_t end = (size_t)(newline - l->rest);
+        print_json_line(l, l->rest + at, end - at);
+        at = end + 1;
+    }
+    memmove(l->rest, l->rest + at, l->n_rest - at);
+    l->n_rest -= at;
+}
+
+static int poll_logs(struct ctl *c, uint64_t job_id, struct log_lines *lines)
+{
+    Ballast__LogsRequest request = BALLAST__LOGS_REQUEST__INIT;
+    request.job_id = job_id;
+    request.rank = (uint32_t)c->rank;
+    request.limit_bytes = 256u << 10;
+    request.wait_ms = c->follow ? HOLD_MS : 0;
+    for (;;) {
+        const ProtobufCMessage *message;
+        arena_reset(&c->arena);
+        int rc = ctl_poll(c, BALLAST__METHOD__METHOD_LOGS, &request.base, request.wait_ms,
+                          &message);
+        if (rc != CTL_OK)
+            return rc;
+        const Ballast__LogsReply *reply = (const Ballast__LogsReply *)message;
+        if (reply->n_ranks && c->rank >= reply->n_ranks)
+            return ctl_fail(c, CTL_NOT_FOUND, "job %" PRIu64 " has ranks 0 to %" PRIu32, job_id,
+                            reply->n_ranks - 1);
+        print_log(lines, reply->bytes.data, reply->bytes.len);
+        request.offset = reply->next_offset;
+        if (!reply->bytes.len && (reply->ended || !c->follow))
+            return CTL_OK;
+    }
+}
+
+int ctl_logs(struct ctl *c)
+{
+    struct log_lines lines = {.c = c};
+    uint64_t job_id = ctl_job_id(c, c->args[0]);
+    if (!job_id)
+        return CTL_USAGE;
+    ctl_catch_interrupt();
+    int rc = poll_logs(c, job_id, &lines);
+    if (lines.n_rest)
+        print_json_line(&lines, lines.rest, lines.n_rest);
+    free(lines.rest);
+    return rc;
+}
+
+/* ---- events --------------------------------------------------------------------------------- */
+
+static void print_event(const struct ctl *c, const Ballast__Event *e)
+{
+    char stamp[CLOCK_STAMP_BYTES], job[24] = "-";
+    if (c->format == CTL_JSON) {
+        ctl_json_line(ctl_json_event(e));
+        return;
+    }
+    if (e->job_id)
+        snprintf(job, sizeof job, "%" PRIu64, e->job_id);
+    clock_stamp(e->at_ns, stamp);
+    printf("%8" PRIu64 "  %s  %6s  %-14s ", e->seq, stamp, job, e->kind);
+    ctl_print_escaped(stdout, e->text, strlen(e->text), false);
+    putchar('\n');
+}
+
+/* The newest of them, as a list. */
+static int list_events(struct ctl *c, Ballast__EventsRequest *request, uint64_t *out_next)
+{
+    const ProtobufCMessage *message;
+    request->last = (uint32_t)(c->count ? c->count : EVENTS_PRESET);
+    request->limit = request->last;
+    int rc = ctl_call(c, BALLAST__METHOD__METHOD_EVENTS, &request->base, &message);
+    if (rc != CTL_OK)
+        return rc;
+    const Ballast__EventsReply *reply = (const Ballast__EventsReply *)message;
+    if (ctl_is_json(c) && !c->follow) {
+        struct json *items = json_new_array();
+        for (size_t i = 0; i < reply->n_events; i++)
+            json_push(items, ctl_json_event(reply->events[i]));
+        ctl_json_list(c, "EventList", reply->next_seq, false, items);
+    } else {
+        if (c->format != CTL_JSON && !c->no_header)
+            printf("%8s  %-24s  %6s  %-14s %s\n", "SEQ", "TIME", "JOB", "KIND", "TEXT");
+        for (size_t i = 0; i < reply->n_events; i++)
+            print_event(c, reply->events[i]);
+    }
+    if (reply->n_events == request->last)
+        ctl_hint(c, "the newest %" PRIu32 " are listed; -c N lists more", request->last);
+    *out_next = reply->next_seq;
+    return CTL_OK;
+}
+
+int ctl_events(struct ctl *c)
+{
+    Ballast__EventsRequest request = BALLAST__EVENTS_REQUEST__INIT;
+    request.job_id = c->job;
+    ctl_catch_interrupt();
+    int rc = list_events(c, &request, &request.from_seq);
+    request.last = 0;
+    request.limit = EVENTS_PAGE;
+    request.wait_ms = HOLD_MS;
+    while (rc == CTL_OK && c->follow) {
+        const ProtobufCMessage *message;
+        fflush(stdout);
+        arena_reset(&c->arena);
+        rc = ctl_poll(c, BALLAST__METHOD__METHOD_EVENTS, &request.base, request.wait_ms,
+                      &message);
+        if (rc != CTL_OK)
+            break;
+        const Ballast__EventsReply *reply = (const Ballast__EventsReply *)message;
+        for (size_t i = 0; i < reply->n_events; i++)
+            print_event(c, reply->events[i]);
+        request.from_seq = reply->next_seq;
+    }
+    return rc;
+}

@@ -1,0 +1,121 @@
+/* ctl_submit.c - a job file, checked and planned here, handed over in one call */
+#include "coordinator/ctl.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/hf_config.h"
+#include "common/memory_model.h"
+#include "proto/job_file.h"
+
+/* One line per mistake, or one JSON object with all of them. */
+static int refuse(const struct ctl *c, const struct problems *p)
+{
+    char *text = problems_text(p);
+    if (c->format == CTL_JSON)
+        ctl_fail(c, CTL_USAGE, "%s", text);
+    else
+        fprintf(stderr, "%s\n", text);
+    free(text);
+    return CTL_USAGE;
+}
+
+/* What only the model can say: whether it is one, whether the experts can be cut so, and how much
+ * memory a rank needs. Fills the spec's two derived fields. */
+static int read_model(const struct ctl *c, Ballast__JobSpec *spec)
+{
+    struct model_spec *model = xcalloc(1, sizeof *model);
+    struct layout layout = {0};
+    struct err err;
+    int rc = hf_config_read(spec->model_path, model, &err);
+    if (rc < 0) {
+        rc = ctl_fail(c, CTL_USAGE, "key 'model.path': %s%s", err.text,
+                      rc == -ENOENT ? "; expected a HuggingFace folder with a config.json" : "");
+    } else if (layout_init(job_spec_degrees(spec), model->n_experts, 0, &layout, &err) < 0) {
+        rc = ctl_fail(c, CTL_USAGE, "key 'parallel': %s", err.text);
+    } else {
+        struct memory_plan plan = memory_model(&(struct memory_input){
+            .spec = model, .degrees = layout.degrees,
+            .n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length,
+            .recompute = !strcmp(spec->parallel_activation_checkpointing, "full"),
+            .count_margins = !strcmp(spec->moe_bias_update, "quantile"),
+        });
+        spec->memory_bytes_per_rank = plan.total;
+        spec->model_parameters = model_spec_count(model).total;
+        rc = CTL_OK;
+    }
+    layout_fini(&layout);
+    free(model);
+    return rc;
+}
+
+static int hand_over(struct ctl *c, Ballast__JobSpec *spec, uint64_t *out_id)
+{
+    Ballast__SubmitRequest request = BALLAST__SUBMIT_REQUEST__INIT;
+    const ProtobufCMessage *message;
+    request.spec = spec;
+    int rc = ctl_call(c, BALLAST__METHOD__METHOD_SUBMIT, &request.base, &message);
+    if (rc == CTL_OK)
+        *out_id = ((const Ballast__SubmitReply *)message)->job_id;
+    return rc;
+}
+
+static void tell_id(const struct ctl *c, uint64_t id)
+{
+    if (ctl_is_json(c)) {
+        char text[24];
+        struct json *o = json_new_object();
+        snprintf(text, sizeof text, "%" PRIu64, id);
+        json_put(o, "id", json_new_string(text));
+        ctl_json_one(c, "Job", 0, o);
+    } else {
+        printf("%" PRIu64 "\n", id);
+    }
+    fflush(stdout);
+    if (!c->follow && !c->wait)
+        ctl_hint(c, "  ballast metrics %" PRIu64 " -f\n  ballast logs %" PRIu64 " -f", id, id);
+}
+
+static int submit(struct ctl *c, Ballast__JobSpec *spec)
+{
+    uint64_t id = 0;
+    int rc = read_model(c, spec);
+    if (rc == CTL_OK && c->dry_run)
+        return ctl_plan(c, spec);
+    if (rc == CTL_OK)
+        rc = hand_over(c, spec, &id);
+    if (rc != CTL_OK)
+        return rc;
+    tell_id(c, id);
+    if (c->follow)
+        return ctl_follow(c, id);
+    return c->wait ? ctl_wait_for(c, id, BALLAST__JOB_STATE__JOB_UNKNOWN) : CTL_OK;
+}
+
+static int explain(void)
+{
+    char *page = job_file_explain();
+    fputs(page, stdout);
+    free(page);
+    return CTL_OK;
+}
+
+int ctl_submit(struct ctl *c)
+{
+    Ballast__JobSpec *spec = NULL;
+    struct problems problems = {0};
+    if (c->explain)
+        return explain();
+    if (!c->n_args)
+        return ctl_fail(c, CTL_USAGE, "missing arguments; usage: ballast submit JOB.yaml");
+    int rc = job_file_read(c->args[0], c->sets, c->n_sets, &spec, &problems);
+    if (rc < 0)
+        rc = refuse(c, &problems);
+    else
+        rc = submit(c, spec);
+    problems_fini(&problems);
+    job_file_free(spec);
+    return rc;
+}

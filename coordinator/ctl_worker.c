@@ -1,0 +1,122 @@
+/* ctl_worker.c - the fleet: the list, drain and resume */
+#include "coordinator/ctl.h"
+
+#include <inttypes.h>
+
+#include "common/types.h"
+
+static const struct ctl_column columns[] = {
+    {"NAME", false}, {"NODE", false}, {"STATE", false}, {"DEVICE", false}, {"HB", true},
+    {"JOB", true}, {"RANK", true}, {"REASON", false},
+};
+static const struct ctl_column wide_columns[] = {
+    {"NAME", false}, {"NODE", false}, {"STATE", false}, {"DEVICE", false}, {"HB", true},
+    {"JOB", true}, {"RANK", true}, {"MEMORY", true}, {"CORES", true}, {"PID", true},
+    {"VERSION", false}, {"REASON", false},
+};
+
+static const char *state_color(Ballast__WorkerState state)
+{
+    switch (state) {
+    case BALLAST__WORKER_STATE__WORKER_BUSY:    return "32";
+    case BALLAST__WORKER_STATE__WORKER_LATE:
+    case BALLAST__WORKER_STATE__WORKER_SUSPECT: return "33";
+    case BALLAST__WORKER_STATE__WORKER_LOST:    return "31";
+    case BALLAST__WORKER_STATE__WORKER_DRAINED:
+    case BALLAST__WORKER_STATE__WORKER_GONE:    return "35";
+    default:                                    return NULL;
+    }
+}
+
+static void add_worker(struct ctl_table *t, const Ballast__Worker *w, bool is_wide)
+{
+    char bytes[32];
+    ctl_table_cell(t, "%s", w->name);
+    ctl_table_cell(t, "%s", w->node);
+    ctl_table_cell(t, "%s", ctl_worker_state_name(w->state));
+    ctl_table_color(t, state_color(w->state));
+    ctl_table_cell(t, "%s", w->device);
+    ctl_table_cell(t, "%.1fs", (double)w->heartbeat_age_ms / 1e3);
+    if (w->job_id) {
+        ctl_table_cell(t, "%" PRIu64, w->job_id);
+        ctl_table_cell(t, "%" PRIu32, w->rank);
+    } else {
+        ctl_table_cell(t, "-");
+        ctl_table_cell(t, "-");
+    }
+    if (is_wide) {
+        ctl_bytes_text(w->memory_bytes, bytes);
+        ctl_table_cell(t, "%s", bytes);
+        ctl_table_cell(t, "%" PRIu32, w->cores);
+        ctl_table_cell(t, "%" PRIu32, w->pid);
+        ctl_table_cell(t, "%s", w->version);
+    }
+    ctl_table_cell(t, "%s", w->reason);
+}
+
+static void show_table(const struct ctl *c, Ballast__Worker *const *workers, size_t n)
+{
+    bool is_wide = c->format == CTL_WIDE;
+    struct ctl_table t = {.columns = is_wide ? wide_columns : columns,
+                          .n_columns = is_wide ? sizeof wide_columns / sizeof *wide_columns
+                                               : sizeof columns / sizeof *columns};
+    for (size_t i = 0; i < n; i++)
+        add_worker(&t, workers[i], is_wide);
+    ctl_table_print(c, &t);
+    ctl_table_fini(&t);
+}
+
+int ctl_workers(struct ctl *c)
+{
+    Ballast__WorkerListRequest request = BALLAST__WORKER_LIST_REQUEST__INIT;
+    const ProtobufCMessage *message;
+    int rc = ctl_call(c, BALLAST__METHOD__METHOD_WORKER_LIST, &request.base, &message);
+    if (rc != CTL_OK)
+        return rc;
+    const Ballast__WorkerListReply *reply = (const Ballast__WorkerListReply *)message;
+    if (ctl_is_json(c)) {
+        struct json *items = json_new_array();
+        for (size_t i = 0; i < reply->n_workers; i++)
+            json_push(items, ctl_json_worker(reply->workers[i]));
+        ctl_json_list(c, "WorkerList", reply->seq, false, items);
+    } else if (c->format == CTL_NAME) {
+        for (size_t i = 0; i < reply->n_workers; i++)
+            printf("%s\n", reply->workers[i]->name);
+    } else {
+        show_table(c, reply->workers, reply->n_workers);
+        if (!reply->n_workers)
+            ctl_hint(c, "no worker has come yet: ballast-worker --config FILE");
+    }
+    return CTL_OK;
+}
+
+static int act(struct ctl *c, Ballast__Method method)
+{
+    Ballast__WorkerDrainRequest request = BALLAST__WORKER_DRAIN_REQUEST__INIT;
+    const ProtobufCMessage *message;
+    request.name = c->args[0];
+    request.reason = c->reason ? (char *)c->reason : request.reason;
+    int rc = ctl_call(c, method, &request.base, &message);
+    if (rc != CTL_OK)
+        return rc;
+    const Ballast__WorkerReply *reply = (const Ballast__WorkerReply *)message;
+    if (!reply->worker)
+        return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no worker");
+    if (ctl_is_json(c))
+        ctl_json_one(c, "Worker", reply->seq, ctl_json_worker(reply->worker));
+    else if (c->format == CTL_NAME)
+        printf("%s\n", reply->worker->name);
+    else
+        show_table(c, &(Ballast__Worker *){reply->worker}, 1);
+    return CTL_OK;
+}
+
+int ctl_worker_drain(struct ctl *c)
+{
+    return act(c, BALLAST__METHOD__METHOD_WORKER_DRAIN);
+}
+
+int ctl_worker_resume(struct ctl *c)
+{
+    return act(c, BALLAST__METHOD__METHOD_WORKER_RESUME);
+}
