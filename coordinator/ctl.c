@@ -32,8 +32,8 @@ const struct ctl_command ctl_commands[] = {
     {"job requeue", "ID", 1, 1, "r", "stop a job and queue it again from its checkpoint",
      "  ballast job requeue 7\n", ctl_job_requeue},
     {"wait", "ID", 1, 1, "F", "wait until a job has ended or has reached a state",
-     "Without --for the exit code is the job's: 0, 1, or 128+n if signal n ended it. 124 says that\n"
-     "--timeout ran out.\n"
+     "Without --for the exit code is the job's: 0, 1, or 128+n if signal n ended it. 124 says\n"
+     "that --timeout ran out.\n"
      "\n"
      "  ballast wait 7\n"
      "  ballast wait 7 --for=state=RUNNING --timeout 60\n", ctl_wait},

@@ -10,6 +10,7 @@
 
 #include "common/json.h"
 #include "common/mem.h"
+#include "common/types.h"
 #include "proto/ballast.pb-c.h"
 #include "proto/call.h"
 
@@ -47,6 +48,7 @@ struct ctl {
     bool           is_mutating; /* the present call, for what is said while it is retried */
     bool           was_answered; /* there is a coordinator: an outage is worth waiting for */
     uint64_t       deadline_ns;  /* of polls; 0: none */
+    bool           is_silent;    /* the caller says by itself what failed */
     struct arena   arena;
 };
 
@@ -154,9 +156,9 @@ void ctl_json_line(struct json *object);
 /* The exit code that mirrors how a job ended. */
 int ctl_exit_of_job(const Ballast__Job *job);
 /* Shows progress until the job ends; Ctrl-C detaches. Returns the exit code. */
-int ctl_follow(struct ctl *c, uint64_t job_id);
+int ctl_follow(struct ctl *c, job_id id);
 /* Waits until the job has ended or has (or has passed) state. */
-int ctl_wait_for(struct ctl *c, uint64_t job_id, Ballast__JobState state);
+int ctl_wait_for(struct ctl *c, job_id id, Ballast__JobState state);
 /* What --dry-run prints; needs no coordinator. */
 int ctl_plan(const struct ctl *c, const Ballast__JobSpec *spec);
 

@@ -52,6 +52,8 @@ static const char *code_name(enum ctl_exit code)
 static void print_failure(const struct ctl *c, const char *code, const Ballast__Status *status,
                           const char *text)
 {
+    if (c->is_silent)
+        return;
     if (c->format != CTL_JSON) {
         fputs("ballast: ", stderr);
         ctl_print_escaped(stderr, text, strlen(text), true);
@@ -182,8 +184,8 @@ static void on_outage(void *context, const char *why)
 {
     const struct ctl *c = context;
     if (c->is_mutating)
-        ctl_hint(c, "ballast: %s at %s; the outcome is unknown, retrying with the same key", why,
-                 c->connected_to);
+        ctl_hint(c, "ballast: no answer from %s; unknown whether it was done, retrying with the "
+                 "same key", c->connected_to);
     else
         ctl_hint(c, "ballast: reconnecting to %s (%s)", c->connected_to, why);
 }
@@ -244,7 +246,7 @@ static int explain(struct ctl *c, int rc, const Ballast__Status *status, const s
     else
         snprintf(text, sizeof text, "%s", message);
     print_failure(c, name, status, text);
-    for (size_t i = 1; c->format != CTL_JSON && i < status->n_violations; i++) {
+    for (size_t i = 1; c->format != CTL_JSON && !c->is_silent && i < status->n_violations; i++) {
         fputs("ballast: ", stderr);
         ctl_print_escaped(stderr, status->violations[i]->text,
                           strlen(status->violations[i]->text), false);

@@ -2,6 +2,7 @@
 #include "coordinator/ctl.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -205,10 +206,8 @@ int ctl_doctor(struct ctl *c)
     look_at_address(address, source, &f);
     free(address);
     fflush(stdout);
-    bool was_quiet = c->quiet;
-    c->quiet = true; /* what is wrong is said below, not by the retries */
+    c->quiet = c->is_silent = true; /* what is wrong is said here */
     int rc = ping(c, &p, &took_ns);
-    c->quiet = was_quiet;
     if (rc == CTL_OK) {
         look_at_version(p, &f);
         look_at_workers(c, &f);

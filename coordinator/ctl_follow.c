@@ -148,10 +148,10 @@ static void show_end(struct follow *f, const Ballast__Job *job)
                  "what it printed: ballast logs %" PRIu64, f->job_id, f->job_id);
 }
 
-int ctl_follow(struct ctl *c, uint64_t job_id)
+int ctl_follow(struct ctl *c, job_id id)
 {
-    struct follow f = {.c = c, .job_id = job_id, .is_terminal = isatty(STDERR_FILENO)};
-    const Ballast__Job *job;
+    struct follow f = {.c = c, .job_id = id, .is_terminal = isatty(STDERR_FILENO)};
+    const Ballast__Job *job = NULL;
     int rc;
     ctl_catch_interrupt();
     c->deadline_ns = c->timeout_ms ? clock_now_ns() + c->timeout_ms * NS_PER_MS : 0;
@@ -166,7 +166,7 @@ int ctl_follow(struct ctl *c, uint64_t job_id)
     end_line(&f);
     if (rc == CTL_WAIT_TIMEOUT)
         return ctl_fail(c, CTL_WAIT_TIMEOUT, "job %" PRIu64 " goes on; the time to follow it is "
-                        "over", job_id);
+                        "over", id);
     if (rc != CTL_OK)
         return rc;
     show_end(&f, job);

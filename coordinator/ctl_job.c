@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -293,11 +294,11 @@ static bool has_reached(const Ballast__Job *job, Ballast__JobState state)
 }
 
 /* Holds calls until the job has (or has passed) state; UNKNOWN waits for any end. */
-static int wait_until(struct ctl *c, uint64_t job_id, Ballast__JobState state,
+static int wait_until(struct ctl *c, job_id id, Ballast__JobState state,
                       const Ballast__Job **out_job)
 {
     Ballast__JobWaitRequest request = BALLAST__JOB_WAIT_REQUEST__INIT;
-    request.job_id = job_id;
+    request.job_id = id;
     request.states = &state;
     request.n_states = state != BALLAST__JOB_STATE__JOB_UNKNOWN;
     for (;;) {
@@ -321,12 +322,12 @@ static int wait_until(struct ctl *c, uint64_t job_id, Ballast__JobState state,
     }
 }
 
-int ctl_wait_for(struct ctl *c, uint64_t job_id, Ballast__JobState state)
+int ctl_wait_for(struct ctl *c, job_id id, Ballast__JobState state)
 {
-    const Ballast__Job *job;
-    int rc = wait_until(c, job_id, state, &job);
+    const Ballast__Job *job = NULL;
+    int rc = wait_until(c, id, state, &job);
     if (rc == CTL_WAIT_TIMEOUT)
-        return ctl_fail(c, CTL_WAIT_TIMEOUT, "job %" PRIu64 ": the time to wait is over", job_id);
+        return ctl_fail(c, CTL_WAIT_TIMEOUT, "job %" PRIu64 ": the time to wait is over", id);
     if (rc != CTL_OK)
         return rc;
     if (ctl_is_json(c))
@@ -334,13 +335,13 @@ int ctl_wait_for(struct ctl *c, uint64_t job_id, Ballast__JobState state)
     if (state == BALLAST__JOB_STATE__JOB_UNKNOWN) {
         int code = ctl_exit_of_job(job);
         if (code != CTL_OK)
-            ctl_hint(c, "job %" PRIu64 " is %s: %s", job_id, ctl_state_name(job->state),
+            ctl_hint(c, "job %" PRIu64 " is %s: %s", id, ctl_state_name(job->state),
                      job->reason);
         return code;
     }
     if (has_reached(job, state))
         return CTL_OK;
-    return ctl_fail(c, CTL_FAILED, "job %" PRIu64 " will not be %s: it is %s (%s)", job_id,
+    return ctl_fail(c, CTL_FAILED, "job %" PRIu64 " will not be %s: it is %s (%s)", id,
                     ctl_state_name(state), ctl_state_name(job->state), job->reason);
 }
 
@@ -365,10 +366,10 @@ static bool read_state(const struct ctl *c, Ballast__JobState *out)
 int ctl_wait(struct ctl *c)
 {
     Ballast__JobState state = BALLAST__JOB_STATE__JOB_UNKNOWN;
-    uint64_t job_id = ctl_job_id(c, c->args[0]);
-    if (!job_id || (c->wait_for && !read_state(c, &state)))
+    job_id id = ctl_job_id(c, c->args[0]);
+    if (!id || (c->wait_for && !read_state(c, &state)))
         return CTL_USAGE;
     if (c->timeout_ms)
         c->deadline_ns = clock_now_ns() + c->timeout_ms * NS_PER_MS;
-    return ctl_wait_for(c, job_id, state);
+    return ctl_wait_for(c, id, state);
 }

@@ -16,10 +16,10 @@ typedef void step_function(const struct ctl *c, const Ballast__StepReport *step,
 
 /* Calls each step in order; goes on with -f until the job has ended. With --count only the newest
  * that many are asked for. */
-static int each_step(struct ctl *c, uint64_t job_id, step_function *each, void *context)
+static int each_step(struct ctl *c, job_id id, step_function *each, void *context)
 {
     Ballast__MetricsRequest request = BALLAST__METRICS_REQUEST__INIT;
-    request.job_id = job_id;
+    request.job_id = id;
     request.limit = PAGE_STEPS;
     uint64_t n_left = c->count ? c->count : UINT64_MAX;
     for (;;) {
@@ -127,10 +127,10 @@ static void collect_json(const struct ctl *c, const Ballast__StepReport *s, void
     json_push(context, ctl_json_step(s));
 }
 
-static int list_json(struct ctl *c, uint64_t job_id)
+static int list_json(struct ctl *c, job_id id)
 {
     struct json *items = json_new_array();
-    int rc = each_step(c, job_id, collect_json, items);
+    int rc = each_step(c, id, collect_json, items);
     if (rc == CTL_OK)
         ctl_json_list(c, "StepList", 0, false, items);
     else
@@ -193,7 +193,7 @@ static bool is_installed(const char *program)
     return found;
 }
 
-static int plot(struct ctl *c, uint64_t job_id)
+static int plot(struct ctl *c, job_id id)
 {
     struct drawing d = {0};
     if (!is_installed("gnuplot"))
@@ -204,14 +204,14 @@ static int plot(struct ctl *c, uint64_t job_id)
     d.speed = open_memstream(&d.speed_text, &d.n_speed);
     if (!d.loss || !d.validation || !d.speed)
         abort();
-    int rc = each_step(c, job_id, collect_points, &d);
+    int rc = each_step(c, id, collect_points, &d);
     fclose(d.loss);
     fclose(d.validation);
     fclose(d.speed);
     if (rc == CTL_OK)
         rc = d.n_points ? draw(c, &d)
                         : ctl_fail(c, CTL_FAILED, "job %" PRIu64 " has no steps to draw yet",
-                                   job_id);
+                                   id);
     free(d.loss_text);
     free(d.validation_text);
     free(d.speed_text);
@@ -221,17 +221,17 @@ static int plot(struct ctl *c, uint64_t job_id)
 int ctl_metrics(struct ctl *c)
 {
     bool has_header = false;
-    uint64_t job_id = ctl_job_id(c, c->args[0]);
-    if (!job_id)
+    job_id id = ctl_job_id(c, c->args[0]);
+    if (!id)
         return CTL_USAGE;
     if (c->plot + c->csv + ctl_is_json(c) > 1 || (c->plot && c->follow))
         return ctl_fail(c, CTL_USAGE, "--plot, --csv and --json exclude each other, and --plot "
                         "cannot follow");
     ctl_catch_interrupt();
     if (c->plot)
-        return plot(c, job_id);
+        return plot(c, id);
     if (ctl_is_json(c) && !c->follow)
-        return list_json(c, job_id);
-    return each_step(c, job_id, ctl_is_json(c) ? print_json : c->csv ? print_csv : print_line,
+        return list_json(c, id);
+    return each_step(c, id, ctl_is_json(c) ? print_json : c->csv ? print_csv : print_line,
                      &has_header);
 }

@@ -262,7 +262,8 @@ int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **o
         if (!strcmp(argv[i], "--json"))
             c->format = CTL_JSON;
     opterr = 0;
-    while (code < 0 && (letter = getopt_long(argc, argv, short_options, long_options, NULL)) != -1) {
+    while (code < 0 &&
+           (letter = getopt_long(argc, argv, short_options, long_options, NULL)) != -1) {
         size_t i = 0;
         while (i < N_ROWS && rows[i].letter != letter)
             i++;

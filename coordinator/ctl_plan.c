@@ -91,8 +91,7 @@ static void print_text(const struct ctl *c, const struct plan *p)
     print_group("expert replicas", &p->layout.expert_replica, "hold the same slice of it");
     putchar('\n');
     print_memory(c, &p->memory);
-    ctl_hint(c, "nothing was submitted; without --dry-run this job would be accepted for checking "
-             "by the coordinator");
+    ctl_hint(c, "the file is right; nothing was submitted");
 }
 
 static struct json *group_json(const struct rank_group *g)

@@ -58,10 +58,10 @@ static void print_log(struct log_lines *l, const uint8_t *bytes, size_t n)
     l->n_rest -= at;
 }
 
-static int poll_logs(struct ctl *c, uint64_t job_id, struct log_lines *lines)
+static int poll_logs(struct ctl *c, job_id id, struct log_lines *lines)
 {
     Ballast__LogsRequest request = BALLAST__LOGS_REQUEST__INIT;
-    request.job_id = job_id;
+    request.job_id = id;
     request.rank = (uint32_t)c->rank;
     request.limit_bytes = 256u << 10;
     request.wait_ms = c->follow ? HOLD_MS : 0;
@@ -74,7 +74,7 @@ static int poll_logs(struct ctl *c, uint64_t job_id, struct log_lines *lines)
             return rc;
         const Ballast__LogsReply *reply = (const Ballast__LogsReply *)message;
         if (reply->n_ranks && c->rank >= reply->n_ranks)
-            return ctl_fail(c, CTL_NOT_FOUND, "job %" PRIu64 " has ranks 0 to %" PRIu32, job_id,
+            return ctl_fail(c, CTL_NOT_FOUND, "job %" PRIu64 " has ranks 0 to %" PRIu32, id,
                             reply->n_ranks - 1);
         print_log(lines, reply->bytes.data, reply->bytes.len);
         request.offset = reply->next_offset;
@@ -86,11 +86,11 @@ static int poll_logs(struct ctl *c, uint64_t job_id, struct log_lines *lines)
 int ctl_logs(struct ctl *c)
 {
     struct log_lines lines = {.c = c};
-    uint64_t job_id = ctl_job_id(c, c->args[0]);
-    if (!job_id)
+    job_id id = ctl_job_id(c, c->args[0]);
+    if (!id)
         return CTL_USAGE;
     ctl_catch_interrupt();
-    int rc = poll_logs(c, job_id, &lines);
+    int rc = poll_logs(c, id, &lines);
     if (lines.n_rest)
         print_json_line(&lines, lines.rest, lines.n_rest);
     free(lines.rest);

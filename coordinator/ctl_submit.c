@@ -22,19 +22,30 @@ static int refuse(const struct ctl *c, const struct problems *p)
     return CTL_USAGE;
 }
 
+static int refuse_key(const struct ctl *c, const struct job_file_places *places, const char *key,
+                      const char *text, const char *hint)
+{
+    struct problems p = {0};
+    problems_add(&p, job_file_place(places, key), key, "%s%s", text, hint);
+    int rc = refuse(c, &p);
+    problems_fini(&p);
+    return rc;
+}
+
 /* What only the model can say: whether it is one, whether the experts can be cut so, and how much
  * memory a rank needs. Fills the spec's two derived fields. */
-static int read_model(const struct ctl *c, Ballast__JobSpec *spec)
+static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
+                      const struct job_file_places *places)
 {
     struct model_spec *model = xcalloc(1, sizeof *model);
     struct layout layout = {0};
     struct err err;
     int rc = hf_config_read(spec->model_path, model, &err);
     if (rc < 0) {
-        rc = ctl_fail(c, CTL_USAGE, "key 'model.path': %s%s", err.text,
-                      rc == -ENOENT ? "; expected a HuggingFace folder with a config.json" : "");
+        rc = refuse_key(c, places, "model.path", err.text,
+                        rc == -ENOENT ? "; expected a HuggingFace folder with a config.json" : "");
     } else if (layout_init(job_spec_degrees(spec), model->n_experts, 0, &layout, &err) < 0) {
-        rc = ctl_fail(c, CTL_USAGE, "key 'parallel': %s", err.text);
+        rc = refuse_key(c, places, "parallel.expert_parallel_degree", err.text, "");
     } else {
         struct memory_plan plan = memory_model(&(struct memory_input){
             .spec = model, .degrees = layout.degrees,
@@ -78,10 +89,10 @@ static void tell_id(const struct ctl *c, uint64_t id)
         ctl_hint(c, "  ballast metrics %" PRIu64 " -f\n  ballast logs %" PRIu64 " -f", id, id);
 }
 
-static int submit(struct ctl *c, Ballast__JobSpec *spec)
+static int submit(struct ctl *c, Ballast__JobSpec *spec, const struct job_file_places *places)
 {
     uint64_t id = 0;
-    int rc = read_model(c, spec);
+    int rc = read_model(c, spec, places);
     if (rc == CTL_OK && c->dry_run)
         return ctl_plan(c, spec);
     if (rc == CTL_OK)
@@ -106,16 +117,18 @@ int ctl_submit(struct ctl *c)
 {
     Ballast__JobSpec *spec = NULL;
     struct problems problems = {0};
+    struct job_file_places places = {0};
     if (c->explain)
         return explain();
     if (!c->n_args)
         return ctl_fail(c, CTL_USAGE, "missing arguments; usage: ballast submit JOB.yaml");
-    int rc = job_file_read(c->args[0], c->sets, c->n_sets, &spec, &problems);
+    int rc = job_file_read(c->args[0], c->sets, c->n_sets, &spec, &places, &problems);
     if (rc < 0)
         rc = refuse(c, &problems);
     else
-        rc = submit(c, spec);
+        rc = submit(c, spec, &places);
     problems_fini(&problems);
+    job_file_places_fini(&places);
     job_file_free(spec);
     return rc;
 }

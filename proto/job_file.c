@@ -38,9 +38,14 @@ static Ballast__JobSpec *spec_create(struct conf *c)
 }
 
 static int deliver(struct conf *c, Ballast__JobSpec *spec, Ballast__JobSpec **out,
-                   struct problems *problems)
+                   struct job_file_places *out_places, struct problems *problems)
 {
     int rc = finish(c, spec, problems);
+    if (rc == 0 && out_places) {
+        *out_places = (struct job_file_places){c->where, c->file};
+        c->where = NULL; /* moved */
+        c->file = NULL;
+    }
     conf_fini(c);
     if (rc < 0)
         job_file_free(spec);
@@ -49,15 +54,32 @@ static int deliver(struct conf *c, Ballast__JobSpec *spec, Ballast__JobSpec **ou
     return rc;
 }
 
+const char *job_file_place(const struct job_file_places *p, const char *key)
+{
+    const struct field *f = field_find(&job_spec_table, key);
+    const char *where = f && p->where ? p->where[f - job_spec_table.fields] : NULL;
+    return where ? where : p->file ? p->file : "";
+}
+
+void job_file_places_fini(struct job_file_places *p)
+{
+    for (size_t i = 0; p->where && i < job_spec_table.n_fields; i++)
+        free(p->where[i]);
+    free(p->where);
+    free(p->file);
+    *p = (struct job_file_places){0};
+}
+
 int job_file_read(const char *file, const char *const *sets, size_t n_sets,
-                  Ballast__JobSpec **out, struct problems *problems)
+                  Ballast__JobSpec **out, struct job_file_places *out_places,
+                  struct problems *problems)
 {
     struct conf c;
     Ballast__JobSpec *spec = spec_create(&c);
     conf_read_file(&c, file);
     for (size_t i = 0; i < n_sets; i++)
         conf_set(&c, sets[i]);
-    return deliver(&c, spec, out, problems);
+    return deliver(&c, spec, out, out_places, problems);
 }
 
 int job_file_read_text(const char *name, const char *folder, const char *text, size_t n_bytes,
@@ -66,7 +88,7 @@ int job_file_read_text(const char *name, const char *folder, const char *text, s
     struct conf c;
     Ballast__JobSpec *spec = spec_create(&c);
     conf_read_text(&c, name, folder, text, n_bytes);
-    return deliver(&c, spec, out, problems);
+    return deliver(&c, spec, out, NULL, problems);
 }
 
 void job_file_free(Ballast__JobSpec *spec)

@@ -243,7 +243,8 @@ static void what_keys_mean_together_is_checked(void **state)
             n++;
         Ballast__JobSpec *spec = NULL;
         struct problems p = {0};
-        job_file_read("job.yaml", rows[i].sets, n, &spec, &p);
+        struct job_file_places places = {0};
+        job_file_read("job.yaml", rows[i].sets, n, &spec, &places, &p);
         char *said = problems_text(&p), *at = strstr(said, dir);
         if (at) { /* the folder differs from run to run */
             memcpy(at, "/jobs", 5);
@@ -252,12 +253,17 @@ static void what_keys_mean_together_is_checked(void **state)
         if (strcmp(said, rows[i].said) != 0)
             fail_msg("%s:\n  said     %s\n  expected %s", rows[i].shows, said, rows[i].said);
         if (!strcmp(rows[i].shows, "older spellings")) {
+            assert_string_equal(job_file_place(&places, "model.path"), "job.yaml:2");
+            assert_string_equal(job_file_place(&places, "data.pack"), "job.yaml");
+            assert_string_equal(job_file_place(&places, "parallel.activation_checkpointing"),
+                                "--set");
             assert_int_equal(spec->parallel_sequence_parallel_degree, 1);
             assert_string_equal(spec->parallel_activation_checkpointing, "full");
         }
         assert_int_equal(spec == NULL, *rows[i].said != '\0');
         free(said);
         problems_fini(&p);
+        job_file_places_fini(&places);
         job_file_free(spec);
     }
     unlink("job.yaml");
