@@ -257,6 +257,12 @@ const char *link_peer_user(const struct link *l, link_peer peer)
     return p && p->user ? p->user : "anonymous";
 }
 
+void **link_peer_slot(struct link *l, link_peer peer)
+{
+    struct peer *p = peers_find(&l->peers, peer);
+    return p ? &p->slot : NULL;
+}
+
 /* ---- receiving ---------------------------------------------------------------------------- */
 
 /* Reads one message whole. False when there is none. */

@@ -75,6 +75,10 @@ int link_send(struct link *l, link_peer peer, const struct link_frame *frames, s
  * Lives as long as the peer. */
 const char *link_peer_user(const struct link *l, link_peer peer);
 
+/* A place for the caller's own memory about a peer, NULL at first; what is put there must come
+ * from malloc and is freed with the peer. NULL if there is no such peer. */
+void **link_peer_slot(struct link *l, link_peer peer);
+
 /* Stops or resumes accepting new connections (near the limit of descriptors, while stopping). */
 void link_accept(struct link *l, bool is_open);
 

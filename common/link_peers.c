@@ -89,6 +89,7 @@ void peers_remove(struct peer_table *t, struct peer *p)
     peer_clear(p);
     free(p->address);
     free(p->user);
+    free(p->slot);
     free(p);
 }
 

@@ -20,6 +20,7 @@ struct peer {
     link_peer number;
     char     *address; /* as ZeroMQ tells it, with the kernel's uid:gid:pid on ipc; owned */
     char     *user;    /* owned */
+    void     *slot;    /* the caller's, owned by the peer */
     uint64_t  heard_ns;
     struct queued_message *first, *last; /* owned */
     size_t    n_queued, queued_bytes;

@@ -1,0 +1,104 @@
+/* server_admit.c - who may ask how much: token buckets, shedding, descriptors
+ *
+ * Under pressure watches are refused first, then lists, then submits; cancels and what workers
+ * say come through. */
+#include "coordinator/server_parts.h"
+
+#include <errno.h>
+
+#include "common/clock.h"
+
+#define RETRY_MS 200
+#define PEER_QUERIES_MAX 16u
+#define PARKED_MAX 20000u
+
+/* With so many batches under way the class is refused. */
+enum { WATCH_AT = 2000, LIST_AT = 4000, SUBMIT_AT = 8000 };
+
+struct peer_state *peer_state_of(struct server *s, link_peer peer)
+{
+    void **slot = link_peer_slot(s->link, peer);
+    if (!slot)
+        return NULL;
+    if (!*slot) {
+        struct peer_state *p = xcalloc(1, sizeof *p);
+        p->tokens = s->config->requests_per_second;
+        p->refilled_ns = clock_now_ns();
+        *slot = p;
+    }
+    return *slot;
+}
+
+bool admit_message(struct server *s, link_peer peer, uint64_t now_ns)
+{
+    struct peer_state *p = peer_state_of(s, peer);
+    double rate = s->config->requests_per_second;
+    if (!p)
+        return false;
+    p->tokens += (double)(now_ns - p->refilled_ns) * rate / NS_PER_S;
+    p->refilled_ns = now_ns;
+    if (p->tokens > rate)
+        p->tokens = rate;
+    if (p->tokens < -rate) { /* it did not listen to the refusals */
+        s->n_limited++;
+        return false;
+    }
+    p->tokens -= 1;
+    return true;
+}
+
+static size_t sheds_at(Ballast__Method method)
+{
+    switch (method) {
+    case BALLAST__METHOD__METHOD_EVENTS:
+    case BALLAST__METHOD__METHOD_LOGS:
+    case BALLAST__METHOD__METHOD_METRICS:
+    case BALLAST__METHOD__METHOD_JOB_WAIT:
+        return WATCH_AT;
+    case BALLAST__METHOD__METHOD_JOB_LIST:
+    case BALLAST__METHOD__METHOD_JOB_SHOW:
+    case BALLAST__METHOD__METHOD_WORKER_LIST:
+        return LIST_AT;
+    case BALLAST__METHOD__METHOD_SUBMIT:
+    case BALLAST__METHOD__METHOD_JOB_REQUEUE:
+        return SUBMIT_AT;
+    default:
+        return SIZE_MAX;
+    }
+}
+
+static int too_much(struct server *s, Ballast__Status *out, const char *reason, const char *text)
+{
+    s->n_limited++;
+    check_status(out, &s->scratch, BALLAST__CODE__RESOURCE_EXHAUSTED, reason, "%s", text);
+    out->retry_after_ms = RETRY_MS;
+    return -EAGAIN;
+}
+
+int admit_request(struct server *s, link_peer peer, const Ballast__Envelope *e,
+                  Ballast__Status *out_status)
+{
+    const struct peer_state *p = peer_state_of(s, peer);
+    size_t limit = sheds_at(e->method);
+    if (!p || limit == SIZE_MAX)
+        return 0;
+    if (p->tokens < 0)
+        return too_much(s, out_status, "RATE", "too many requests, slow down");
+    if (s->n_out > limit)
+        return too_much(s, out_status, "BUSY", "the coordinator is busy");
+    if (limit == WATCH_AT && (p->n_queries >= PEER_QUERIES_MAX || s->n_parked >= PARKED_MAX))
+        return too_much(s, out_status, "WATCHES", "too many long polls at once");
+    if (limit == SUBMIT_AT && store_free_bytes(s->store) < s->config->disk_reserve_bytes)
+        return too_much(s, out_status, "DISK_FULL", "the disk of state_dir is nearly full: free "
+                        "space, or lower disk_reserve");
+    return 0;
+}
+
+void admit_connections(struct server *s)
+{
+    uint32_t n = link_stats(s->link).n_connections;
+    if (n > s->n_descriptors_max / 10 * 8)
+        link_accept(s->link, false);
+    else if (n < s->n_descriptors_max / 10 * 7)
+        link_accept(s->link, s->state != SERVER_STOPPING);
+}

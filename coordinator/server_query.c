@@ -1,0 +1,436 @@
+/* server_query.c - requests that the databases answer: read, perhaps wait for news, read again
+ *
+ * A query's read follows every batch handed over before it, and its answer leaves with a turn, so
+ * nobody reads what may still be lost. Reads come back in the order in which they were handed
+ * over, so what is parked before a turn comes back hears that turn's news. */
+#include "coordinator/server_parts.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#define EVENTS_DEFAULT 1000u
+#define EVENTS_MAX     5000u
+#define STEPS_DEFAULT  1000u
+#define STEPS_MAX      10000u
+#define JOBS_DEFAULT   1000u
+#define JOBS_MAX       10000u
+#define OUTPUT_BYTES_MAX (256u << 10)
+#define SHOWN_EVENTS   20u
+
+static uint32_t limit_of(uint32_t asked, uint32_t preset, uint32_t max)
+{
+    return asked == 0 ? preset : asked < max ? asked : max;
+}
+
+bool query_is_ours(const Ballast__Envelope *e, const ProtobufCMessage *payload)
+{
+    switch (e->method) {
+    case BALLAST__METHOD__METHOD_JOB_SHOW:
+    case BALLAST__METHOD__METHOD_EVENTS:
+    case BALLAST__METHOD__METHOD_LOGS:
+    case BALLAST__METHOD__METHOD_METRICS:
+        return true;
+    case BALLAST__METHOD__METHOD_JOB_LIST:
+        return ((const Ballast__JobListRequest *)payload)->all_states;
+    default:
+        return false;
+    }
+}
+
+/* ---- beginning --------------------------------------------------------------------------------- */
+
+/* What to read for a request; returns how long it may wait for news. */
+static uint32_t plan_read(const struct query *q, struct store_read *r)
+{
+    switch (q->envelope->method) {
+    case BALLAST__METHOD__METHOD_JOB_SHOW:
+        r->kind = STORE_JOB;
+        r->job = ((const Ballast__JobRequest *)q->payload)->job_id;
+        r->limit = SHOWN_EVENTS;
+        return 0;
+    case BALLAST__METHOD__METHOD_JOB_LIST: {
+        const Ballast__JobListRequest *m = (const Ballast__JobListRequest *)q->payload;
+        r->kind = STORE_JOBS;
+        r->from = m->after_id;
+        r->user = m->user;
+        r->limit = limit_of(m->limit, JOBS_DEFAULT, JOBS_MAX);
+        return 0;
+    }
+    case BALLAST__METHOD__METHOD_EVENTS: {
+        const Ballast__EventsRequest *m = (const Ballast__EventsRequest *)q->payload;
+        r->kind = STORE_EVENTS;
+        r->job = m->job_id;
+        r->from = m->from_seq;
+        r->is_newest = m->last > 0;
+        r->limit = m->last ? limit_of(m->last, 1, EVENTS_MAX)
+                           : limit_of(m->limit, EVENTS_DEFAULT, EVENTS_MAX);
+        return m->wait_ms;
+    }
+    case BALLAST__METHOD__METHOD_LOGS: {
+        const Ballast__LogsRequest *m = (const Ballast__LogsRequest *)q->payload;
+        r->kind = STORE_OUTPUT;
+        r->job = m->job_id;
+        r->rank = m->rank;
+        r->from = m->offset;
+        r->limit = limit_of(m->limit_bytes, OUTPUT_BYTES_MAX, OUTPUT_BYTES_MAX);
+        return m->wait_ms;
+    }
+    default: {
+        const Ballast__MetricsRequest *m = (const Ballast__MetricsRequest *)q->payload;
+        r->kind = STORE_STEPS;
+        r->job = m->job_id;
+        r->from = m->after_step;
+        r->limit = limit_of(m->limit, STEPS_DEFAULT, STEPS_MAX);
+        return m->wait_ms;
+    }
+    }
+}
+
+static void submit(struct server *s, struct query *q)
+{
+    q->work.batch = (struct store_batch){.reads = &q->read, .n_reads = 1};
+    s->n_out++;
+    store_submit(s->store, &q->work.batch);
+}
+
+static struct query *make(struct server *s, link_peer peer, const struct wire_bytes *frames)
+{
+    struct query *q = xcalloc(1, sizeof *q);
+    struct checked_message m;
+    Ballast__Status status;
+    check_message(frames, WIRE_FRAMES, CHECK_CLIENT | CHECK_WORKER, &q->arena, &m, &status);
+    q->work.kind = WORK_QUERY;
+    q->envelope = m.envelope; /* it was checked before, in the turn's memory */
+    q->payload = m.payload;
+    q->peer = peer;
+    q->user = xstrdup(link_peer_user(s->link, peer));
+    struct peer_state *p = peer_state_of(s, peer);
+    if (p)
+        p->n_queries++;
+    return q;
+}
+
+void query_begin(struct server *s, link_peer peer, const struct wire_bytes *frames)
+{
+    struct query *q = make(s, peer, frames);
+    uint32_t wait_ms = plan_read(q, &q->read);
+    q->deadline_ns = clock_now_ns() + wait_ms * NS_PER_MS;
+    submit(s, q);
+}
+
+void query_begin_recall(struct server *s, link_peer peer, const struct wire_bytes *frames,
+                        job_id job)
+{
+    struct query *q = make(s, peer, frames);
+    q->is_recall = true;
+    q->read = (struct store_read){.kind = STORE_RECORDS, .job = job};
+    submit(s, q);
+}
+
+void query_free(struct query *q)
+{
+    for (struct query *r = q->recalled, *next; r; r = next) {
+        next = r->next;
+        query_free(r);
+    }
+    store_read_fini(&q->read);
+    arena_fini(&q->arena);
+    free(q->user);
+    free(q);
+}
+
+/* ---- waiting for news ---------------------------------------------------------------------------- */
+
+static bool job_has_ended(const struct store_read *r)
+{
+    return r->n_jobs && r->jobs[0]->ended_at_ns > 0;
+}
+
+static bool is_empty(const struct store_read *r)
+{
+    switch (r->kind) {
+    case STORE_EVENTS:
+        return !r->n_events;
+    case STORE_STEPS:
+        return !r->n_steps && !job_has_ended(r);
+    case STORE_OUTPUT:
+        return !r->n_bytes && !job_has_ended(r) && r->rank < r->jobs[0]->gang_size;
+    default:
+        return false;
+    }
+}
+
+bool query_park(struct server *s, struct query *q)
+{
+    if (q->is_recall || q->read.rc < 0 || !is_empty(&q->read) ||
+        clock_now_ns() >= q->deadline_ns || s->state == SERVER_STOPPING ||
+        !peer_state_of(s, q->peer))
+        return false;
+    q->previous = NULL;
+    q->next = s->parked;
+    if (s->parked)
+        s->parked->previous = q;
+    s->parked = q;
+    s->n_parked++;
+    if (q->deadline_ns < s->poll_deadline_ns)
+        s->poll_deadline_ns = q->deadline_ns;
+    return true;
+}
+
+static void unpark(struct server *s, struct query *q)
+{
+    if (q->previous)
+        q->previous->next = q->next;
+    else
+        s->parked = q->next;
+    if (q->next)
+        q->next->previous = q->previous;
+    q->next = q->previous = NULL;
+    s->n_parked--;
+}
+
+static bool concerns(const struct store_read *r, const struct turn_work *w)
+{
+    const struct turn *t = &w->turn;
+    for (size_t i = 0; i < t->n_records; i++)
+        if (r->kind == STORE_EVENTS ? !r->job || t->records[i]->job_id == r->job
+                                    : t->records[i]->job_id == r->job)
+            return true;
+    for (size_t i = 0; r->kind == STORE_STEPS && i < t->n_steps; i++)
+        if (t->steps[i].job == r->job)
+            return true;
+    for (size_t i = 0; r->kind == STORE_OUTPUT && i < w->n_logs; i++)
+        if (w->logs[i].chunk->job_id == r->job && w->logs[i].chunk->rank == r->rank)
+            return true;
+    return false;
+}
+
+void query_wake(struct server *s, const struct turn_work *w)
+{
+    if (!w->turn.n_records && !w->turn.n_steps && !w->n_logs)
+        return;
+    for (struct query *q = s->parked, *next; q; q = next) {
+        next = q->next;
+        if (!concerns(&q->read, w))
+            continue;
+        unpark(s, q);
+        store_read_fini(&q->read);
+        q->read = (struct store_read){0};
+        plan_read(q, &q->read);
+        submit(s, q);
+    }
+}
+
+void query_expire(struct server *s, uint64_t now_ns)
+{
+    if (now_ns < s->poll_deadline_ns)
+        return;
+    s->poll_deadline_ns = UINT64_MAX;
+    for (struct query *q = s->parked, *next; q; q = next) {
+        next = q->next;
+        if (now_ns >= q->deadline_ns) {
+            unpark(s, q);
+            query_answer(s, q);
+        } else if (q->deadline_ns < s->poll_deadline_ns) {
+            s->poll_deadline_ns = q->deadline_ns;
+        }
+    }
+}
+
+void query_stop_all(struct server *s)
+{
+    Ballast__Status status;
+    check_status(&status, &s->scratch, BALLAST__CODE__UNAVAILABLE, "STOPPING",
+                 "the coordinator is stopping");
+    while (s->parked) {
+        struct query *q = s->parked;
+        unpark(s, q);
+        refuse(s, q->peer, q->envelope, &status);
+        query_free(q);
+    }
+}
+
+void query_forget_peer(struct server *s, link_peer peer)
+{
+    for (struct query *q = s->parked, *next; q; q = next) {
+        next = q->next;
+        if (q->peer == peer) {
+            unpark(s, q);
+            query_free(q);
+        }
+    }
+}
+
+/* ---- answering ------------------------------------------------------------------------------------- */
+
+static ProtobufCMessage *answer_show(struct server *s, struct query *q)
+{
+    Ballast__JobShowReply *reply = arena_alloc(&q->arena, sizeof *reply);
+    struct store_read *r = &q->read;
+    Ballast__Job *live = s->core ? coord_job(s->core, r->job, &q->arena) : NULL;
+    ballast__job_show_reply__init(reply);
+    reply->seq = s->core ? coord_last_seq(s->core) : 0;
+    reply->job = live ? live : r->jobs[0];
+    reply->spec = r->spec;
+    reply->events = r->events;
+    reply->n_events = r->n_events;
+    return &reply->base;
+}
+
+static ProtobufCMessage *answer_list(struct server *s, struct query *q)
+{
+    Ballast__JobListReply *reply = arena_alloc(&q->arena, sizeof *reply);
+    struct store_read *r = &q->read;
+    ballast__job_list_reply__init(reply);
+    reply->seq = s->core ? coord_last_seq(s->core) : 0;
+    reply->truncated = r->is_truncated;
+    reply->jobs = r->jobs;
+    reply->n_jobs = r->n_jobs;
+    for (size_t i = 0; s->core && i < r->n_jobs; i++) {
+        Ballast__Job *live = r->jobs[i]->ended_at_ns
+                                 ? NULL : coord_job(s->core, r->jobs[i]->id, &q->arena);
+        if (live)
+            reply->jobs[i] = live;
+    }
+    return &reply->base;
+}
+
+static ProtobufCMessage *answer_events(struct query *q)
+{
+    Ballast__EventsReply *reply = arena_alloc(&q->arena, sizeof *reply);
+    ballast__events_reply__init(reply);
+    reply->events = q->read.events;
+    reply->n_events = q->read.n_events;
+    reply->next_seq = q->read.next;
+    return &reply->base;
+}
+
+static ProtobufCMessage *answer_output(struct query *q)
+{
+    Ballast__LogsReply *reply = arena_alloc(&q->arena, sizeof *reply);
+    struct store_read *r = &q->read;
+    ballast__logs_reply__init(reply);
+    reply->bytes = (ProtobufCBinaryData){r->n_bytes, r->bytes};
+    reply->next_offset = r->next;
+    reply->ended = job_has_ended(r) && r->next >= r->total;
+    reply->n_ranks = r->jobs[0]->gang_size;
+    return &reply->base;
+}
+
+static ProtobufCMessage *answer_steps(struct query *q)
+{
+    Ballast__MetricsReply *reply = arena_alloc(&q->arena, sizeof *reply);
+    struct store_read *r = &q->read;
+    ballast__metrics_reply__init(reply);
+    reply->steps = r->steps;
+    reply->n_steps = r->n_steps;
+    reply->ended = job_has_ended(r) && r->n_steps < r->limit;
+    return &reply->base;
+}
+
+static ProtobufCMessage *make_answer(struct server *s, struct query *q)
+{
+    switch (q->read.kind) {
+    case STORE_JOB:
+        return answer_show(s, q);
+    case STORE_JOBS:
+        return answer_list(s, q);
+    case STORE_EVENTS:
+        return answer_events(q);
+    case STORE_OUTPUT:
+        return answer_output(q);
+    default:
+        return answer_steps(q);
+    }
+}
+
+static bool was_read(const struct query *q, job_id job)
+{
+    bool found = q->read.job == job;
+    for (const struct query *r = q->recalled; r; r = r->next)
+        found |= r->read.job == job;
+    return found;
+}
+
+/* Another job must be brought back for the same request: keep what was read, read that too. */
+static void recall_more(struct server *s, struct query *q, job_id job)
+{
+    struct query *kept = xcalloc(1, sizeof *kept);
+    kept->read = q->read;
+    kept->next = q->recalled;
+    q->recalled = kept;
+    q->read = (struct store_read){.kind = STORE_RECORDS, .job = job};
+    submit(s, q);
+}
+
+static void bring_back(struct server *s, const struct store_read *r)
+{
+    struct err err = {0};
+    if (coord_job_spec(s->core, r->job) || !r->n_records)
+        return; /* another request of this turn has brought it back */
+    if (coord_recall(s->core, r->records, r->n_records, &err) < 0)
+        log_error("job=%llu msg=\"%s\"", (unsigned long long)r->job, err.text);
+}
+
+/* True when the request is done with, in the turn under way. */
+static bool finish_recall(struct server *s, struct query *q)
+{
+    struct turn_work *w = turn_get(s);
+    bring_back(s, &q->read);
+    for (struct query *r = q->recalled; r; r = r->next)
+        bring_back(s, &r->read);
+    job_id more = coord_wants_job(s->core, q->envelope->method, q->payload);
+    if (more && !was_read(q, more)) {
+        recall_more(s, q, more);
+        return false;
+    }
+    coord_message(s->core, &w->turn, q->peer, q->user, q->envelope, q->payload);
+    return true;
+}
+
+static void refuse_read(struct server *s, struct query *q)
+{
+    Ballast__Status status;
+    Ballast__Code code = q->read.rc == -ENOENT ? BALLAST__CODE__NOT_FOUND : BALLAST__CODE__DATA_LOSS;
+    check_status(&status, &q->arena, code, q->read.rc == -ENOENT ? "NO_JOB" : "STORE", "%s",
+                 q->read.err.text);
+    refuse(s, q->peer, q->envelope, &status);
+}
+
+void query_answer(struct server *s, struct query *q)
+{
+    struct peer_state *p = peer_state_of(s, q->peer);
+    Ballast__Status status;
+    if (!p) {
+        query_free(q); /* nobody waits for it any more */
+        return;
+    }
+    if (q->read.rc < 0) {
+        refuse_read(s, q);
+    } else if (q->is_recall && !s->core) {
+        check_status(&status, &q->arena, BALLAST__CODE__UNAVAILABLE, "STARTING",
+                     "the coordinator reads its state again");
+        refuse(s, q->peer, q->envelope, &status);
+    } else if (q->is_recall) {
+        if (!finish_recall(s, q))
+            return;
+    } else if (q->read.kind == STORE_OUTPUT && q->read.rank >= q->read.jobs[0]->gang_size) {
+        check_status(&status, &q->arena, BALLAST__CODE__OUT_OF_RANGE, "RANK",
+                     "job %llu has %u ranks", (unsigned long long)q->read.job,
+                     q->read.jobs[0]->gang_size);
+        refuse(s, q->peer, q->envelope, &status);
+    } else {
+        answer(s, q->peer, q->envelope, make_answer(s, q));
+    }
+    p->n_queries--;
+    if (!s->open) {
+        query_free(q);
+        return;
+    }
+    q->next = s->open->answered;
+    s->open->answered = q;
+}

@@ -1,0 +1,147 @@
+/* server_turn.c - a turn of the core: begun by what happens, ended into the store, then sent */
+#include "coordinator/server_parts.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#define RETRY_AFTER_MS 500
+
+struct turn_work *turn_get(struct server *s)
+{
+    if (s->open)
+        return s->open;
+    assert(s->core);
+    struct turn_work *w = xcalloc(1, sizeof *w);
+    w->work.kind = WORK_TURN;
+    s->open = w;
+    coord_begin(s->core, &w->turn, clock_now_ns(), clock_wall_ns());
+    for (size_t i = 0; i < s->n_gone; i++)
+        coord_peer_gone(s->core, &w->turn, s->gone[i]);
+    s->n_gone = 0;
+    return w;
+}
+
+void turn_add_log(struct turn_work *w, link_peer peer, const Ballast__LogChunk *chunk)
+{
+    if (!(w->n_logs & (w->n_logs - 1))) /* doubles at powers of two */
+        w->logs = xrealloc(w->logs, (w->n_logs ? 2 * w->n_logs : 1) * sizeof *w->logs);
+    w->logs[w->n_logs++] = (struct store_log){.chunk = chunk, .peer = peer};
+}
+
+void turn_free(struct turn_work *w)
+{
+    for (struct query *q = w->answered, *next; q; q = next) {
+        next = q->next;
+        query_free(q);
+    }
+    turn_fini(&w->turn);
+    free(w->logs);
+    free(w);
+}
+
+void turn_end(struct server *s)
+{
+    struct turn_work *w = s->open;
+    if (!w)
+        return;
+    coord_tick(s->core, &w->turn);
+    s->open = NULL;
+    for (size_t i = 0; i < w->turn.n_notes; i++)
+        log_warn("%s", w->turn.notes[i]);
+    bool has_to_be_stored = w->turn.n_records || w->turn.n_steps || w->n_logs;
+    if (!has_to_be_stored && !s->n_turns_out) {
+        turn_send(s, &w->turn);
+        turn_free(w);
+        return;
+    }
+    struct store_batch *b = &w->work.batch;
+    b->records = w->turn.records;
+    b->n_records = w->turn.n_records;
+    b->steps = w->turn.steps;
+    b->n_steps = w->turn.n_steps;
+    b->logs = w->logs;
+    b->n_logs = w->n_logs;
+    s->n_turns_out++;
+    s->n_out++;
+    store_submit(s->store, b);
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+static void send_one(struct server *s, struct outgoing *out)
+{
+    struct peer_state *p = peer_state_of(s, out->peer);
+    struct wire_bytes bytes[WIRE_FRAMES];
+    struct link_frame frames[WIRE_FRAMES];
+    if (!p)
+        return; /* it has gone meanwhile */
+    out->envelope.seq = ++p->seq;
+    wire_pack(&out->envelope, out->payload, &s->scratch, bytes);
+    for (int i = 0; i < WIRE_FRAMES; i++)
+        frames[i] = (struct link_frame){bytes[i].bytes, bytes[i].n_bytes};
+    if (bytes[1].n_bytes > BULK_BYTES_MAX - WIRE_HEAD_BYTES_MAX)
+        log_error("peer=%" PRIu64 " bytes=%zu msg=\"an answer is too large to be sent\"", out->peer,
+                  bytes[1].n_bytes);
+    else
+        link_send(s->link, out->peer, frames, WIRE_FRAMES); /* who is gone is told by peer_gone */
+    arena_reset(&s->scratch);
+}
+
+void turn_send(struct server *s, struct turn *t)
+{
+    for (size_t i = 0; i < t->n_out; i++)
+        send_one(s, &t->out[i]);
+}
+
+void turn_fail(struct server *s, struct turn *t)
+{
+    for (size_t i = 0; i < t->n_out; i++) {
+        struct outgoing *out = &t->out[i];
+        if (out->envelope.kind != BALLAST__KIND__KIND_RESPONSE)
+            continue;
+        Ballast__Status *status = arena_alloc(&t->arena, sizeof *status);
+        check_status(status, &t->arena, BALLAST__CODE__UNAVAILABLE, "STORE",
+                     "the coordinator cannot store anything at present (is its disk full?)");
+        status->retry_after_ms = RETRY_AFTER_MS;
+        out->envelope.status = status;
+        out->payload = NULL;
+        send_one(s, out);
+    }
+}
+
+void answer(struct server *s, link_peer peer, const Ballast__Envelope *request,
+            const ProtobufCMessage *payload)
+{
+    if (s->open) {
+        turn_reply(&s->open->turn, peer, request, payload);
+        return;
+    }
+    struct turn t = {.coordinator_epoch = s->core ? coord_epoch(s->core) : 0};
+    turn_reply(&t, peer, request, payload);
+    turn_send(s, &t);
+    turn_fini(&t);
+}
+
+void refuse(struct server *s, link_peer peer, const Ballast__Envelope *request,
+            const Ballast__Status *status)
+{
+    static const Ballast__Envelope unknown = BALLAST__ENVELOPE__INIT;
+    struct turn now = {.coordinator_epoch = s->core ? coord_epoch(s->core) : 0};
+    struct turn *t = s->open ? &s->open->turn : &now;
+    s->n_refused++;
+    turn_refuse(t, peer, request ? request : &unknown, status->code, status->reason, "%s",
+                status->message);
+    Ballast__Status *sent = t->out[t->n_out - 1].envelope.status;
+    sent->retry_after_ms = status->retry_after_ms;
+    sent->n_violations = status->n_violations;
+    sent->violations = status->violations;
+    if (t == &now) {
+        turn_send(s, t);
+        turn_fini(t);
+    }
+}
