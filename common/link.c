@@ -580,6 +580,15 @@ void link_accept(struct link *l, bool is_open)
     }
 }
 
+const char *link_library_version(void)
+{
+    static char text[32];
+    int major, minor, patch;
+    zmq_version(&major, &minor, &patch);
+    snprintf(text, sizeof text, "%d.%d.%d", major, minor, patch);
+    return text;
+}
+
 struct link_stats link_stats(const struct link *l)
 {
     struct link_stats stats = l->stats;

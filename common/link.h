@@ -82,6 +82,8 @@ void **link_peer_slot(struct link *l, link_peer peer);
 /* Stops or resumes accepting new connections (near the limit of descriptors, while stopping). */
 void link_accept(struct link *l, bool is_open);
 
+const char *link_library_version(void); /* of ZeroMQ, "4.3.4" */
+
 struct link_stats link_stats(const struct link *l);
 
 /* Gives what is queued a bounded time to leave (1 s), then closes. The memory goes when the loop

@@ -1,5 +1,132 @@
-/* ballast-coordinator - placeholder */
-int main(void)
+/* main.c - ballast-coordinator: the command line and the configuration file */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/conf.h"
+#include "common/link.h"
+#include "common/log.h"
+#include "common/version.h"
+#include "coordinator/server.h"
+#include "coordinator/store.h"
+
+#define PROGRAM "ballast-coordinator"
+
+enum { EXIT_USAGE = 2 };
+
+static const char usage[] =
+    "usage: " PROGRAM " --config FILE [--check-config]\n"
+    "\n"
+    "Takes jobs from `ballast`, gives them to workers, and keeps the record of both.\n"
+    "\n"
+    "  -c, --config FILE   the configuration, in YAML\n"
+    "      --check-config  say whether FILE is right, and stop\n"
+    "      --print-config  write every key of FILE with its value or default, and stop\n"
+    "      --version       versions of this program and its libraries\n"
+    "  -h, --help          this text\n"
+    "\n"
+    "A configuration needs two keys:\n"
+    "\n"
+    "  listen: [ipc:///run/ballast/coordinator.sock]\n"
+    "  state_dir: /var/lib/ballast\n"
+    "\n"
+    "examples:\n"
+    "  " PROGRAM " --config coordinator.yaml\n"
+    "  " PROGRAM " --config coordinator.yaml --check-config\n"
+    "  kill -HUP $(cat STATE_DIR/lock)    # read log_level again\n"
+    "  kill -USR1 $(cat STATE_DIR/lock)   # write the present state to the log\n";
+
+static void print_version(void)
 {
+    printf(PROGRAM " %s\ncommit: %s\nsqlite: %s\nzeromq: %s\ncuda: %s\nnccl: %s\n",
+           BALLAST_VERSION, *BALLAST_COMMIT ? BALLAST_COMMIT : "unknown",
+           store_library_version(), link_library_version(),
+           *BALLAST_CUDA_VERSION ? BALLAST_CUDA_VERSION : "none",
+           *BALLAST_NCCL_VERSION ? BALLAST_NCCL_VERSION : "none");
+}
+
+static int read_config(const char *file, struct server_config *out, struct err *err)
+{
+    int rc = conf_read(file, &server_config_table, out, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < out->n_listen; i++)
+        if ((rc = link_address_check(out->listen[i], err)) < 0) {
+            err_prefix(err, "%s: key 'listen'", file);
+            fields_fini(&server_config_table, out);
+            return rc;
+        }
     return 0;
+}
+
+/* On SIGHUP: what can change without a restart. */
+static void reload(void *file)
+{
+    struct server_config config;
+    struct err err = {0};
+    if (read_config(file, &config, &err) < 0) {
+        log_warn("msg=\"configuration not read again: %s\"", err.text);
+        return;
+    }
+    log_init(PROGRAM, (enum log_level)config.log_level);
+    log_info("msg=\"log_level read again\"");
+    fields_fini(&server_config_table, &config);
+}
+
+int main(int argc, char **argv)
+{
+    enum { CHECK = 256, PRINT, VERSION };
+    static const struct option options[] = {
+        {"config", required_argument, NULL, 'c'}, {"check-config", no_argument, NULL, CHECK},
+        {"print-config", no_argument, NULL, PRINT}, {"version", no_argument, NULL, VERSION},
+        {"help", no_argument, NULL, 'h'}, {0},
+    };
+    char *file = NULL;
+    bool only_check = false, only_print = false;
+    for (int o; (o = getopt_long(argc, argv, "c:h", options, NULL)) != -1;) {
+        switch (o) {
+        case 'c':
+            file = optarg;
+            break;
+        case CHECK:
+            only_check = true;
+            break;
+        case PRINT:
+            only_print = true;
+            break;
+        case VERSION:
+            print_version();
+            return 0;
+        case 'h':
+            fputs(usage, stdout);
+            return 0;
+        default:
+            fputs(usage, stderr);
+            return EXIT_USAGE;
+        }
+    }
+    if (!file || optind < argc) {
+        fputs(usage, stderr);
+        return EXIT_USAGE;
+    }
+
+    struct server_config config;
+    struct err err = {0};
+    log_init(PROGRAM, LOG_INFO);
+    if (read_config(file, &config, &err) < 0) {
+        fprintf(stderr, PROGRAM ": %s\n", err.text);
+        return EXIT_USAGE;
+    }
+    int rc = 0;
+    if (only_print) {
+        fields_print_yaml(&server_config_table, &config, stdout);
+    } else if (!only_check) {
+        log_init(PROGRAM, (enum log_level)config.log_level);
+        rc = server_run(&config, reload, file, &err);
+    }
+    if (rc < 0)
+        fprintf(stderr, PROGRAM ": %s\n", err.text);
+    fields_fini(&server_config_table, &config);
+    return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

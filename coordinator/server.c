@@ -324,7 +324,7 @@ static void recover(struct server *s)
 static void on_done(uv_async_t *async)
 {
     struct server *s = async->data;
-    struct turn_work *turns = NULL;
+    struct turn_work *turns = NULL, **last_turn = &turns;
     struct query *answers = NULL, **last = &answers, *restored = NULL;
     for (struct store_batch *b = store_take_done(s->store), *next; b; b = next) {
         struct work *work = (struct work *)b;
@@ -333,8 +333,8 @@ static void on_done(uv_async_t *async)
         if (work->kind == WORK_TURN) {
             struct turn_work *w = (struct turn_work *)work;
             on_turn_back(s, w);
-            w->next = turns;
-            turns = w;
+            *last_turn = w;
+            last_turn = &w->next;
         } else if (work->kind == WORK_RESTORE) {
             restored = (struct query *)work;
         } else if (!s->link || !query_park(s, (struct query *)work)) {

@@ -267,13 +267,20 @@ void query_forget_peer(struct server *s, link_peer peer)
 
 /* ---- answering ------------------------------------------------------------------------------------- */
 
+/* The core, if what it knows is or will be durable. */
+static struct coord *core_of(const struct server *s)
+{
+    return s->state == SERVER_SERVING ? s->core : NULL;
+}
+
 static ProtobufCMessage *answer_show(struct server *s, struct query *q)
 {
     Ballast__JobShowReply *reply = arena_alloc(&q->arena, sizeof *reply);
     struct store_read *r = &q->read;
-    Ballast__Job *live = s->core ? coord_job(s->core, r->job, &q->arena) : NULL;
+    struct coord *core = core_of(s);
+    Ballast__Job *live = core ? coord_job(core, r->job, &q->arena) : NULL;
     ballast__job_show_reply__init(reply);
-    reply->seq = s->core ? coord_last_seq(s->core) : 0;
+    reply->seq = core ? coord_last_seq(core) : 0;
     reply->job = live ? live : r->jobs[0];
     reply->spec = r->spec;
     reply->events = r->events;
@@ -285,14 +292,15 @@ static ProtobufCMessage *answer_list(struct server *s, struct query *q)
 {
     Ballast__JobListReply *reply = arena_alloc(&q->arena, sizeof *reply);
     struct store_read *r = &q->read;
+    struct coord *core = core_of(s);
     ballast__job_list_reply__init(reply);
-    reply->seq = s->core ? coord_last_seq(s->core) : 0;
+    reply->seq = core ? coord_last_seq(core) : 0;
     reply->truncated = r->is_truncated;
     reply->jobs = r->jobs;
     reply->n_jobs = r->n_jobs;
-    for (size_t i = 0; s->core && i < r->n_jobs; i++) {
+    for (size_t i = 0; core && i < r->n_jobs; i++) {
         Ballast__Job *live = r->jobs[i]->ended_at_ns
-                                 ? NULL : coord_job(s->core, r->jobs[i]->id, &q->arena);
+                                 ? NULL : coord_job(core, r->jobs[i]->id, &q->arena);
         if (live)
             reply->jobs[i] = live;
     }
@@ -411,7 +419,7 @@ void query_answer(struct server *s, struct query *q)
     }
     if (q->read.rc < 0) {
         refuse_read(s, q);
-    } else if (q->is_recall && !s->core) {
+    } else if (q->is_recall && s->state != SERVER_SERVING) {
         check_status(&status, &q->arena, BALLAST__CODE__UNAVAILABLE, "STARTING",
                      "the coordinator reads its state again");
         refuse(s, q->peer, q->envelope, &status);

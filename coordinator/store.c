@@ -324,6 +324,11 @@ int store_rebuild(struct store *s, struct err *err)
     return write_rebuild(&s->tables, err);
 }
 
+const char *store_library_version(void)
+{
+    return sqlite3_libversion();
+}
+
 uint64_t store_free_bytes(const struct store *s)
 {
     struct statvfs v;

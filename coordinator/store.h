@@ -124,6 +124,8 @@ void store_resume(struct store *s);
  * batch may be under way. */
 int store_rebuild(struct store *s, struct err *err);
 
+const char *store_library_version(void); /* of SQLite, "3.40.1" */
+
 /* Free bytes in the file system of the state folder. */
 uint64_t store_free_bytes(const struct store *s);
 
