@@ -17,6 +17,7 @@
 
 #define ALIGN_BYTES 64u /* of the data in the file */
 #define CHUNK_ELEMENTS 16384u
+#define FILE_BYTES_MAX (1ull << 60)
 
 struct st_writer {
     const struct st_layout *layout;
@@ -126,7 +127,7 @@ int st_layout_init(const struct st_tensor *tensors, size_t n_tensors, struct st_
         if (rc < 0)
             break;
         l.offset[i] = at;
-        if (__builtin_add_overflow(at, n_bytes, &at) || at > INT64_MAX / 2)
+        if (__builtin_add_overflow(at, n_bytes, &at) || at > FILE_BYTES_MAX)
             rc = err_set(err, -EINVAL, "%zu tensors are too large for one file", n_tensors);
         else
             json_put(root, tensors[i].name, tensor_json(&tensors[i], l.offset[i], at));
