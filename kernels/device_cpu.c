@@ -221,7 +221,6 @@ int device_cpu_open(uint32_t n_threads, bool deterministic, struct device **out,
 {
     struct device *dev = xcalloc(1, sizeof *dev);
     struct cpu *cpu = xcalloc(1, sizeof *cpu);
-    product_init();
     cpu->pool = pool_create(n_threads);
     *dev = (struct device){&cpu_ops, pool_n_threads(cpu->pool), deterministic, cpu};
     cpu->threads = xcalloc(dev->n_threads, sizeof cpu->threads[0]);

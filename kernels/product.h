@@ -1,7 +1,9 @@
-/* product.h - one matrix product on the calling thread
+/* product.h - one matrix product on the calling thread, and one spread over all
  *
- * From BLAS, or in deterministic mode our own: there every element of c is the same chain of
- * fused multiply-adds over k, whatever m and n are. */
+ * Every element of c is the same chain of fused multiply-adds over k whatever m, n and the number
+ * of threads are. Our own and not a BLAS: it has that property, costs nothing to call on the small
+ * blocks of the ops, and does not depend on a library's list of processors (a BLAS that does not
+ * know the processor runs at a fifth of its speed). */
 #ifndef KERNELS_PRODUCT_H
 #define KERNELS_PRODUCT_H
 
@@ -42,8 +44,5 @@ static inline struct matrix matrix_from(struct matrix x, int64_t row, int64_t co
 
 /* Floats of cpu_thread.pack. */
 size_t product_pack_floats(void);
-
-/* BLAS keeps its hands off our cores; call once before the first product. */
-void product_init(void);
 
 #endif

@@ -1,0 +1,26 @@
+/* bench.h - times every op of a device beside the floor that the machine sets
+ *
+ * floor_ms is the larger of operations over the best rate of a large product and least bytes over
+ * the best rate of a large update, both measured first on the same threads. Small tensors live in
+ * the caches, so a ratio below 1 is possible there. */
+#ifndef WORKER_BENCH_H
+#define WORKER_BENCH_H
+
+#include <stdio.h>
+
+#include "common/err.h"
+#include "common/types.h"
+
+struct bench_options {
+    const char *op;        /* only ops of this name; NULL: all */
+    const char *device;    /* "cpu"; NULL: cpu */
+    uint32_t    n_threads; /* 0: all cores */
+    bool        json;      /* one object a line, else a table */
+};
+
+/* Writes one line per op and shape to out. error_vs_reference is the relative distance of the
+ * outputs from those of the CPU definitions on one thread with products in fixed order.
+ * -EINVAL for an unknown op or device. */
+int bench_run(const struct bench_options *o, FILE *out, struct err *err);
+
+#endif
