@@ -318,7 +318,7 @@ train:
   seed: 1
   deterministic: {str(deterministic).lower()}
   optimizer: {{lr: 3e-3}}
-  schedule: {{warmup_steps: 5, min_lr: 3e-4}}
+  schedule: {{warmup_steps: 2, min_lr: 3e-4}}
 parallel: {{workers: {workers}, fsdp_shard_degree: {fsdp}, expert_parallel_degree: {ep}}}
 checkpoint: {{path: {checkpoint or f'checkpoint-{self.n_jobs}'}, every_steps: {checkpoint_every}, keep: 3}}
 scheduling: {{max_restarts: {max_restarts}}}

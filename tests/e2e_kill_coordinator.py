@@ -1,0 +1,29 @@
+"""kill -9 of the coordinator in mid-job: training never notices, nothing is lost or doubled."""
+import time
+
+from cluster import Cluster, expect, tell
+
+
+def story():
+    """kill -9 the coordinator: same trainers, same id, attempt 1, every step once"""
+    with Cluster(n_workers=4) as c:
+        job = c.submit(c.job(steps=250, checkpoint_every=50))
+        c.wait_step(job, 10)
+        before = c.trainers(job)
+        c.kill("coordinator")
+        time.sleep(3)
+        expect(c.trainers(job) == before, "training stopped with the coordinator")
+        c.start_coordinator()
+        shown = c.show(job)
+        expect(shown["attempt"] == 1, f"attempt: {shown}")
+        expect(c.trainers(job) == before or shown["state"] == "DONE", "other trainers")
+        c.wait(job, "DONE")
+        final = c.show(job)
+        expect(final["attempt"] == 1, f"it was restarted: {final}")
+        expect(len(c.steps(job)) == 250, "a step is missing")
+        other = c.submit(c.job(name="after", steps=5))
+        expect(int(other) == int(job) + 1, f"the next id is {other}")
+        c.wait(other, "DONE")
+
+
+tell(story)
