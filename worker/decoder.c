@@ -96,7 +96,7 @@ void decoder_count(struct pass *p, uint32_t l, int64_t n_rows)
 
     decoder_carve(p, l, &s);
     struct activations_mark mark = activations_mark(p->act);
-    activations_take(p->act, p->n * m->hidden);
+    activations_take(p->act, p->n * m->hidden); /* where dx goes */
     if (m->layers[l].attention == ATTENTION_KDA)
         kda_layer_backward(p, NULL, NULL, NULL, &s.kda);
     else

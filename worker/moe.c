@@ -118,6 +118,7 @@ void moe_count(struct pass *p, int64_t n_rows)
 
     carve_rows(p, &s);
     struct activations_mark mark = activations_mark(p->act);
+    activations_take(p->act, p->n * p->spec->hidden); /* where dx goes */
     carve_scratch(p, n_rows, &b);
     activations_release(p->act, mark);
 }
