@@ -23,42 +23,12 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "worker/agree.h"
 #include "worker/ckpt_files.h"
 
 #define FILE_BYTES_MAX ((uint64_t)4 << 30)
 #define STATE_FORMAT   1u
 #define STATE_BYTES_MAX (1u << 16)
-#define TEXT_BYTES     512u /* of a failure, told to all */
-
-/* ---- agreement ------------------------------------------------------------------------------ */
-
-/* rc of the lowest rank that failed, with its text, on all ranks. */
-static int agree(const struct ckpt_config *c, int rc, struct err *err)
-{
-    struct coll *coll = c->coll;
-    double vote[2] = {rc < 0 ? coll->world - coll->rank : 0, 0}, text[TEXT_BYTES] = {0};
-    int failed;
-    coll->layer = -1;
-    if ((failed = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_MAX, vote, 1, err)) < 0)
-        return failed;
-    if (vote[0] == 0)
-        return 0;
-    uint32_t who = coll->world - (uint32_t)vote[0];
-    if (coll->rank == who) {
-        vote[1] = -rc;
-        for (size_t i = 0; i + 1 < TEXT_BYTES && err && err->text[i]; i++)
-            text[i] = (uint8_t)err->text[i];
-    }
-    if ((failed = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_MAX, vote, 2, err)) <
-            0 ||
-        (failed = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_MAX, text, TEXT_BYTES,
-                                            err)) < 0)
-        return failed;
-    char line[TEXT_BYTES];
-    for (size_t i = 0; i < TEXT_BYTES; i++)
-        line[i] = (char)(uint8_t)text[i];
-    return err_set(err, -(int)vote[1], "%s", line);
-}
 
 /* ---- folders -------------------------------------------------------------------------------- */
 
@@ -213,7 +183,7 @@ int ckpt_find(const struct ckpt_config *c, uint64_t patience_ns, int *out_lock,
     double step = 0;
     int lock = -1;
     int rc = c->coll->rank == 0 ? find_newest(c, patience_ns, &lock, &step, err) : 0;
-    if ((rc = agree(c, rc, err)) == 0)
+    if ((rc = agree(c->coll, rc, err)) == 0)
         rc = c->coll->ops->all_reduce_f64(c->coll, &c->coll->world_group, COLL_MAX, &step, 1, err);
     if (rc < 0) {
         if (lock >= 0)
@@ -327,7 +297,7 @@ int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out
         err_prefix(err, "the newest checkpoint is damaged; 'mv %s %s.damaged' resumes from the one "
                    "before", folder, folder);
     free(folder);
-    if ((rc = agree(c, rc, err)) < 0)
+    if ((rc = agree(c->coll, rc, err)) < 0)
         return rc;
     *out_state = state;
     return 0;
@@ -454,9 +424,9 @@ int ckpt_save(const struct ckpt_config *c, const struct ckpt_state *state, struc
                                           err);
     if (rc < 0 || exists > 0)
         goto end;
-    if ((rc = agree(c, is_first ? create_all(c, tmp, err) : 0, err)) == 0 &&
-        (rc = agree(c, write_all(c, tmp, err), err)) == 0)
-        rc = agree(c, is_first ? commit(c, tmp, folder, state, err) : 0, err);
+    if ((rc = agree(c->coll, is_first ? create_all(c, tmp, err) : 0, err)) == 0 &&
+        (rc = agree(c->coll, write_all(c, tmp, err), err)) == 0)
+        rc = agree(c->coll, is_first ? commit(c, tmp, folder, state, err) : 0, err);
     if (is_first && rc == 0)
         prune(c);
     else if (is_first)

@@ -272,6 +272,12 @@ void shard_zero_gradients(struct shard *s)
     s->dev->ops->zero(s->dev, s->gradients, s->n_owned * sizeof(float));
 }
 
+void shard_zero_optimizer(struct shard *s)
+{
+    s->dev->ops->zero(s->dev, s->m, s->n_owned * sizeof(float));
+    s->dev->ops->zero(s->dev, s->v, s->n_owned * sizeof(float));
+}
+
 void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s)
 {
     *out_gather_s = (double)s->gather_ns / NS_PER_S;

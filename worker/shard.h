@@ -67,6 +67,7 @@ bool shard_part(const struct shard *s, const struct tensor_entry *entry, struct 
 /* After a step's last shard_reduce: sums the owners' gradients over their replicas. Collective. */
 int  shard_sum_replicas(struct shard *s, struct err *err);
 void shard_zero_gradients(struct shard *s);
+void shard_zero_optimizer(struct shard *s);
 
 /* Seconds spent in gathering and in reducing since the last call; zeroes both. */
 void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s);

@@ -1,0 +1,221 @@
+/* run.c - opens what one rank needs to train, in the order in which things can be wrong
+ *
+ * What a rank finds by itself (paths, data, model) is agreed on, so that all ranks say the same
+ * and none waits for one that has given up. */
+#include "worker/run.h"
+
+#include <errno.h>
+#include <math.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/hf_config.h"
+#include "common/mem.h"
+#include "proto/job_spec.h"
+#include "worker/agree.h"
+#include "worker/paths.h"
+
+#define OPEN_TIMEOUT_NS (120 * NS_PER_S) /* from the first rank's START to the last one's */
+#define CALL_TIMEOUT_NS (600 * NS_PER_S) /* a member that lives but does not come */
+#define LOCK_PATIENCE_NS (10 * NS_PER_S) /* for the run that this one follows to end */
+
+/* ---- what the rank sees by itself ----------------------------------------------------------- */
+
+static int check_start(const Ballast__Start *s, struct err *err)
+{
+    struct problems problems = {0};
+    if (!s->spec || s->coll_id.len != 16 || s->n_gang == 0 || s->rank >= s->n_gang)
+        return err_set(err, -EPROTO, "START of job %llu is incomplete",
+                       (unsigned long long)s->job_id);
+    int rc = job_spec_check(s->spec, &problems);
+    if (rc < 0)
+        problems_err(&problems, err);
+    problems_fini(&problems);
+    if (rc == 0 && s->spec->parallel_workers != s->n_gang)
+        rc = err_set(err, -EPROTO, "START has a gang of %zu for parallel.workers %u", s->n_gang,
+                     s->spec->parallel_workers);
+    if (rc == 0 && s->device && s->device[0] && strcmp(s->device, "cpu") != 0)
+        rc = err_set(err, -ENOTSUP, "device %s: this build trains on cpu", s->device);
+    return rc;
+}
+
+/* The cores of this process, shared with the ranks of its node, unless the daemon says. */
+static uint32_t count_threads(const Ballast__Start *s)
+{
+    cpu_set_t cores;
+    uint32_t n_same = 0, n_cores = 1;
+    if (s->n_threads > 0)
+        return s->n_threads;
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0)
+        n_cores = (uint32_t)CPU_COUNT(&cores);
+    for (size_t i = 0; i < s->n_gang; i++)
+        n_same += strcmp(s->gang[i]->node, s->gang[s->rank]->node) == 0;
+    return n_cores > n_same ? n_cores / n_same : 1;
+}
+
+static int parse_words(struct run *run, struct err *err)
+{
+    const Ballast__JobSpec *s = run->spec;
+    int rc;
+    run->schedule = (struct schedule){.lr = s->optimizer_lr, .min_lr = s->schedule_min_lr,
+                                      .warmup_steps = s->schedule_warmup_steps,
+                                      .steps = s->train_steps};
+    run->optim = (struct optim_config){
+        .beta1 = s->optimizer_betas[0], .beta2 = s->optimizer_betas[1], .eps = s->optimizer_eps,
+        .weight_decay = s->optimizer_weight_decay, .clip_grad_norm = s->optimizer_clip_grad_norm,
+    };
+    if ((rc = schedule_parse(s->schedule_name, &run->schedule.kind, err)) < 0 ||
+        (rc = optim_decay_parse(s->optimizer_decay, &run->optim.decay, err)) < 0 ||
+        (rc = bias_rule_parse(s->moe_bias_update, &run->bias_rule, err)) < 0)
+        return rc;
+    run->nan_rule = strcmp(s->train_on_nan, "skip") == 0       ? NAN_SKIP
+                    : strcmp(s->train_on_nan, "rollback") == 0 ? NAN_ROLLBACK
+                                                               : NAN_STOP;
+    return 0;
+}
+
+static int open_texts(struct run *run, struct err *err)
+{
+    const Ballast__JobSpec *s = run->spec;
+    struct data_config c = {
+        .patterns = s->data_train, .n_patterns = s->n_data_train, .what = "data.train",
+        .sequence_length = s->data_sequence_length, .vocab = run->model_spec.vocab,
+        .pack = s->data_pack, .seed = s->train_seed,
+    };
+    int rc;
+    if ((rc = data_format_parse(s->data_format, &c.format, err)) < 0 ||
+        (rc = data_open(&c, &run->train, err)) < 0 || s->n_data_validation == 0)
+        return rc;
+    c.patterns = s->data_validation;
+    c.n_patterns = s->n_data_validation;
+    c.what = "data.validation";
+    return data_open(&c, &run->validation, err);
+}
+
+static int open_model(struct run *run, struct err *err)
+{
+    const Ballast__JobSpec *s = run->spec;
+    const struct model_spec *m = &run->model_spec;
+    int rc;
+    if ((rc = shard_open(&run->map, m, &run->layout, run->coll, run->dev, &run->shard, err)) < 0)
+        return rc;
+    if (m->n_experts > 0 &&
+        (rc = dispatch_open(&run->layout, run->coll, run->dev, m->n_experts, m->top_k, m->latent,
+                            &run->dispatch, err)) < 0)
+        return rc;
+    struct model_config c = {
+        .spec = m, .map = &run->map, .layout = &run->layout, .shard = run->shard,
+        .dispatch = run->dispatch, .dev = run->dev,
+        .tokens_max = (int64_t)s->train_micro_batch * s->data_sequence_length,
+        .recompute = strcmp(s->parallel_activation_checkpointing, "off") == 0 ? RECOMPUTE_OFF
+                                                                              : RECOMPUTE_FULL,
+        .count_margins = run->bias_rule == BIAS_QUANTILE,
+    };
+    return model_open(&c, &run->model, err);
+}
+
+/* Everything that needs no other rank. */
+static int open_local(struct run *run, struct err *err)
+{
+    const Ballast__Start *s = run->start;
+    int rc;
+    if ((rc = paths_check(run->spec, s->allowed_roots, s->n_allowed_roots, err)) < 0 ||
+        (rc = parse_words(run, err)) < 0 ||
+        (rc = hf_config_read(run->spec->model_path, &run->model_spec, err)) < 0 ||
+        (rc = tensor_map_init(&run->model_spec, &run->map, err)) < 0 ||
+        (rc = layout_init(job_spec_degrees(run->spec), run->model_spec.n_experts, s->rank,
+                          &run->layout, err)) < 0 ||
+        (rc = device_cpu_open(count_threads(s), run->spec->train_deterministic, &run->dev, err)) <
+            0 ||
+        (rc = open_texts(run, err)) < 0)
+        return rc;
+    run->sums = xcalloc(3 + (size_t)run->model_spec.n_layers * run->model_spec.n_experts,
+                        sizeof *run->sums);
+    return open_model(run, err);
+}
+
+/* ---- all together --------------------------------------------------------------------------- */
+
+static int open_coll(struct run *run, struct err *err)
+{
+    struct coll_host_config c = {
+        .id = run->start->coll_id.data, .rank = run->start->rank,
+        .world = (uint32_t)run->start->n_gang, .open_timeout_ns = OPEN_TIMEOUT_NS,
+        .call_timeout_ns = CALL_TIMEOUT_NS, .cancelled = &run->wishes->cancelled,
+    };
+    int rc = coll_host_open(&c, &run->coll, err);
+    if (rc < 0)
+        return rc;
+    atomic_store(&run->wishes->coll, run->coll);
+    if (atomic_load(&run->wishes->cancelled)) /* said between the two lines above */
+        run->coll->ops->abort(run->coll);
+    return 0;
+}
+
+static int load_first_weights(struct run *run, struct err *err)
+{
+    const char *path = run->spec->model_path;
+    int rc = 0;
+    if (ckpt_has_weights(path))
+        rc = ckpt_load_weights(path, run->shard, &run->map, err);
+    else
+        ckpt_init_weights(run->shard, &run->map, &run->model_spec, run->spec->model_init_seed);
+    run->state = (struct ckpt_state){.seed = run->spec->train_seed, .validation_loss = NAN};
+    return agree(run->coll, rc, err);
+}
+
+int run_restore(struct run *run, struct err *err)
+{
+    if (run->checkpoint_step == 0) {
+        shard_zero_optimizer(run->shard);
+        return load_first_weights(run, err);
+    }
+    int rc = ckpt_load(&run->ckpt, run->checkpoint_step, &run->state, err);
+    run->state.seed = run->spec->train_seed;
+    return rc;
+}
+
+int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wishes,
+             struct err *err)
+{
+    int rc;
+    *run = (struct run){.start = start, .spec = start->spec, .wishes = wishes, .ckpt_lock = -1};
+    if ((rc = check_start(start, err)) < 0 || (rc = open_coll(run, err)) < 0)
+        return rc;
+    rc = open_local(run, err);
+    if ((rc = agree(run->coll, rc, err)) < 0)
+        return rc;
+    run->ckpt = (struct ckpt_config){
+        .path = run->spec->checkpoint_path, .model_path = run->spec->model_path,
+        .keep = run->spec->checkpoint_keep, .spec = &run->model_spec, .map = &run->map,
+        .shard = run->shard, .coll = run->coll,
+    };
+    if ((rc = ckpt_find(&run->ckpt, LOCK_PATIENCE_NS, &run->ckpt_lock, &run->checkpoint_step,
+                        err)) < 0)
+        return rc;
+    run->resumed_from_step = run->checkpoint_step;
+    return run_restore(run, err);
+}
+
+void run_close(struct run *run)
+{
+    model_close(run->model);
+    dispatch_close(run->dispatch);
+    shard_close(run->shard);
+    if (run->wishes)
+        atomic_store(&run->wishes->coll, NULL);
+    if (run->coll)
+        run->coll->ops->close(run->coll);
+    if (run->dev)
+        run->dev->ops->close(run->dev);
+    if (run->ckpt_lock >= 0)
+        close(run->ckpt_lock);
+    data_close(run->train);
+    data_close(run->validation);
+    data_batch_fini(&run->batch);
+    tensor_map_fini(&run->map);
+    layout_fini(&run->layout);
+    free(run->sums);
+}

@@ -1,0 +1,62 @@
+/* run.h - everything that one rank holds while it trains */
+#ifndef WORKER_RUN_H
+#define WORKER_RUN_H
+
+#include <stdatomic.h>
+
+#include "common/layout.h"
+#include "common/tensor_map.h"
+#include "proto/ballast.pb-c.h"
+#include "worker/ckpt.h"
+#include "worker/data.h"
+#include "worker/dispatch.h"
+#include "worker/model.h"
+#include "worker/optim.h"
+
+/* Set by the channel's thread, read by the training one. Wishes only grow. */
+enum run_wish { WISH_NONE, WISH_CHECKPOINT, WISH_NOW };
+struct run_wishes {
+    atomic_uint wish;
+    atomic_bool cancelled; /* WISH_NOW, as coll_host_open wants it */
+    _Atomic(struct coll *) coll;
+};
+
+enum nan_rule { NAN_STOP, NAN_SKIP, NAN_ROLLBACK };
+
+struct run {
+    const Ballast__Start   *start; /* kept from open */
+    const Ballast__JobSpec *spec;
+    struct run_wishes *wishes;     /* kept from open */
+    struct model_spec  model_spec;
+    struct tensor_map  map;
+    struct layout      layout;
+    struct device     *dev;
+    struct coll       *coll;
+    struct shard      *shard;
+    struct dispatch   *dispatch; /* NULL: no experts */
+    struct model      *model;
+    struct data       *train, *validation; /* validation may be NULL */
+    struct data_batch  batch;
+    struct schedule    schedule;
+    struct optim_config optim;
+    enum bias_rule     bias_rule;
+    enum nan_rule      nan_rule;
+    struct ckpt_config ckpt;
+    int                ckpt_lock;
+    struct ckpt_state  state;
+    uint64_t resumed_from_step, checkpoint_step; /* 0: none */
+    double  *sums; /* 3 + n_layers * n_experts, see step.c */
+};
+
+/* Device, collectives, data, model, and the newest checkpoint or the first weights. All ranks get
+ * the same result once the collectives stand. run must be zero; ended with run_close also after a
+ * failure. */
+int  run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wishes,
+              struct err *err);
+void run_close(struct run *run);
+
+/* Weights and state as they were at the newest checkpoint, or at the beginning if there is none.
+ * Collective. */
+int run_restore(struct run *run, struct err *err);
+
+#endif

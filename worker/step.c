@@ -1,0 +1,243 @@
+/* step.c - one optimizer step of all ranks
+ *
+ * Sample i of the step goes to rank (i / micro_batch) % world, so a step reads the same samples on
+ * any number of ranks. Gradients are sums over tokens; one sum over ranks at the end tells
+ * everybody the number of tokens, the loss and the load of every expert. The boundary word rides
+ * on a second one: the largest wish of any rank, which all then grant at this very step. */
+#include "worker/step.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "common/clock.h"
+
+const char *const step_phase_names[PHASES] = {
+    [PHASE_DATA] = "data",       [PHASE_COMPUTE] = "compute",     [PHASE_GATHER] = "gather",
+    [PHASE_DISPATCH] = "dispatch", [PHASE_REDUCE] = "reduce",     [PHASE_OPTIMIZER] = "optimizer",
+    [PHASE_VALIDATION] = "validation", [PHASE_CHECKPOINT] = "checkpoint",
+};
+
+static double seconds_since(uint64_t began_ns)
+{
+    return (double)(clock_now_ns() - began_ns) / NS_PER_S;
+}
+
+/* ---- batches -------------------------------------------------------------------------------- */
+
+static int train_batch(struct run *run, uint64_t k, struct err *err)
+{
+    uint64_t n = run->spec->train_micro_batch;
+    uint64_t first = run->state.next_sample + (k * run->coll->world + run->coll->rank) * n;
+    int rc = 0;
+    data_batch_clear(&run->batch);
+    for (uint64_t i = 0; i < n && rc == 0; i++)
+        rc = data_sample(run->train, first + i, &run->batch, err);
+    return rc;
+}
+
+static struct model_batch batch_of(const struct data_batch *b)
+{
+    return (struct model_batch){.tokens = b->tokens, .labels = b->labels,
+                                .cu_seqlens = b->n_docs > 0 ? b->cu_seqlens : NULL,
+                                .n_tokens = b->n_tokens, .n_docs = b->n_docs};
+}
+
+/* What a validation spent is not this step's. */
+static void reset_clocks(struct run *run)
+{
+    double ignored;
+    shard_times(run->shard, &ignored, &ignored);
+    if (run->dispatch)
+        dispatch_seconds(run->dispatch);
+}
+
+/* This rank's loss, labels and inputs over all its micro-batches, gradients left in shard. */
+static int accumulate(struct run *run, struct model_loss *out, int64_t *out_tokens,
+                      struct step_result *r, struct err *err)
+{
+    uint64_t n_micro = run->spec->train_global_batch /
+                       ((uint64_t)run->spec->train_micro_batch * run->coll->world);
+    *out = (struct model_loss){0};
+    *out_tokens = 0;
+    reset_clocks(run);
+    for (uint64_t k = 0; k < n_micro; k++) {
+        struct model_loss loss = {0};
+        uint64_t began = clock_now_ns();
+        int rc = train_batch(run, k, err);
+        r->seconds[PHASE_DATA] += seconds_since(began);
+        if (rc < 0)
+            return rc;
+        if (atomic_load(&run->wishes->cancelled))
+            return err_set(err, -ECANCELED, "rank %u was stopped", run->coll->rank);
+        struct model_batch b = batch_of(&run->batch);
+        began = clock_now_ns();
+        if ((rc = model_step(run->model, &b, true, &loss, err)) < 0)
+            return rc;
+        r->seconds[PHASE_COMPUTE] += seconds_since(began);
+        out->sum += loss.sum;
+        out->n_labels += loss.n_labels;
+        *out_tokens += b.n_tokens;
+    }
+    shard_times(run->shard, &r->seconds[PHASE_GATHER], &r->seconds[PHASE_REDUCE]);
+    if (run->dispatch)
+        r->seconds[PHASE_DISPATCH] = dispatch_seconds(run->dispatch);
+    r->seconds[PHASE_COMPUTE] -= r->seconds[PHASE_GATHER] + r->seconds[PHASE_REDUCE] +
+                                 r->seconds[PHASE_DISPATCH];
+    return 0;
+}
+
+/* ---- what all ranks learn ------------------------------------------------------------------- */
+
+/* run->sums: loss, labels, inputs, then tokens per (layer, expert). */
+enum { SUM_LOSS, SUM_LABELS, SUM_INPUTS, SUM_EXPERTS };
+
+static int sum_over_ranks(struct run *run, const struct model_loss *mine, int64_t n_tokens,
+                          struct err *err)
+{
+    size_t n = (size_t)run->model_spec.n_layers * run->model_spec.n_experts;
+    run->sums[SUM_LOSS] = mine->sum;
+    run->sums[SUM_LABELS] = (double)mine->n_labels;
+    run->sums[SUM_INPUTS] = (double)n_tokens;
+    const struct model_counters *c = n > 0 ? model_counters(run->model) : NULL;
+    for (size_t i = 0; i < n; i++)
+        run->sums[SUM_EXPERTS + i] = (double)c->tokens[i];
+    run->coll->layer = -1;
+    return run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_SUM, run->sums,
+                                          SUM_EXPERTS + n, err);
+}
+
+static double imbalance_of(const struct run *run)
+{
+    uint32_t n_experts = run->model_spec.n_experts, ep = run->layout.ep.n_ranks, n_layers = 0;
+    double sum = 0;
+    for (uint32_t l = 0; l < run->model_spec.n_layers && n_experts > 0; l++) {
+        const double *tokens = run->sums + SUM_EXPERTS + (size_t)l * n_experts;
+        double largest = 0, all = 0;
+        for (uint32_t place = 0; place < ep; place++) {
+            double rows = 0;
+            for (uint32_t e = 0; e < n_experts / ep; e++)
+                rows += tokens[place * (n_experts / ep) + e];
+            largest = rows > largest ? rows : largest;
+            all += rows;
+        }
+        if (all > 0) {
+            sum += largest / (all / ep);
+            n_layers++;
+        }
+    }
+    return n_layers > 0 ? sum / n_layers : 1;
+}
+
+/* The boundary word and, on the same trip, the numbers of which the largest counts. */
+static int boundary(struct run *run, int64_t bad_tensor, struct step_result *r, int64_t *out_bad,
+                    struct err *err)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    double word[3] = {atomic_load(&run->wishes->wish), (double)usage.ru_maxrss * 1024,
+                      (double)bad_tensor};
+    int rc = run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_MAX, word, 3,
+                                            err);
+    if (rc < 0)
+        return rc;
+    r->wish = (enum run_wish)word[0];
+    r->memory_bytes = (uint64_t)word[1];
+    *out_bad = (int64_t)word[2];
+    return 0;
+}
+
+/* The last tensor of the model with a bad gradient is the first one that the backward met. */
+static int64_t find_bad_tensor(struct run *run)
+{
+    for (size_t i = run->map.n_entries; i-- > 0;) {
+        struct shard_part p;
+        if (shard_part(run->shard, &run->map.entries[i], &p) &&
+            !run->dev->ops->all_finite(run->dev, p.gradients, (int64_t)p.count))
+            return (int64_t)i;
+    }
+    return -1;
+}
+
+/* ---- the step ------------------------------------------------------------------------------- */
+
+static int update(struct run *run, double n_labels, struct step_result *r, struct err *err)
+{
+    uint64_t step = run->state.step + 1;
+    double ignored = 0, reduce = 0;
+    uint64_t began = clock_now_ns();
+    int rc = optim_norm(run->shard, &run->map, run->coll, run->dev, n_labels, &r->grad_norm, err);
+    if (rc < 0)
+        return rc;
+    r->lr = schedule_lr(&run->schedule, step);
+    r->is_bad = !isfinite(r->loss) || !isfinite(r->grad_norm);
+    if (!r->is_bad) {
+        optim_step(run->shard, &run->map, run->dev, &run->optim, step, r->lr, n_labels,
+                   r->grad_norm);
+        if (run->model_spec.n_experts > 0)
+            rc = optim_balance(run->shard, &run->map, &run->model_spec, run->coll, run->dev,
+                               model_counters(run->model), run->bias_rule,
+                               run->spec->moe_bias_update_rate, err);
+    }
+    shard_times(run->shard, &ignored, &reduce);
+    r->seconds[PHASE_REDUCE] += reduce;
+    r->seconds[PHASE_OPTIMIZER] = seconds_since(began) - reduce;
+    return rc;
+}
+
+int step_train(struct run *run, struct step_result *out, struct err *err)
+{
+    struct step_result r = {0};
+    struct model_loss mine;
+    uint64_t began = clock_now_ns();
+    int64_t n_tokens, bad = -1;
+    int rc;
+    model_counters_reset(run->model);
+    if ((rc = accumulate(run, &mine, &n_tokens, &r, err)) < 0 ||
+        (rc = sum_over_ranks(run, &mine, n_tokens, err)) < 0)
+        return rc;
+    double n_labels = run->sums[SUM_LABELS] > 0 ? run->sums[SUM_LABELS] : 1;
+    r.loss = run->sums[SUM_LOSS] / n_labels;
+    r.imbalance = imbalance_of(run);
+    if ((rc = update(run, n_labels, &r, err)) < 0 ||
+        (rc = boundary(run, r.is_bad ? find_bad_tensor(run) : -1, &r, &bad, err)) < 0)
+        return rc;
+    r.bad_tensor = bad >= 0 ? run->map.entries[bad].name : NULL;
+    shard_zero_gradients(run->shard);
+    run->state.step++;
+    run->state.next_sample += run->spec->train_global_batch;
+    r.tokens_per_second = run->sums[SUM_INPUTS] / seconds_since(began);
+    *out = r;
+    return 0;
+}
+
+/* ---- validation ----------------------------------------------------------------------------- */
+
+int step_validate(struct run *run, struct err *err)
+{
+    uint64_t wanted = run->spec->train_validation_sequences, n = run->spec->train_micro_batch;
+    double sums[2] = {0};
+    int rc = 0;
+    if (!run->validation)
+        return 0;
+    if (wanted > data_windows(run->validation))
+        wanted = data_windows(run->validation);
+    for (uint64_t first = 0; first < wanted; first += n * run->coll->world) {
+        struct model_loss loss = {0};
+        uint64_t mine = first + run->coll->rank * n;
+        data_batch_clear(&run->batch); /* a rank without samples takes part with no tokens */
+        for (uint64_t i = mine; i < mine + n && i < wanted && rc == 0; i++)
+            rc = data_window(run->validation, i, &run->batch, err);
+        struct model_batch b = batch_of(&run->batch);
+        if (rc < 0 || (rc = model_step(run->model, &b, false, &loss, err)) < 0)
+            return rc;
+        sums[0] += loss.sum;
+        sums[1] += (double)loss.n_labels;
+    }
+    run->coll->layer = -1;
+    rc = run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_SUM, sums, 2, err);
+    if (rc == 0)
+        run->state.validation_loss = sums[1] > 0 ? sums[0] / sums[1] : NAN;
+    return rc;
+}

@@ -1,0 +1,34 @@
+/* step.h - one optimizer step of all ranks, and one validation */
+#ifndef WORKER_STEP_H
+#define WORKER_STEP_H
+
+#include "worker/run.h"
+
+enum step_phase {
+    PHASE_DATA, PHASE_COMPUTE, PHASE_GATHER, PHASE_DISPATCH, PHASE_REDUCE, PHASE_OPTIMIZER,
+    PHASE_VALIDATION, PHASE_CHECKPOINT, PHASES
+};
+extern const char *const step_phase_names[PHASES];
+
+/* The same on all ranks but for seconds, which are this rank's. */
+struct step_result {
+    double loss;      /* mean over the labels of all ranks */
+    double grad_norm; /* before clipping */
+    double lr, tokens_per_second;
+    double imbalance; /* max over mean of routed rows over the expert ranks, mean over layers */
+    uint64_t memory_bytes; /* the largest rank's peak */
+    double seconds[PHASES];
+    enum run_wish wish; /* the strongest of all ranks */
+    bool is_bad;        /* loss or gradient is not a number; nothing was updated */
+    const char *bad_tensor; /* the first of the backward with such a gradient, NULL: none */
+};
+
+/* Step number state.step + 1: gradients of global_batch samples, the update, and the boundary
+ * word. Moves state.step and state.next_sample on, also past a bad step. Collective. */
+int step_train(struct run *run, struct step_result *out, struct err *err);
+
+/* The mean loss of the first validation_sequences windows, into state.validation_loss; nothing
+ * without validation data. Collective. */
+int step_validate(struct run *run, struct err *err);
+
+#endif

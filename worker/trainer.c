@@ -1,0 +1,316 @@
+/* trainer.c - the life of the child process that trains one rank
+ *
+ * START opens a run; then steps, each followed by what is due at its boundary: validation, a
+ * checkpoint, a granted stop. The daemon hears of everything over the channel and of every failure
+ * in one line with a hint whether another attempt may fare better. */
+#include "worker/trainer.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "worker/channel.h"
+#include "worker/run.h"
+#include "worker/step.h"
+
+#define NOW_SECONDS 2 /* from STOP_NOW to the end, also of a rank in the midst of a product */
+#define LOG_INTERVAL_NS (200 * NS_PER_MS)
+#define ROLLBACKS_MAX 3 /* without getting past the step that went wrong */
+
+struct trainer {
+    struct channel *channel;
+    const Ballast__Start *start;
+    struct run_wishes wishes;
+    struct run run;
+    uint64_t logged_ns;
+    uint64_t n_rollbacks, bad_step; /* since step bad_step first went wrong */
+    uint64_t n_failed_saves;
+};
+
+/* ---- words to the daemon -------------------------------------------------------------------- */
+
+static void send_state(struct trainer *t, Ballast__RankPhase phase, const char *text,
+                       bool retryable)
+{
+    Ballast__RankState s = BALLAST__RANK_STATE__INIT;
+    s.job_id = t->start->job_id;
+    s.attempt = t->start->attempt;
+    s.rank = t->start->rank;
+    s.phase = phase;
+    s.step = t->run.state.step;
+    s.checkpoint_step = t->run.checkpoint_step;
+    s.resumed_from_step = t->run.resumed_from_step;
+    s.text = (char *)text;
+    s.retryable = retryable;
+    channel_send_state(t->channel, &s);
+}
+
+static void send_step(struct trainer *t, const struct step_result *r, double validation_loss)
+{
+    Ballast__StepReport s = BALLAST__STEP_REPORT__INIT;
+    Ballast__PhaseTime times[PHASES], *pointers[PHASES];
+    for (int i = 0; i < PHASES; i++) {
+        times[i] = (Ballast__PhaseTime)BALLAST__PHASE_TIME__INIT;
+        times[i].name = (char *)step_phase_names[i];
+        times[i].seconds = r->seconds[i];
+        pointers[i] = &times[i];
+    }
+    s.step = t->run.state.step;
+    s.attempt = t->start->attempt;
+    s.at_ns = clock_wall_ns();
+    s.loss = r->loss;
+    s.validation_loss = validation_loss;
+    s.grad_norm = r->grad_norm;
+    s.lr = r->lr;
+    s.tokens_per_second = r->tokens_per_second;
+    s.mfu = NAN; /* a CPU has no one peak rate */
+    s.memory_bytes = r->memory_bytes;
+    s.imbalance = r->imbalance;
+    s.phases = pointers;
+    s.n_phases = PHASES;
+    channel_send_step(t->channel, &s);
+}
+
+/* Another attempt meets the same file, key or model, but perhaps another disk or neighbour. */
+static bool is_retryable(int rc)
+{
+    static const int for_good[] = {EINVAL, ENOENT, EACCES, EPERM, ENOTSUP, EFBIG, ENOTDIR, EISDIR,
+                                   EROFS, EDOM, ENAMETOOLONG};
+    for (size_t i = 0; i < sizeof for_good / sizeof *for_good; i++)
+        if (rc == -for_good[i])
+            return false;
+    return true;
+}
+
+/* ---- words from the daemon; on the channel's thread ----------------------------------------- */
+
+static void end_now(int signal_number)
+{
+    (void)signal_number;
+    _exit(1);
+}
+
+static void on_stop(void *user, const Ballast__Stop *stop)
+{
+    struct trainer *t = user;
+    unsigned wish = !stop || stop->mode == BALLAST__STOP_MODE__STOP_NOW ? WISH_NOW
+                                                                        : WISH_CHECKPOINT;
+    if (atomic_load(&t->wishes.wish) < wish)
+        atomic_store(&t->wishes.wish, wish);
+    if (wish != WISH_NOW || atomic_exchange(&t->wishes.cancelled, true))
+        return;
+    alarm(NOW_SECONDS);
+    struct coll *c = atomic_load(&t->wishes.coll);
+    if (c)
+        c->ops->abort(c);
+}
+
+/* ---- log lines ------------------------------------------------------------------------------ */
+
+static void log_start(const struct trainer *t)
+{
+    const struct run *r = &t->run;
+    struct model_counts n = model_spec_count(&r->model_spec);
+    printf("rank %u of %u: %.2f M parameters, %.1f MiB of state here, %u threads, %s %" PRIu64 "\n",
+           r->coll->rank, r->coll->world, (double)n.total / 1e6,
+           (double)shard_state_bytes(r->shard) / (1 << 20), r->dev->n_threads,
+           r->state.step > 0 ? "resumes from step" : "starts at step", r->state.step);
+    if (r->coll->rank == 0)
+        printf("data: %" PRIu64 " tokens, %" PRIu64 " sequences an epoch\n",
+               data_tokens(r->train), data_windows(r->train));
+}
+
+static void log_step(struct trainer *t, const struct step_result *r, double validation_loss)
+{
+    uint64_t now = clock_now_ns();
+    const struct run *run = &t->run;
+    bool is_end = run->state.step == 1 || run->state.step == run->spec->train_steps;
+    if (run->coll->rank != 0 ||
+        (!is_end && isnan(validation_loss) && now - t->logged_ns < LOG_INTERVAL_NS))
+        return;
+    t->logged_ns = now;
+    printf("step=%" PRIu64 "/%" PRIu64 " loss=%.4f grad_norm=%.3f lr=%.3g tokens_per_s=%.0f",
+           run->state.step, run->spec->train_steps, r->loss, r->grad_norm, r->lr,
+           r->tokens_per_second);
+    if (!isnan(validation_loss))
+        printf(" validation_loss=%.4f", validation_loss);
+    printf("\n");
+}
+
+/* ---- steps ---------------------------------------------------------------------------------- */
+
+static double seconds_since(uint64_t began_ns)
+{
+    return (double)(clock_now_ns() - began_ns) / NS_PER_S;
+}
+
+static int validate(struct trainer *t, struct step_result *r, double *out_loss, struct err *err)
+{
+    uint64_t began = clock_now_ns();
+    int rc = step_validate(&t->run, err);
+    r->seconds[PHASE_VALIDATION] = seconds_since(began);
+    if (rc == 0 && t->run.validation)
+        *out_loss = t->run.state.validation_loss;
+    return rc;
+}
+
+/* A checkpoint that fails costs the checkpoint, unless it is the last one. */
+static int checkpoint(struct trainer *t, bool is_last, struct step_result *r, struct err *err)
+{
+    struct run *run = &t->run;
+    uint64_t began = clock_now_ns();
+    int rc = ckpt_save(&run->ckpt, &run->state, err);
+    r->seconds[PHASE_CHECKPOINT] = seconds_since(began);
+    if (rc == 0) {
+        run->checkpoint_step = run->state.step;
+        if (run->coll->rank == 0)
+            printf("checkpoint=%s/step-%" PRIu64 " seconds=%.2f\n", run->ckpt.path,
+                   run->state.step, r->seconds[PHASE_CHECKPOINT]);
+        return 0;
+    }
+    if (is_last || rc == -ECANCELED || rc == -ETIMEDOUT)
+        return rc;
+    t->n_failed_saves++;
+    if (run->coll->rank == 0)
+        log_warn("step=%" PRIu64 " failed_checkpoints=%" PRIu64 " msg=\"no checkpoint, training "
+                 "goes on: %s\"", run->state.step, t->n_failed_saves, err->text);
+    return 0;
+}
+
+static int bad_step(struct trainer *t, const struct step_result *r, struct err *err)
+{
+    struct run *run = &t->run;
+    uint64_t step = run->state.step, next_sample = run->state.next_sample;
+    char what[512];
+    snprintf(what, sizeof what, "step %" PRIu64 ": loss %g, gradient norm %g%s%s", step, r->loss,
+             r->grad_norm, r->bad_tensor ? ", not finite from here on down: " : "",
+             r->bad_tensor ? r->bad_tensor : "");
+    if (run->nan_rule == NAN_STOP)
+        return err_set(err, -EDOM, "%s; lower train.optimizer.lr, or set train.on_nan to skip or "
+                       "rollback", what);
+    if (run->nan_rule == NAN_SKIP) {
+        if (run->coll->rank == 0)
+            log_warn("%s msg=\"skipped\"", what);
+        return 0;
+    }
+    t->n_rollbacks = step == t->bad_step ? t->n_rollbacks + 1 : 1;
+    t->bad_step = step;
+    if (t->n_rollbacks > ROLLBACKS_MAX)
+        return err_set(err, -EDOM, "%s, again after %u rollbacks", what, ROLLBACKS_MAX);
+    int rc = run_restore(run, err);
+    run->state.next_sample = next_sample; /* not the same samples once more */
+    if (rc == 0 && run->coll->rank == 0)
+        log_warn("%s msg=\"rolled back to step %" PRIu64 "\"", what, run->state.step);
+    return rc;
+}
+
+static bool is_due(uint64_t step, uint64_t every)
+{
+    return every > 0 && step % every == 0;
+}
+
+/* One step and what is due after it. *out_is_over: all done, or a stop was granted. */
+static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
+{
+    struct run *run = &t->run;
+    const Ballast__JobSpec *s = run->spec;
+    struct step_result r;
+    double validation_loss = NAN;
+    int rc = step_train(run, &r, err);
+    if (rc < 0)
+        return rc;
+    if (r.is_bad && ((rc = bad_step(t, &r, err)) < 0 || run->nan_rule == NAN_ROLLBACK))
+        return rc;
+    uint64_t step = run->state.step;
+    bool is_last = step >= s->train_steps || r.wish == WISH_CHECKPOINT;
+    bool saves = is_last || is_due(step, s->checkpoint_every_steps);
+    bool validates = s->train_validation_every_steps > 0
+                         ? is_due(step, s->train_validation_every_steps) || step >= s->train_steps
+                         : saves;
+    if (r.wish == WISH_NOW)
+        return err_set(err, -ECANCELED, "a rank was told to stop at once");
+    if (validates && (rc = validate(t, &r, &validation_loss, err)) < 0)
+        return rc;
+    if (saves && (rc = checkpoint(t, is_last, &r, err)) < 0)
+        return rc;
+    log_step(t, &r, validation_loss);
+    if (run->coll->rank == 0)
+        send_step(t, &r, validation_loss);
+    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, "", false);
+    *out_is_over = is_last;
+    return 0;
+}
+
+static int train(struct trainer *t, struct err *err)
+{
+    int rc = run_open(&t->run, t->start, &t->wishes, err);
+    if (rc < 0)
+        return rc;
+    log_start(t);
+    send_state(t, BALLAST__RANK_PHASE__RANK_READY, "", false);
+    bool is_over = t->run.state.step >= t->run.spec->train_steps;
+    while (!is_over && rc == 0)
+        rc = one_step(t, &is_over, err);
+    return rc;
+}
+
+/* ---- the process ---------------------------------------------------------------------------- */
+
+static int finish(struct trainer *t, int rc, const struct err *err)
+{
+    bool was_told = atomic_load(&t->wishes.wish) == WISH_NOW;
+    uint64_t steps = t->run.spec ? t->run.spec->train_steps : 0;
+    if (rc == 0 && t->run.state.step >= steps) {
+        printf("finished at step %" PRIu64 "\n", t->run.state.step);
+        send_state(t, BALLAST__RANK_PHASE__RANK_FINISHED, "", false);
+        return 0;
+    }
+    if (rc == 0 || was_told) {
+        printf("stopped at step %" PRIu64 "\n", t->run.state.step);
+        send_state(t, BALLAST__RANK_PHASE__RANK_STOPPED, "told to stop", false);
+        return 0;
+    }
+    printf("failed: %s\n", err->text);
+    send_state(t, BALLAST__RANK_PHASE__RANK_FAILED, err->text, is_retryable(rc));
+    if (t->run.coll) {
+        t->run.coll->ops->abort(t->run.coll); /* nobody need wait for this rank */
+        if (rc == -ETIMEDOUT)
+            t->run.coll->ops->trace(t->run.coll, stdout);
+    }
+    return 1;
+}
+
+int trainer_main(int fd)
+{
+    struct trainer *t = calloc(1, sizeof *t);
+    struct err err = {0};
+    int rc;
+    if (!t)
+        return 1;
+    t->run.ckpt_lock = -1;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    log_init("trainer", LOG_INFO);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGALRM, end_now);
+    rc = channel_open(fd, on_stop, t, &t->channel, &err);
+    if (rc == 0)
+        rc = channel_wait_start(t->channel, &t->start, &err);
+    if (rc < 0) {
+        log_error("msg=\"no START: %s\"", err.text);
+        channel_close(t->channel);
+        free(t);
+        return 1;
+    }
+    rc = finish(t, train(t, &err), &err);
+    channel_close(t->channel); /* before what on_stop looks at */
+    run_close(&t->run);
+    free(t);
+    return rc;
+}
