@@ -1,0 +1,810 @@
+/* test_ctl.c - the client as people meet it: the real program against a scripted coordinator
+ *
+ * The coordinator is a thread of this test that answers each method with what a test has put
+ * down, so that every state, error and outage can be had at once. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <uv.h>
+
+#include "common/json.h"
+#include "common/link.h"
+#include "common/mem.h"
+#include "proto/wire.h"
+
+#define METHODS 64
+
+/* ---- the scripted coordinator --------------------------------------------------------------- */
+
+struct answer {
+    const ProtobufCMessage *reply; /* NULL: the status below */
+    const ProtobufCMessage *then;  /* not NULL: what every later request gets */
+    Ballast__Code code;
+    const char   *reason, *message;
+};
+
+static struct fake {
+    pthread_mutex_t lock;
+    struct answer answers[METHODS];
+    unsigned  n_requests[METHODS], n_all;
+    unsigned  n_to_drop; /* requests that get no answer */
+    uint8_t   keys[8][IDEMPOTENCY_KEY_BYTES];
+    unsigned  n_keys;
+    struct link *link;
+    uv_loop_t   loop;
+    uv_async_t  stop;
+    pthread_t   thread;
+    char folder[64], address[128];
+} fake = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void answer(link_peer peer, const Ballast__Envelope *request)
+{
+    struct arena arena = {0};
+    struct wire_bytes bytes[WIRE_FRAMES];
+    struct link_frame frames[WIRE_FRAMES];
+    Ballast__Envelope e = BALLAST__ENVELOPE__INIT;
+    Ballast__Status status = BALLAST__STATUS__INIT;
+    const struct answer *a = &fake.answers[request->method];
+    e.kind = BALLAST__KIND__KIND_RESPONSE;
+    e.method = request->method;
+    e.request_id = request->request_id;
+    e.status = &status;
+    status.code = a->reply ? BALLAST__CODE__OK : a->code;
+    status.reason = (char *)(a->reason ? a->reason : "");
+    status.message = (char *)(a->message ? a->message : "");
+    wire_pack(&e, a->reply, &arena, bytes);
+    for (int i = 0; i < WIRE_FRAMES; i++)
+        frames[i] = (struct link_frame){bytes[i].bytes, bytes[i].n_bytes};
+    link_send(fake.link, peer, frames, WIRE_FRAMES);
+    if (a->then)
+        fake.answers[request->method].reply = a->then;
+    arena_fini(&arena);
+}
+
+static void on_message(void *context, link_peer peer, const struct link_frame *frames,
+                       size_t n_frames)
+{
+    (void)context;
+    if (n_frames != WIRE_FRAMES || frames[0].n_bytes < WIRE_PRELUDE_BYTES)
+        return;
+    Ballast__Envelope *e = ballast__envelope__unpack(
+        NULL, frames[0].n_bytes - WIRE_PRELUDE_BYTES,
+        (const uint8_t *)frames[0].bytes + WIRE_PRELUDE_BYTES);
+    if (!e)
+        return;
+    pthread_mutex_lock(&fake.lock);
+    if (e->method < METHODS) {
+        fake.n_requests[e->method]++;
+        fake.n_all++;
+        if (e->idempotency_key.len == IDEMPOTENCY_KEY_BYTES && fake.n_keys < 8)
+            memcpy(fake.keys[fake.n_keys++], e->idempotency_key.data, IDEMPOTENCY_KEY_BYTES);
+        if (fake.n_to_drop)
+            fake.n_to_drop--;
+        else
+            answer(peer, e);
+    }
+    pthread_mutex_unlock(&fake.lock);
+    ballast__envelope__free_unpacked(e, NULL);
+}
+
+static void on_stop(uv_async_t *stop)
+{
+    link_close(fake.link);
+    uv_close((uv_handle_t *)stop, NULL);
+}
+
+static void *serve(void *arg)
+{
+    (void)arg;
+    uv_run(&fake.loop, UV_RUN_DEFAULT);
+    return NULL;
+}
+
+static int fake_start(void **state)
+{
+    (void)state;
+    struct link_handler handler = {NULL, on_message, NULL, NULL, NULL};
+    struct err err = {0};
+    strcpy(fake.folder, "/tmp/test_ctl.XXXXXX");
+    if (!mkdtemp(fake.folder))
+        return -1;
+    snprintf(fake.address, sizeof fake.address, "ipc://%s/coordinator.sock", fake.folder);
+    const char *addresses[] = {fake.address};
+    uv_loop_init(&fake.loop);
+    if (link_listen(&fake.loop, addresses, 1, &handler, &fake.link, &err) < 0)
+        fail_msg("%s", err.text);
+    uv_async_init(&fake.loop, &fake.stop, on_stop);
+    return pthread_create(&fake.thread, NULL, serve, NULL);
+}
+
+static int fake_stop(void **state)
+{
+    (void)state;
+    uv_async_send(&fake.stop);
+    pthread_join(fake.thread, NULL);
+    int rc = uv_loop_close(&fake.loop);
+    char *command = xasprintf("rm -r %s", fake.folder);
+    rc |= system(command);
+    free(command);
+    return rc;
+}
+
+static void fake_forget(void)
+{
+    pthread_mutex_lock(&fake.lock);
+    memset(fake.answers, 0, sizeof fake.answers);
+    memset(fake.n_requests, 0, sizeof fake.n_requests);
+    fake.n_all = fake.n_keys = fake.n_to_drop = 0;
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static void will_say(Ballast__Method method, const ProtobufCMessage *reply)
+{
+    pthread_mutex_lock(&fake.lock);
+    fake.answers[method] = (struct answer){.reply = reply};
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static void will_say_then(Ballast__Method method, const ProtobufCMessage *reply,
+                          const ProtobufCMessage *then)
+{
+    pthread_mutex_lock(&fake.lock);
+    fake.answers[method] = (struct answer){.reply = reply, .then = then};
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static void will_refuse(Ballast__Method method, Ballast__Code code, const char *reason,
+                        const char *message)
+{
+    pthread_mutex_lock(&fake.lock);
+    fake.answers[method] = (struct answer){NULL, NULL, code, reason, message};
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static unsigned n_requests(Ballast__Method method)
+{
+    pthread_mutex_lock(&fake.lock);
+    unsigned n = fake.n_requests[method];
+    pthread_mutex_unlock(&fake.lock);
+    return n;
+}
+
+static unsigned n_all_requests(void)
+{
+    pthread_mutex_lock(&fake.lock);
+    unsigned n = fake.n_all;
+    pthread_mutex_unlock(&fake.lock);
+    return n;
+}
+
+/* ---- the client ------------------------------------------------------------------------------ */
+
+struct result {
+    int   code;
+    char *out, *err;
+};
+
+static char *read_back(const char *path)
+{
+    FILE *in = fopen(path, "r");
+    char *text = xcalloc(1, 1 << 20);
+    assert_non_null(in);
+    size_t n = fread(text, 1, (1 << 20) - 1, in);
+    text[n] = '\0';
+    fclose(in);
+    return text;
+}
+
+static const char *search_path; /* PATH of the client; NULL: ours */
+
+static pid_t start(const char *line)
+{
+    const char *bin = getenv("BALLAST_BIN");
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid > 0)
+        return pid;
+    char *out = xasprintf("%s/out", fake.folder), *err = xasprintf("%s/err", fake.folder);
+    char *command = xasprintf("exec %s/ballast %s", bin ? bin : "build/bin", line);
+    if (chdir(fake.folder) < 0 || !freopen(out, "w", stdout) || !freopen(err, "w", stderr) ||
+        !freopen("/dev/null", "r", stdin))
+        _exit(126);
+    setenv("BALLAST_ADDRESS", fake.address, 1);
+    setenv("HOME", fake.folder, 1);
+    unsetenv("XDG_CONFIG_HOME");
+    if (search_path)
+        setenv("PATH", search_path, 1);
+    execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+    _exit(127);
+}
+
+static struct result finish(pid_t pid)
+{
+    int status;
+    char *out = xasprintf("%s/out", fake.folder), *err = xasprintf("%s/err", fake.folder);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    struct result r = {
+        .code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status),
+        .out = read_back(out), .err = read_back(err),
+    };
+    free(out);
+    free(err);
+    return r;
+}
+
+static struct result run(const char *line)
+{
+    return finish(start(line));
+}
+
+static void result_fini(struct result *r)
+{
+    free(r->out);
+    free(r->err);
+}
+
+/* Runs and compares; texts that are NULL are not looked at, "" means nothing was written. */
+static void check(const char *line, int code, const char *out, const char *err)
+{
+    struct result r = run(line);
+    if (r.code != code || (out && (*out ? !strstr(r.out, out) : *r.out)) ||
+        (err && (*err ? !strstr(r.err, err) : *r.err)))
+        fail_msg("ballast %s: exit %d\nstdout: %s\nstderr: %s\nexpected exit %d, '%s', '%s'", line,
+                 r.code, r.out, r.err, code, out ? out : "(any)", err ? err : "(any)");
+    result_fini(&r);
+}
+
+static struct json *run_json(const char *line)
+{
+    struct result r = run(line);
+    struct json *v = NULL;
+    struct err err = {0};
+    if (r.code != 0 || json_parse(r.out, strlen(r.out), 1 << 20, &v, &err) < 0)
+        fail_msg("ballast %s: exit %d, %s\n%s%s", line, r.code, err.text, r.out, r.err);
+    result_fini(&r);
+    return v;
+}
+
+/* ---- what it is told ------------------------------------------------------------------------- */
+
+static Ballast__Job job(Ballast__JobState state, const char *reason)
+{
+    static char *names[] = {"w0", "w1"};
+    Ballast__Job j = BALLAST__JOB__INIT;
+    j.id = 7;
+    j.name = "tiny";
+    j.user = "ada";
+    j.state = state;
+    j.reason = (char *)reason;
+    j.gang_size = 2;
+    j.attempt = 1;
+    j.step = 1;
+    j.steps = 2;
+    j.loss = 2.5;
+    j.validation_loss = j.imbalance = NAN;
+    j.submitted_at_ns = 1764424193123000000;
+    j.started_at_ns = j.submitted_at_ns + 1000000000;
+    j.n_workers = 2;
+    j.workers = names;
+    return j;
+}
+
+static void write_file(const char *name, const char *text)
+{
+    char *path = xasprintf("%s/%s", fake.folder, name);
+    FILE *out = fopen(path, "w");
+    assert_non_null(out);
+    fputs(text, out);
+    fclose(out);
+    free(path);
+}
+
+static const char job_text[] =
+    "name: tiny\nmodel: {path: model}\ndata: {train: [a.txt]}\ntrain: {steps: 2}\n"
+    "parallel: {workers: 2}\ncheckpoint: {path: ck}\n";
+
+/* A model small enough to read here. */
+static const char config_text[] =
+    "{\"architectures\": [\"KimiK3ForConditionalGeneration\"], \"model_type\": \"kimi_k3\","
+    "\"text_config\": {\"model_type\": \"kimi_linear\", \"vocab_size\": 256, \"hidden_size\": 32,"
+    "\"num_hidden_layers\": 4, \"intermediate_size\": 64, \"num_attention_heads\": 2,"
+    "\"num_key_value_heads\": 2, \"kv_lora_rank\": 16, \"q_lora_rank\": 16,"
+    "\"qk_nope_head_dim\": 16, \"qk_rope_head_dim\": 8, \"v_head_dim\": 16,"
+    "\"mla_use_nope\": true, \"mla_use_output_gate\": true, \"linear_attn_config\":"
+    "{\"kda_layers\": [1, 2, 3], \"full_attn_layers\": [4], \"head_dim\": 16, \"num_heads\": 2,"
+    "\"short_conv_kernel_size\": 4, \"gate_lower_bound\": -5.0, \"use_full_rank_gate\": true},"
+    "\"first_k_dense_replace\": 1, \"moe_layer_freq\": 1, \"num_experts\": 8,"
+    "\"num_experts_per_token\": 2, \"num_shared_experts\": 1, \"moe_intermediate_size\": 16,"
+    "\"routed_expert_hidden_size\": 16, \"latent_moe_use_norm\": true,"
+    "\"moe_renormalize\": true, \"moe_router_activation_func\": \"sigmoid\","
+    "\"routed_scaling_factor\": 1.0, \"num_expert_group\": 1, \"topk_group\": 1,"
+    "\"topk_method\": \"noaux_tc\", \"use_grouped_topk\": true, \"attn_res_block_size\": 2,"
+    "\"hidden_act\": \"situ\", \"activation_situ_beta\": 4.0,"
+    "\"activation_situ_linear_beta\": 25.0, \"initializer_range\": 0.02,"
+    "\"rms_norm_eps\": 1e-5, \"tie_word_embeddings\": false}}";
+
+static void write_job(void)
+{
+    char *model = xasprintf("%s/model", fake.folder), *config = xasprintf("%s/config.json", model);
+    mkdir(model, 0755);
+    write_file("model/config.json", config_text);
+    write_file("job.yaml", job_text);
+    free(model);
+    free(config);
+}
+
+/* ---- tests ------------------------------------------------------------------------------------ */
+
+static void every_command_has_help(void **state)
+{
+    (void)state;
+    static const char *const commands[] = {
+        "submit", "jobs", "job show", "job cancel", "job hold", "job release", "job requeue",
+        "wait", "logs", "events", "metrics", "workers", "worker drain", "worker resume", "ping",
+        "doctor", "version",
+    };
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        char *line = xasprintf("%s --help", commands[i]);
+        char *usage = xasprintf("Usage: ballast %s", commands[i]);
+        check(line, 0, usage, "");
+        char *example = xasprintf("  ballast %s", commands[i]);
+        check(line, 0, example, "");
+        free(line);
+        free(usage);
+        free(example);
+    }
+    check("--help", 0, "Exit codes:", "");
+    check("--version", 0, "commit", "");
+    check("version --json", 0, "\"sqlite\"", "");
+}
+
+static void mistakes_on_the_command_line_are_one_line(void **state)
+{
+    (void)state;
+    static const struct { const char *line, *err; } rows[] = {
+        {"jbos", "'jbos' is not a command; did you mean 'ballast jobs'?"},
+        {"job shwo 3", "did you mean 'ballast job show'?"},
+        {"frobnicate", "'frobnicate' is not a command; 'ballast --help' lists them"},
+        {"jobs --jsn", "unknown option '--jsn'; did you mean '--json'?"},
+        {"jobs --plot", "--plot does not belong to 'jobs'"},
+        {"jobs -o xml", "--output: 'xml' is not one of wide, json, yaml, name"},
+        {"job show", "missing arguments; usage: ballast job show ID"},
+        {"job show 1 2", "too many arguments"},
+        {"job show seven", "'seven' is not a job id"},
+        {"job show 0", "'0' is not a job id"},
+        {"job show -- -1", "'-1' is not a job id"},
+        {"wait 7 --for=state=RUNING", "'state=RUNING' is not state=STATE"},
+        {"wait 7 --timeout soon", "--timeout: 'soon' is not a duration"},
+        {"ping --address tcp://8.8.8.8:1", "tcp://8.8.8.8:1"},
+        {"logs 7 --rank x", "--rank: 'x' is not a whole number"},
+        {"metrics 7 --plot --csv", "exclude each other"},
+        {"submit", "missing arguments"},
+    };
+    fake_forget();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        check(rows[i].line, 2, "", rows[i].err);
+    assert_int_equal(n_all_requests(), 0);
+}
+
+static void exit_codes_follow_the_status(void **state)
+{
+    (void)state;
+    static const struct { Ballast__Code code; const char *reason; int exit; } rows[] = {
+        {BALLAST__CODE__NOT_FOUND, "NO_JOB", 3},
+        {BALLAST__CODE__PERMISSION_DENIED, "NOT_YOURS", 4},
+        {BALLAST__CODE__UNAUTHENTICATED, "KEY", 4},
+        {BALLAST__CODE__FAILED_PRECONDITION, "NOT_HELD", 5},
+        {BALLAST__CODE__ABORTED, "MOVED", 5},
+        {BALLAST__CODE__ALREADY_EXISTS, "KEY_REUSED", 5},
+        {BALLAST__CODE__RESOURCE_EXHAUSTED, "QUEUE_FULL", 6},
+        {BALLAST__CODE__UNIMPLEMENTED, "METHOD", 9},
+        {BALLAST__CODE__FAILED_PRECONDITION, "VERSION", 9},
+        {BALLAST__CODE__INVALID_ARGUMENT, "BAD_FIELD", 2},
+        {BALLAST__CODE__INTERNAL, "BUG", 1},
+        {BALLAST__CODE__DATA_LOSS, "READ_ONLY", 1},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fake_forget();
+        will_refuse(BALLAST__METHOD__METHOD_JOB_SHOW, rows[i].code, rows[i].reason,
+                    "the one line");
+        check("job show 7", rows[i].exit, "", "ballast: the one line\n");
+    }
+    struct result r = run("job show 7 --json");
+    struct json *v;
+    struct err err;
+    assert_int_equal(r.code, 1);
+    assert_string_equal(r.out, "");
+    assert_int_equal(json_parse(r.err, strlen(r.err), 1 << 20, &v, &err), 0);
+    assert_string_equal(json_as_string(json_get(v, "code")), "DATA_LOSS");
+    assert_string_equal(json_as_string(json_get(v, "reason")), "READ_ONLY");
+    json_destroy(v);
+    result_fini(&r);
+    check("ping --timeout 0.5 --address ipc:///tmp/nobody-here.sock", 7, "", "no coordinator");
+}
+
+static void jobs_are_listed_in_every_form(void **state)
+{
+    (void)state;
+    Ballast__Job a = job(BALLAST__JOB_STATE__JOB_RUNNING, "");
+    Ballast__Job b = job(BALLAST__JOB_STATE__JOB_QUEUED, "needs 2 workers, 1 free");
+    Ballast__Job *jobs[] = {&a, &b};
+    Ballast__JobListReply reply = BALLAST__JOB_LIST_REPLY__INIT;
+    reply.n_jobs = 2;
+    reply.jobs = jobs;
+    reply.seq = 41;
+    b.id = 8;
+    b.loss = NAN;
+    b.started_at_ns = 0;
+    fake_forget();
+    will_say(BALLAST__METHOD__METHOD_JOB_LIST, &reply.base);
+    check("jobs", 0, "JOBID  NAME  USER  ST  WORKERS  STEP", "");
+    check("jobs", 0, "    7  tiny  ada   R         2   1/2  2.5000", "");
+    check("jobs", 0, "needs 2 workers, 1 free\n", "");
+    check("jobs -o wide --no-header", 0, "2025-11-29T13:49:53.123Z", "");
+    check("jobs -o name", 0, "7\n8\n", "");
+    check("jobs -o yaml", 0, "    state: \"QUEUED\"\n", "");
+    struct json *v = run_json("jobs --json");
+    const struct json *first = json_at(json_get(v, "items"), 0);
+    assert_string_equal(json_as_string(json_get(v, "kind")), "JobList");
+    assert_string_equal(json_as_string(json_get(first, "id")), "7");
+    assert_string_equal(json_as_string(json_get(first, "state")), "RUNNING");
+    assert_string_equal(json_as_string(json_get(first, "submitted_at")),
+                        "2025-11-29T13:49:53.123Z");
+    assert_int_equal(json_kind_of(json_get(first, "imbalance")), JSON_NULL);
+    assert_int_equal(json_count(json_get(first, "worker_names")), 2);
+    json_destroy(v);
+    reply.n_jobs = 0;
+    check("jobs", 0, "JOBID", "no job is queued or running");
+    check("jobs -q --no-header", 0, "", "");
+    reply.n_jobs = 2;
+    b.reason = "\x1b]0;title\x07"; /* must not reach the terminal */
+    check("jobs", 9, "", "without control characters");
+}
+
+static void one_job_is_shown_with_its_file(void **state)
+{
+    (void)state;
+    Ballast__Job j = job(BALLAST__JOB_STATE__JOB_RUNNING, "");
+    Ballast__JobSpec spec = BALLAST__JOB_SPEC__INIT;
+    Ballast__Event e = BALLAST__EVENT__INIT, *events[] = {&e};
+    Ballast__JobShowReply reply = BALLAST__JOB_SHOW_REPLY__INIT;
+    spec.name = "tiny";
+    spec.train_steps = 2;
+    e.seq = 3;
+    e.kind = "JOB_ASSIGNED";
+    e.text = "attempt 1 on w0 w1";
+    e.at_ns = j.submitted_at_ns;
+    reply.job = &j;
+    reply.spec = &spec;
+    reply.events = events;
+    reply.n_events = 1;
+    fake_forget();
+    will_say(BALLAST__METHOD__METHOD_JOB_SHOW, &reply.base);
+    check("job show 7", 0, "state            RUNNING\n", "");
+    check("job show 7", 0, "  steps: 2\n", "");
+    check("job show 7", 0, "JOB_ASSIGNED attempt 1 on w0 w1\n", "");
+    struct json *v = run_json("job show 7 --json");
+    uint64_t steps = 0;
+    assert_string_equal(json_as_string(json_get(v, "state")), "RUNNING");
+    assert_true(json_as_u64(json_get(json_get(json_get(v, "spec"), "train"), "steps"), &steps));
+    assert_int_equal(steps, 2);
+    assert_int_equal(json_kind_of(json_get(json_get(json_get(json_get(v, "spec"), "train"),
+                                                    "optimizer"), "betas")), JSON_ARRAY);
+    json_destroy(v);
+}
+
+static void waiting_mirrors_the_job(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *shows;
+        Ballast__JobState state;
+        const char *exit, *line;
+        int code;
+    } rows[] = {
+        {"done", BALLAST__JOB_STATE__JOB_DONE, "0", "wait 7", 0},
+        {"failed", BALLAST__JOB_STATE__JOB_FAILED, "1", "wait 7", 1},
+        {"killed", BALLAST__JOB_STATE__JOB_FAILED, "0:9", "wait 7", 137},
+        {"cancelled", BALLAST__JOB_STATE__JOB_CANCELLED, "", "wait 7", 1},
+        {"reached", BALLAST__JOB_STATE__JOB_RUNNING, "", "wait 7 --for=state=RUNNING", 0},
+        {"passed", BALLAST__JOB_STATE__JOB_DONE, "0", "wait 7 --for=state=RUNNING", 0},
+        {"will not be", BALLAST__JOB_STATE__JOB_FAILED, "1", "wait 7 --for=state=DONE", 1},
+        {"asked for", BALLAST__JOB_STATE__JOB_FAILED, "1", "wait 7 --for state=failed", 0},
+        {"ran out", BALLAST__JOB_STATE__JOB_QUEUED, "", "wait 7 --timeout 0.3", 124},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Ballast__Job j = job(rows[i].state, "because");
+        Ballast__JobReply reply = BALLAST__JOB_REPLY__INIT;
+        j.exit = (char *)rows[i].exit;
+        reply.job = &j;
+        fake_forget();
+        will_say(BALLAST__METHOD__METHOD_JOB_WAIT, &reply.base);
+        struct result r = run(rows[i].line);
+        if (r.code != rows[i].code)
+            fail_msg("%s: exit %d instead of %d: %s", rows[i].shows, r.code, rows[i].code, r.err);
+        result_fini(&r);
+        fake_forget();
+    }
+}
+
+static void wrong_job_files_contact_nobody(void **state)
+{
+    (void)state;
+    static const struct { const char *text, *err; } rows[] = {
+        {"name: tiny\nmodel: {path: model}\ndata: {train: [a.txt]}\ntrian: {steps: 2}\n"
+         "checkpoint: {path: ck}\n",
+         "bad.yaml:4: key 'trian': unknown; did you mean 'train'?"},
+        {"name: tiny\nmodel: {path: model}\ndata: {train: [a.txt]}\ntrain: {steps: 0}\n"
+         "checkpoint: {path: ck}\n",
+         "bad.yaml:4: key 'train.steps': 0 is out of range, allowed 1 to 1e9\n"},
+        {"name: tiny\nmodel: {path: none}\ndata: {train: [a.txt]}\ntrain: {steps: 2}\n"
+         "checkpoint: {path: ck}\n",
+         "bad.yaml:2: key 'model.path': "},
+        {"", "bad.yaml: the file is empty\n"},
+    };
+    write_job();
+    fake_forget();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        write_file("bad.yaml", rows[i].text);
+        check("submit bad.yaml", 2, "", rows[i].err);
+        check("submit bad.yaml --dry-run", 2, "", rows[i].err);
+    }
+    check("submit nowhere.yaml", 2, "", "nowhere.yaml: No such file or directory\n");
+    check("submit job.yaml --set train.steps=x", 2, "",
+          "--set: key 'train.steps': 'x' is not a whole number, allowed 1 to 1e9\n");
+    check("submit job.yaml --set parallel.workers=3", 2, "", "is not a multiple of");
+    check("submit job.yaml --dry-run", 0, "MEMORY PER RANK", "nothing was submitted");
+    struct json *v = run_json("submit job.yaml --dry-run --json");
+    assert_non_null(json_get(json_get(v, "memory_per_rank"), "total"));
+    json_destroy(v);
+    assert_int_equal(n_all_requests(), 0);
+}
+
+static void a_submit_prints_the_id_and_what_next(void **state)
+{
+    (void)state;
+    Ballast__SubmitReply reply = BALLAST__SUBMIT_REPLY__INIT;
+    reply.job_id = 7;
+    write_job();
+    fake_forget();
+    will_say(BALLAST__METHOD__METHOD_SUBMIT, &reply.base);
+    struct result r = run("submit job.yaml");
+    assert_int_equal(r.code, 0);
+    assert_string_equal(r.out, "7\n");
+    assert_string_equal(r.err, "  ballast metrics 7 -f\n  ballast logs 7 -f\n");
+    result_fini(&r);
+    struct json *v = run_json("submit job.yaml --json");
+    assert_string_equal(json_as_string(json_get(v, "id")), "7");
+    json_destroy(v);
+    fake_forget();
+    will_refuse(BALLAST__METHOD__METHOD_SUBMIT, BALLAST__CODE__RESOURCE_EXHAUSTED, "NO_FIT",
+                "needs 3 GiB per rank");
+    check("submit job.yaml", 6, "", "needs 3 GiB per rank");
+}
+
+static void a_lost_answer_is_asked_for_with_the_same_key(void **state)
+{
+    (void)state;
+    Ballast__SubmitReply reply = BALLAST__SUBMIT_REPLY__INIT;
+    reply.job_id = 7;
+    write_job();
+    fake_forget();
+    will_say(BALLAST__METHOD__METHOD_SUBMIT, &reply.base);
+    fake.n_to_drop = 1;
+    check("submit job.yaml --timeout 20", 0, "7\n", NULL);
+    assert_int_equal(fake.n_keys, 2);
+    assert_memory_equal(fake.keys[0], fake.keys[1], IDEMPOTENCY_KEY_BYTES);
+    fake_forget();
+    fake.n_to_drop = 100;
+    check("submit job.yaml --timeout 1", 8, "", "it may have been done");
+    fake_forget();
+}
+
+static void streams_are_printed_safely(void **state)
+{
+    (void)state;
+    Ballast__LogsReply logs = BALLAST__LOGS_REPLY__INIT, end = BALLAST__LOGS_REPLY__INIT;
+    static const char text[] = "step 1\n\x1b[31mred\r\n\xc3\xa9 \xff\n";
+    logs.bytes = (ProtobufCBinaryData){sizeof text - 1, (uint8_t *)text};
+    logs.next_offset = sizeof text - 1;
+    end.next_offset = logs.next_offset;
+    end.ended = logs.ended = true;
+    end.n_ranks = logs.n_ranks = 2;
+    fake_forget();
+    will_say_then(BALLAST__METHOD__METHOD_LOGS, &logs.base, &end.base);
+    check("logs 7", 0, "step 1\n\\x1b[31mred\\x0d\n\xc3\xa9 \\xff\n", "");
+    will_say_then(BALLAST__METHOD__METHOD_LOGS, &logs.base, &end.base);
+    check("logs 7 -f --json", 0, "{\"rank\":0,\"line\":\"step 1\"}\n", "");
+    check("logs 7 --rank 2", 3, "", "job 7 has ranks 0 to 1");
+    will_refuse(BALLAST__METHOD__METHOD_LOGS, BALLAST__CODE__NOT_FOUND, "NO_JOB", "no job 7");
+    check("logs 7", 3, "", "no job 7");
+
+    Ballast__Event e = BALLAST__EVENT__INIT, *events[] = {&e};
+    Ballast__EventsReply reply = BALLAST__EVENTS_REPLY__INIT;
+    e.seq = 3;
+    e.job_id = 7;
+    e.kind = "JOB_STATE";
+    e.text = "RUNNING";
+    reply.events = events;
+    reply.n_events = 1;
+    reply.next_seq = 4;
+    will_say(BALLAST__METHOD__METHOD_EVENTS, &reply.base);
+    check("events", 0, "       7  JOB_STATE      RUNNING\n", "");
+    struct json *v = run_json("events --job 7 --json");
+    assert_int_equal(json_count(json_get(v, "items")), 1);
+    json_destroy(v);
+}
+
+static void steps_are_tables_and_csv_and_json(void **state)
+{
+    (void)state;
+    Ballast__PhaseTime p = BALLAST__PHASE_TIME__INIT, *phases[] = {&p};
+    Ballast__StepReport s = BALLAST__STEP_REPORT__INIT, *steps[] = {&s};
+    Ballast__MetricsReply reply = BALLAST__METRICS_REPLY__INIT;
+    p.name = "forward";
+    p.seconds = 0.25;
+    s.step = 1;
+    s.loss = 5.5;
+    s.validation_loss = s.imbalance = NAN;
+    s.lr = 3e-3;
+    s.tokens_per_second = 1000;
+    s.memory_bytes = 3u << 20;
+    s.phases = phases;
+    s.n_phases = 1;
+    reply.steps = steps;
+    reply.n_steps = 1;
+    fake_forget();
+    will_say(BALLAST__METHOD__METHOD_METRICS, &reply.base);
+    check("metrics 7 -c 1", 0, "       1    5.5000         -", "");
+    check("metrics 7 -c 1 --phases", 0, "forward 250.0", "");
+    check("metrics 7 -c 1 --csv --phases", 0,
+          "step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,imbalance,"
+          "seconds_forward\n1,5.5,,0,0.003,1000,0,3145728,,0.25\n", "");
+    struct json *v = run_json("metrics 7 -c 1 --json");
+    const struct json *first = json_at(json_get(v, "items"), 0);
+    double seconds = 0;
+    assert_int_equal(json_kind_of(json_get(first, "validation_loss")), JSON_NULL);
+    assert_true(json_as_double(json_get(json_get(first, "phases"), "forward"), &seconds));
+    assert_true(seconds == 0.25);
+    json_destroy(v);
+    if (access("/usr/bin/gnuplot", X_OK) == 0)
+        check("metrics 7 -c 1 --plot", 0, "tokens/s", NULL);
+    else
+        print_message("SKIPPED: --plot, gnuplot is not installed\n");
+    search_path = "/nowhere";
+    check("metrics 7 -c 1 --plot", 1, "", "--plot needs gnuplot, which is not installed");
+    search_path = NULL;
+}
+
+static void following_ends_with_the_job(void **state)
+{
+    (void)state;
+    Ballast__Job j = job(BALLAST__JOB_STATE__JOB_DONE, "all steps done");
+    Ballast__SubmitReply submitted = BALLAST__SUBMIT_REPLY__INIT;
+    Ballast__JobReply waited = BALLAST__JOB_REPLY__INIT;
+    Ballast__StepReport s = BALLAST__STEP_REPORT__INIT, *steps[] = {&s};
+    Ballast__MetricsReply metrics = BALLAST__METRICS_REPLY__INIT;
+    submitted.job_id = 7;
+    j.exit = "0";
+    waited.job = &j;
+    s.step = 2;
+    s.loss = 2.25;
+    s.validation_loss = 2.5;
+    s.tokens_per_second = 1234;
+    s.imbalance = 1.5;
+    metrics.steps = steps;
+    metrics.n_steps = 1;
+    write_job();
+    fake_forget();
+    will_say(BALLAST__METHOD__METHOD_SUBMIT, &submitted.base);
+    will_say(BALLAST__METHOD__METHOD_JOB_WAIT, &waited.base);
+    will_say(BALLAST__METHOD__METHOD_METRICS, &metrics.base);
+    check("submit job.yaml --follow", 0, "7\n",
+          "step 2/2  loss 2.2500  validation 2.5000  1234 tokens/s  imbalance 1.50\n");
+    j.state = BALLAST__JOB_STATE__JOB_FAILED;
+    j.exit = "1";
+    check("submit job.yaml --follow", 1, "7\n", "ballast events --job 7");
+    check("submit job.yaml --wait", 1, "7\n", "job 7 is FAILED");
+}
+
+/* Follows a running job, sends SIGINT n times, and says how it went. */
+static struct result interrupt(unsigned n)
+{
+    pid_t pid = start("submit job.yaml --follow");
+    struct timespec moment = {.tv_nsec = 100 * 1000 * 1000};
+    for (int i = 0; i < 100 && !n_requests(BALLAST__METHOD__METHOD_METRICS); i++)
+        nanosleep(&moment, NULL);
+    for (unsigned i = 0; i < n; i++) {
+        kill(pid, SIGINT);
+        nanosleep(&(struct timespec){.tv_nsec = 500 * 1000 * 1000}, NULL);
+    }
+    return finish(pid);
+}
+
+static void ctrl_c_detaches_and_twice_cancels(void **state)
+{
+    (void)state;
+    Ballast__Job j = job(BALLAST__JOB_STATE__JOB_RUNNING, "");
+    Ballast__SubmitReply submitted = BALLAST__SUBMIT_REPLY__INIT;
+    Ballast__JobReply waited = BALLAST__JOB_REPLY__INIT;
+    Ballast__MetricsReply metrics = BALLAST__METRICS_REPLY__INIT;
+    submitted.job_id = 7;
+    waited.job = &j;
+    write_job();
+    for (unsigned n = 1; n <= 2; n++) {
+        fake_forget();
+        will_say(BALLAST__METHOD__METHOD_SUBMIT, &submitted.base);
+        will_say(BALLAST__METHOD__METHOD_JOB_WAIT, &waited.base);
+        will_say(BALLAST__METHOD__METHOD_METRICS, &metrics.base);
+        will_say(BALLAST__METHOD__METHOD_JOB_CANCEL, &waited.base);
+        struct result r = interrupt(n);
+        assert_non_null(strstr(r.err, "detached; job 7 goes on"));
+        assert_int_equal(r.code, n == 1 ? 0 : 130);
+        assert_int_equal(n_requests(BALLAST__METHOD__METHOD_JOB_CANCEL), n - 1);
+        result_fini(&r);
+    }
+}
+
+static void doctor_names_the_next_command(void **state)
+{
+    (void)state;
+    Ballast__PingReply ping = BALLAST__PING_REPLY__INIT;
+    Ballast__Worker w = BALLAST__WORKER__INIT, *workers[] = {&w};
+    Ballast__WorkerListReply fleet = BALLAST__WORKER_LIST_REPLY__INIT;
+    Ballast__JobListReply jobs = BALLAST__JOB_LIST_REPLY__INIT;
+    ping.version = "0.1.0";
+    ping.commit = "abc";
+    ping.user = "ada";
+    fake_forget();
+    will_say(BALLAST__METHOD__METHOD_PING, &ping.base);
+    will_say(BALLAST__METHOD__METHOD_WORKER_LIST, &fleet.base);
+    will_say(BALLAST__METHOD__METHOD_JOB_LIST, &jobs.base);
+    check("ping", 0, "is up: version 0.1.0", "");
+    check("doctor", 0, "Next: ballast-worker --config FILE", "");
+    w.name = "w0";
+    w.state = BALLAST__WORKER_STATE__WORKER_LOST;
+    w.reason = "silent for 40 s";
+    fleet.workers = workers;
+    fleet.n_workers = 1;
+    check("doctor", 0, "w0 is LOST: silent for 40 s", "");
+    check("workers", 0, "LOST", "");
+    w.state = BALLAST__WORKER_STATE__WORKER_IDLE;
+    check("doctor", 0, "All is well.", "");
+    check("doctor --address ipc:///tmp/nobody-here.sock", 7, "does not exist", "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_command_has_help),
+        cmocka_unit_test(mistakes_on_the_command_line_are_one_line),
+        cmocka_unit_test(exit_codes_follow_the_status),
+        cmocka_unit_test(jobs_are_listed_in_every_form),
+        cmocka_unit_test(one_job_is_shown_with_its_file),
+        cmocka_unit_test(waiting_mirrors_the_job),
+        cmocka_unit_test(wrong_job_files_contact_nobody),
+        cmocka_unit_test(a_submit_prints_the_id_and_what_next),
+        cmocka_unit_test(a_lost_answer_is_asked_for_with_the_same_key),
+        cmocka_unit_test(streams_are_printed_safely),
+        cmocka_unit_test(steps_are_tables_and_csv_and_json),
+        cmocka_unit_test(following_ends_with_the_job),
+        cmocka_unit_test(ctrl_c_detaches_and_twice_cancels),
+        cmocka_unit_test(doctor_names_the_next_command),
+    };
+    return cmocka_run_group_tests(tests, fake_start, fake_stop);
+}
