@@ -34,8 +34,7 @@ static int trainer(const char *label)
         channel_wait_start(c, &start, NULL) < 0)
         return 9;
     char folder[256];
-    printf("%s in %s with %s threads\n", label, getcwd(folder, sizeof folder),
-           getenv("OPENBLAS_NUM_THREADS"));
+    printf("%s in %s\n", label, getcwd(folder, sizeof folder));
     fflush(stdout);
     fprintf(stderr, "and on stderr\n");
     Ballast__RankState state = BALLAST__RANK_STATE__INIT;
@@ -121,7 +120,7 @@ static const struct child_events events = {on_message, on_output, on_closed, on_
 
 static void tell(struct story *s, job_id job)
 {
-    struct child_options options = {.label = "label", .folder = "/", .n_threads = 3};
+    struct child_options options = {.label = "label", .folder = "/"};
     assert_int_equal(uv_loop_init(&s->loop), 0);
     assert_int_equal(child_spawn(&s->loop, &options, &events, s, &s->child, NULL), 0);
     Ballast__Start start = BALLAST__START__INIT;
@@ -144,7 +143,7 @@ static void its_last_words_come_before_its_end(void **unused)
     assert_int_equal(s.exit_code, 5);
     assert_int_equal(s.exit_signal, 0);
     assert_int_equal(s.last_step, 77);
-    assert_string_equal(s.output, "label in / with 3 threads\nand on stderr\n");
+    assert_string_equal(s.output, "label in /\nand on stderr\n");
     assert_false(s.had_why);
 }
 
@@ -188,7 +187,7 @@ static void a_folder_that_is_missing_is_one_line(void **unused)
 {
     (void)unused;
     struct story s = {0};
-    struct child_options options = {.label = "x", .folder = "/no/such/folder", .n_threads = 1};
+    struct child_options options = {.label = "x", .folder = "/no/such/folder"};
     struct err err = {0};
     assert_int_equal(uv_loop_init(&s.loop), 0);
     assert_int_equal(child_spawn(&s.loop, &options, &events, &s, &s.child, &err), -ENOENT);

@@ -20,8 +20,6 @@
 #define LAST_WORDS_MS 1000
 #define READ_BYTES (64u << 10)
 
-extern char **environ;
-
 struct child {
     const struct child_events *events;
     void *context;
@@ -120,30 +118,6 @@ static void on_channel(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         child_channel_ended(c, err.text);
 }
 
-/* This process's environment, with the thread count of OpenBLAS, which reads it while loading. */
-static char **child_environment(uint32_t n_threads)
-{
-    static const char name[] = "OPENBLAS_NUM_THREADS=";
-    size_t n = 0, n_kept = 0;
-    while (environ[n])
-        n++;
-    char **env = xcalloc(n + 2, sizeof *env);
-    for (size_t i = 0; i < n; i++)
-        if (strncmp(environ[i], name, sizeof name - 1))
-            env[n_kept++] = environ[i];
-    env[n_kept] = xasprintf("%s%u", name, n_threads);
-    return env;
-}
-
-static void child_environment_free(char **env)
-{
-    size_t n = 0;
-    while (env[n])
-        n++;
-    free(env[n - 1]);
-    free(env);
-}
-
 static void child_init_handles(uv_loop_t *loop, struct child *c)
 {
     uv_pipe_init(loop, &c->channel, 0);
@@ -163,12 +137,10 @@ static int child_exec(uv_loop_t *loop, struct child *c, const struct child_optio
          .data.stream = (uv_stream_t *)&c->channel},
     };
     char *args[] = {(char *)"ballast-worker", (char *)"--trainer", (char *)o->label, NULL};
-    char **env = child_environment(o->n_threads);
     uv_process_options_t options = {
         .exit_cb = on_exit_of_process,
         .file = "/proc/self/exe", /* this very program, even if its file was replaced */
         .args = args,
-        .env = env,
         .cwd = o->folder,
         .flags = UV_PROCESS_DETACHED,
         .stdio_count = sizeof stdio / sizeof *stdio,
@@ -176,7 +148,6 @@ static int child_exec(uv_loop_t *loop, struct child *c, const struct child_optio
     };
     c->n_handles++; /* also when it fails */
     int rc = uv_spawn(loop, &c->process, &options);
-    child_environment_free(env);
     return rc;
 }
 

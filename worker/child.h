@@ -27,9 +27,8 @@ struct child_events {
 };
 
 struct child_options {
-    const char *label;     /* for people who look at ps */
-    const char *folder;    /* its working directory */
-    uint32_t    n_threads;
+    const char *label;  /* for people who look at ps */
+    const char *folder; /* its working directory */
 };
 
 /* events is kept and context borrowed until child_destroy. Gives *out_child. */
