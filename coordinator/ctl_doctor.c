@@ -19,7 +19,6 @@ int ctl_version(struct ctl *c)
         {"version", BALLAST_VERSION}, {"commit", BALLAST_COMMIT}, {"cuda", BALLAST_CUDA_VERSION},
         {"nccl", BALLAST_NCCL_VERSION}, {"sqlite", BALLAST_SQLITE_VERSION},
         {"zeromq", BALLAST_ZMQ_VERSION}, {"libuv", BALLAST_UV_VERSION},
-        {"openblas", BALLAST_OPENBLAS_VERSION},
     };
     struct json *o = ctl_is_json(c) ? json_new_object() : NULL;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

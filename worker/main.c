@@ -1,5 +1,173 @@
-/* ballast-worker - placeholder */
-int main(void)
+/* main.c - ballast-worker: the daemon, its trainer, and what runs without daemons */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "common/version.h"
+#include "worker/bench.h"
+#include "worker/channel.h"
+#include "worker/config.h"
+#include "worker/control.h"
+#include "worker/trainer.h"
+#include "worker/validate.h"
+
+enum { EXIT_USAGE = 2 };
+
+static const char usage[] =
+    "ballast-worker - runs the ranks of training jobs on one device\n"
+    "\n"
+    "  ballast-worker --config FILE [--device cpu|cuda:N] [--check-config]\n"
+    "  ballast-worker --version | --help | --help-config\n"
+    "  ballast-worker validate MODEL_DIR --expect FIXTURE_DIR ...   see validate --help\n"
+    "  ballast-worker bench [--op NAME] [--device DEVICE] [--threads N] [--json]\n"
+    "\n"
+    "  --config FILE    what it is called, where its coordinator is, what jobs may read\n"
+    "  --device DEVICE  instead of the file's device\n"
+    "  --check-config   read the file, say what is wrong with it, start nothing\n"
+    "  --help-config    every key of the file\n"
+    "\n"
+    "Examples\n"
+    "  ballast-worker --config deploy/worker.yaml\n"
+    "  ballast-worker --config /etc/ballast/worker.yaml --device cuda:1\n"
+    "  ballast-worker --config worker.yaml --check-config\n"
+    "  ballast-worker bench --op rms_norm --json\n"
+    "\n"
+    "SIGTERM stops its trainer (after a checkpoint, within a bound) and ends; a second one ends\n"
+    "at once. SIGUSR1 writes its state to the log.\n";
+
+static void print_version(void)
 {
-    return 0;
+    printf("ballast-worker %s commit %s\nZeroMQ %s\nlibuv %s\nCUDA %s\nNCCL %s\n",
+           BALLAST_VERSION, *BALLAST_COMMIT ? BALLAST_COMMIT : "unknown", BALLAST_ZMQ_VERSION,
+           BALLAST_UV_VERSION, BALLAST_CUDA_VERSION, BALLAST_NCCL_VERSION);
+}
+
+static int usage_error(const char *what)
+{
+    fprintf(stderr, "ballast-worker: %s; see ballast-worker --help\n", what);
+    return EXIT_USAGE;
+}
+
+static int run_daemon(const char *file, const char *device, bool is_check)
+{
+    struct worker_config config;
+    struct err err = {0};
+    if (worker_config_read(file, device, &config, &err) < 0) {
+        fprintf(stderr, "ballast-worker: %s\n", err.text);
+        return EXIT_USAGE;
+    }
+    int rc = 0;
+    if (is_check) {
+        printf("%s is in order: worker %s, device %s\n", file, config.name, config.device);
+    } else {
+        log_init("ballast-worker", (enum log_level)log_level_parse(config.log_level));
+        rc = control_run(&config, &err);
+        if (rc < 0)
+            log_error("msg=\"%s\"", err.text);
+    }
+    worker_config_fini(&config);
+    return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+/* The daemon starts it so; argv[2] is a label for people who look at ps. */
+static int run_trainer(void)
+{
+    signal(SIGPIPE, SIG_IGN); /* the daemon's end is told by the channel */
+    log_init("trainer", LOG_INFO);
+    return trainer_main(CHANNEL_FD);
+}
+
+static int bench_main(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"op", required_argument, NULL, 'o'},      {"device", required_argument, NULL, 'd'},
+        {"threads", required_argument, NULL, 't'}, {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+    };
+    struct bench_options o = {0};
+    struct err err = {0};
+    int option;
+    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        switch (option) {
+        case 'o':
+            o.op = optarg;
+            break;
+        case 'd':
+            o.device = optarg;
+            break;
+        case 't':
+            if (strspn(optarg, "0123456789") != strlen(optarg) || strlen(optarg) > 4)
+                return usage_error("bench: --threads takes a whole number");
+            o.n_threads = (uint32_t)atoi(optarg);
+            break;
+        case 'j':
+            o.json = true;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return EXIT_SUCCESS;
+        default:
+            return EXIT_USAGE; /* getopt has said what is wrong */
+        }
+    }
+    if (optind < argc)
+        return usage_error("bench takes options only");
+    if (bench_run(&o, stdout, &err) < 0) {
+        fprintf(stderr, "ballast-worker: %s\n", err.text);
+        return EXIT_FAILURE;
+    }
+    return EXIT_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"config", required_argument, NULL, 'c'},    {"device", required_argument, NULL, 'd'},
+        {"check-config", no_argument, NULL, 'C'},    {"help", no_argument, NULL, 'h'},
+        {"help-config", no_argument, NULL, 'H'},     {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
+    };
+    const char *file = NULL, *device = NULL;
+    bool is_check = false;
+    int option;
+
+    if (argc > 1 && !strcmp(argv[1], "--trainer"))
+        return run_trainer();
+    if (argc > 1 && !strcmp(argv[1], "validate"))
+        return validate_main(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "bench"))
+        return bench_main(argc - 1, argv + 1);
+    while ((option = getopt_long(argc, argv, "hV", options, NULL)) != -1) {
+        switch (option) {
+        case 'c':
+            file = optarg;
+            break;
+        case 'd':
+            device = optarg;
+            break;
+        case 'C':
+            is_check = true;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return EXIT_SUCCESS;
+        case 'H':
+            fields_print_markdown(&worker_config_table, stdout);
+            return EXIT_SUCCESS;
+        case 'V':
+            print_version();
+            return EXIT_SUCCESS;
+        default:
+            return EXIT_USAGE; /* getopt has said what is wrong */
+        }
+    }
+    if (optind < argc)
+        return usage_error("an argument that is no option");
+    if (!file)
+        return usage_error("--config FILE is missing");
+    return run_daemon(file, device, is_check);
 }
