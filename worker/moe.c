@@ -113,6 +113,7 @@ static void carve_scratch(struct pass *p, int64_t n_rows, struct scratch *b)
 
 void moe_count(struct pass *p, int64_t n_rows)
 {
+    struct mlp_shape shared = mlp_shared_shape(p->spec);
     struct moe_saved s = { .n_rows = n_rows };
     struct scratch b;
 
@@ -120,6 +121,8 @@ void moe_count(struct pass *p, int64_t n_rows)
     struct activations_mark mark = activations_mark(p->act);
     activations_take(p->act, p->n * p->spec->hidden); /* where dx goes */
     carve_scratch(p, n_rows, &b);
+    if (shared.inter)
+        mlp_backward(p, NULL, &shared, NULL, NULL, 1, &s.shared);
     activations_release(p->act, mark);
 }
 
