@@ -417,7 +417,7 @@ static int validate(const struct options *o, const struct model_spec *spec,
 {
     struct stack_config config = {
         .spec = spec, .map = map, .degrees = o->degrees,
-        .tokens_max = validation_tokens_max(f, o->degrees.world),
+        .tokens_max = validation_tokens_max(f),
     };
     uint32_t n_steps = o->n_steps < 0 || o->n_steps > f->n_steps ? f->n_steps
                                                                  : (uint32_t)o->n_steps;

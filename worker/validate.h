@@ -17,7 +17,7 @@ int validate_main(int argc, char **argv);
 
 /* ---- the fixture (validate_fixture.c) ---- */
 
-/* Rows of tokens; every row is a sample of its own documents. */
+/* Rows of tokens, each cut into documents at the same places. */
 struct token_rows {
     int32_t *tokens;     /* (n_rows, length) */
     uint32_t n_rows, length;
@@ -61,7 +61,7 @@ int  validation_run(const struct stack_config *config, const char *model_path,
                     struct err *err);
 void validation_fini(struct validation *v, const struct tensor_map *map);
 
-/* Tokens that a rank of world holds at most in one call. */
-int64_t validation_tokens_max(const struct fixture *f, uint32_t world);
+/* Tokens that a rank holds at most in one call. */
+int64_t validation_tokens_max(const struct fixture *f);
 
 #endif

@@ -1,7 +1,7 @@
 /* validate_run.c - computes on every rank what a fixture expects
  *
- * Rows of a batch are dealt to the ranks in turn, starting with another rank in every batch, so
- * that with more ranks than rows some have none. */
+ * The documents of a batch are dealt to the ranks in turn, starting with another rank in every
+ * batch, so that with more ranks than documents some have none. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
@@ -14,14 +14,32 @@
 
 /* ---- batches -------------------------------------------------------------------------------- */
 
-struct part { /* this rank's rows of a batch */
+struct part { /* this rank's documents of a batch */
     int32_t *tokens, *labels, *cu_seqlens;
     struct model_batch batch;
 };
 
-static bool is_mine(const struct stack *s, uint32_t row, uint32_t turn)
+/* Document i of the batch. */
+struct document {
+    const int32_t *tokens;
+    int32_t  length;
+    uint64_t row; /* of its first token in the whole batch */
+    bool     is_mine;
+};
+
+static struct document document_of(const struct stack *s, const struct token_rows *r, uint32_t i,
+                                   uint32_t turn)
 {
-    return (row + turn) % s->config->degrees.world == s->rank;
+    uint32_t n_docs = (uint32_t)r->n_docs, d = i % n_docs;
+    uint64_t row = (uint64_t)(i / n_docs) * r->length + (uint32_t)r->cu_seqlens[d];
+
+    return (struct document){ r->tokens + row, r->cu_seqlens[d + 1] - r->cu_seqlens[d], row,
+                              (i + turn) % s->config->degrees.world == s->rank };
+}
+
+static uint32_t count_documents(const struct token_rows *r)
+{
+    return r->n_rows * (uint32_t)r->n_docs;
 }
 
 static struct part part_of(const struct stack *s, const struct token_rows *r, uint32_t turn)
@@ -30,21 +48,20 @@ static struct part part_of(const struct stack *s, const struct token_rows *r, ui
     struct part p = {
         .tokens = xcalloc(n, sizeof *p.tokens),
         .labels = xcalloc(n, sizeof *p.labels),
-        .cu_seqlens = xcalloc((size_t)r->n_rows * (size_t)r->n_docs + 1, sizeof *p.cu_seqlens),
+        .cu_seqlens = xcalloc((size_t)count_documents(r) + 1, sizeof *p.cu_seqlens),
     };
     int32_t at = 0, docs = 0;
 
-    for (uint32_t row = 0; row < r->n_rows; row++) {
-        if (!is_mine(s, row, turn))
+    for (uint32_t i = 0; i < count_documents(r); i++) {
+        struct document d = document_of(s, r, i, turn);
+        if (!d.is_mine)
             continue;
-        const int32_t *tokens = r->tokens + (size_t)row * r->length;
-        memcpy(p.tokens + at, tokens, r->length * sizeof *tokens);
-        for (int32_t d = 0; d < r->n_docs; d++) {
-            for (int32_t i = r->cu_seqlens[d]; i < r->cu_seqlens[d + 1]; i++)
-                p.labels[at + i] = i + 1 < r->cu_seqlens[d + 1] ? tokens[i + 1] : -1;
-            p.cu_seqlens[++docs] = at + r->cu_seqlens[d + 1];
+        for (int32_t k = 0; k < d.length; k++) {
+            p.tokens[at + k] = d.tokens[k];
+            p.labels[at + k] = k + 1 < d.length ? d.tokens[k + 1] : -1;
         }
-        at += (int32_t)r->length;
+        at += d.length;
+        p.cu_seqlens[++docs] = at;
     }
     p.batch = (struct model_batch){ p.tokens, p.labels, p.cu_seqlens, at, docs };
     return p;
@@ -57,18 +74,18 @@ static void part_fini(struct part *p)
     free(p->cu_seqlens);
 }
 
-static int64_t most_tokens(const struct token_rows *r, uint32_t world)
+static int64_t tokens_of(const struct token_rows *r)
 {
-    return (int64_t)((r->n_rows + world - 1) / world) * r->length;
+    return (int64_t)r->n_rows * r->length;
 }
 
-int64_t validation_tokens_max(const struct fixture *f, uint32_t world)
+int64_t validation_tokens_max(const struct fixture *f)
 {
-    int64_t most = most_tokens(&f->batch, world), n = most_tokens(&f->packed, world);
+    int64_t most = tokens_of(&f->batch), n = tokens_of(&f->packed);
 
     most = n > most ? n : most;
     for (uint32_t i = 0; i < f->n_steps; i++) {
-        n = most_tokens(&f->curve[i], world);
+        n = tokens_of(&f->curve[i]);
         most = n > most ? n : most;
     }
     return most;
@@ -79,13 +96,17 @@ int64_t validation_tokens_max(const struct fixture *f, uint32_t world)
 static int logits(struct stack *s, const struct token_rows *r, float *out, struct err *err)
 {
     struct part p = part_of(s, r, 0);
-    size_t row_floats = (size_t)r->length * s->config->spec->vocab, done = 0;
-    float *mine = xcalloc((size_t)p.batch.n_tokens * s->config->spec->vocab, sizeof *mine);
+    size_t vocab = s->config->spec->vocab;
+    float *mine = xcalloc((size_t)p.batch.n_tokens * vocab, sizeof *mine), *from = mine;
     int rc = model_logits(s->model, &p.batch, mine, err);
 
-    for (uint32_t row = 0; rc == 0 && row < r->n_rows; row++)
-        if (is_mine(s, row, 0))
-            memcpy(out + row * row_floats, mine + done++ * row_floats, row_floats * sizeof *out);
+    for (uint32_t i = 0; rc == 0 && i < count_documents(r); i++) {
+        struct document d = document_of(s, r, i, 0);
+        if (!d.is_mine)
+            continue;
+        memcpy(out + d.row * vocab, from, (size_t)d.length * vocab * sizeof *out);
+        from += (size_t)d.length * vocab;
+    }
     free(mine);
     part_fini(&p);
     return rc;

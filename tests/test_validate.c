@@ -1,0 +1,334 @@
+/* test_validate.c - the reference fixture on every layout, and what the command says when it is off
+ *
+ * Needs the folder of reference data (BALLAST_SHARED). */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "common/json.h"
+#include "common/mem.h"
+#include "common/safetensors.h"
+#include "worker/validate.h"
+
+static char folder[64];
+static char fixture[512];
+
+static int find_fixture(void **state)
+{
+    (void)state;
+    const char *shared = getenv("BALLAST_SHARED");
+    if (shared && *shared)
+        snprintf(fixture, sizeof fixture, "%s/oracle/kimi-k3-tiny", shared);
+    else
+        print_message("SKIPPED: BALLAST_SHARED does not name the folder of reference data\n");
+    strcpy(folder, "/tmp/validateXXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    char *command = xasprintf("rm -r %s", folder);
+    int rc = system(command);
+    free(command);
+    return rc;
+}
+
+/* Runs the command with what it prints in FOLDER/out and FOLDER/err; gives the texts. */
+struct said {
+    int  code;
+    char out[8192], err[4096];
+};
+
+static void read_text(const char *name, char *to, size_t n_bytes)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    to[fread(to, 1, n_bytes - 1, f)] = '\0';
+    fclose(f);
+    free(path);
+}
+
+static int redirect(int fd, const char *name)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    int old = dup(fd), file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    assert_true(old >= 0 && file >= 0 && dup2(file, fd) == fd);
+    close(file);
+    free(path);
+    return old;
+}
+
+static void restore(int fd, int old)
+{
+    assert_int_equal(dup2(old, fd), fd);
+    close(old);
+}
+
+static struct said run(const char *const *arguments)
+{
+    static struct said s;
+    char *argv[16] = { strdup("validate") };
+    int argc = 1;
+
+    while (arguments[argc - 1]) {
+        argv[argc] = strdup(arguments[argc - 1]);
+        argc++;
+    }
+    fflush(NULL);
+    int out = redirect(STDOUT_FILENO, "out"), err = redirect(STDERR_FILENO, "err");
+    s.code = validate_main(argc, argv);
+    fflush(NULL);
+    restore(STDOUT_FILENO, out);
+    restore(STDERR_FILENO, err);
+    for (int i = 0; i < argc; i++)
+        free(argv[i]);
+    read_text("out", s.out, sizeof s.out);
+    read_text("err", s.err, sizeof s.err);
+    return s;
+}
+
+#define RUN(...) run((const char *const[]){ __VA_ARGS__, NULL })
+
+static void need_fixture(void)
+{
+    if (!fixture[0])
+        skip();
+}
+
+/* The worst figure of a row of the table. */
+static double figure(const char *table, const char *row)
+{
+    const char *line = strstr(table, row);
+    assert_non_null(line);
+    return strtod(line + 22, NULL);
+}
+
+/* ---- the fixture ---------------------------------------------------------------------------- */
+
+static void check_layout(uint32_t ranks, uint32_t fsdp, uint32_t ep, uint32_t shard)
+{
+    static const char *const rows[] = { "logits", "loss  ", "gradients", "packed logits",
+                                        "packed loss", "loss curve" };
+    char layout[80];
+    snprintf(layout, sizeof layout, "ranks=%u,fsdp=%u,ep=%u,expert_shard=%u", ranks, fsdp, ep,
+             shard);
+    struct said s = RUN(fixture, "--expect", fixture, "--layout", layout);
+    if (s.code != 0)
+        fail_msg("%s: %d\n%s%s", layout, s.code, s.out, s.err);
+    print_message("%-40s", layout);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        print_message(" %s %.1e", rows[i], figure(s.out, rows[i]));
+    print_message("\n");
+}
+
+static void the_fixture_is_met_on_every_layout(void **state)
+{
+    (void)state;
+    need_fixture();
+    for (uint32_t ranks = 1; ranks <= 4; ranks *= 2)
+        for (uint32_t fsdp = 1; fsdp <= ranks; fsdp *= 2)
+            for (uint32_t ep = 1; ep <= ranks; ep *= 2)
+                for (uint32_t shard = 1; shard <= ranks / ep; shard *= 2)
+                    check_layout(ranks, fsdp, ep, shard);
+}
+
+/* ---- dumps ---------------------------------------------------------------------------------- */
+
+static void dumps_hold_what_was_computed(void **state)
+{
+    (void)state;
+    need_fixture();
+    char *dump = xasprintf("%s/dump", folder), *path;
+    struct safetensors *mine, *expected;
+    struct json *report;
+    struct said s = RUN(fixture, "--expect", fixture, "--steps", "2", "--layout",
+                        "ranks=2,fsdp=2,ep=2", "--dump", dump);
+    assert_int_equal(s.code, 0);
+
+    path = xasprintf("%s/gradients.safetensors", dump);
+    assert_int_equal(safetensors_open(path, &mine, NULL), 0);
+    free(path);
+    path = xasprintf("%s/gradients/model.safetensors", fixture);
+    assert_int_equal(safetensors_open(path, &expected, NULL), 0);
+    free(path);
+    for (size_t i = 0; i < safetensors_count(expected); i++) {
+        const struct st_view *e = safetensors_at(expected, i);
+        const struct st_view *v = safetensors_find(mine, e->tensor.name);
+        assert_non_null(v);
+        assert_memory_equal(v->tensor.dims, e->tensor.dims, sizeof e->tensor.dims);
+    }
+    assert_null(safetensors_find(mine, "language_model.model.layers.1.block_sparse_moe.gate."
+                                       "e_score_correction_bias"));
+    safetensors_close(mine);
+    safetensors_close(expected);
+
+    path = xasprintf("%s/logits.safetensors", dump);
+    assert_int_equal(safetensors_open(path, &mine, NULL), 0);
+    assert_int_equal(safetensors_find(mine, "logits")->n_elements, 2 * 100 * 256);
+    assert_int_equal(safetensors_find(mine, "packed_logits")->n_elements, 150 * 256);
+    safetensors_close(mine);
+    free(path);
+
+    path = xasprintf("%s/report.json", dump);
+    uint64_t parameters = 0;
+    double loss = 0;
+    assert_int_equal(json_read_file(path, 1 << 20, &report, NULL), 0);
+    assert_int_equal(json_get_u64(report, "parameters", 0, UINT64_MAX, &parameters, NULL), 0);
+    assert_int_equal(json_get_double(report, "loss", &loss, NULL), 0);
+    assert_int_equal(parameters, 808908);
+    assert_float_equal(loss, 5.9727559, 1e-4);
+    assert_int_equal(json_count(json_get(report, "loss_curve")), 2);
+    json_destroy(report);
+    free(path);
+    free(dump);
+}
+
+/* ---- a model that is off -------------------------------------------------------------------- */
+
+static void copy_file(const char *from_folder, const char *to_folder, const char *name)
+{
+    char *command = xasprintf("cp %s/%s %s/%s && chmod u+w %s/%s", from_folder, name, to_folder,
+                              name, to_folder, name);
+    assert_int_equal(system(command), 0);
+    free(command);
+}
+
+/* A copy of the model with one tensor scaled. */
+static char *damaged_model(const char *tensor, float factor)
+{
+    char *model = xasprintf("%s/model", folder), *path;
+    struct safetensors *st;
+    mkdir(model, 0777);
+    copy_file(fixture, model, "config.json");
+    copy_file(fixture, model, "model.safetensors");
+    path = xasprintf("%s/model.safetensors", model);
+    assert_int_equal(safetensors_open(path, &st, NULL), 0);
+    const struct st_view *v = safetensors_find(st, tensor), *first = v;
+    float *x = xcalloc(v->n_elements, sizeof *x);
+    assert_int_equal(st_read_f32(v, 0, v->n_elements, x, NULL), 0);
+    for (uint64_t i = 0; i < v->n_elements; i++)
+        x[i] *= factor;
+    for (size_t i = 0; i < safetensors_count(st); i++) /* the data begin with the lowest view */
+        if (safetensors_at(st, i)->data < first->data)
+            first = safetensors_at(st, i);
+    struct stat s;
+    assert_int_equal(stat(path, &s), 0);
+    uint64_t data_bytes = 0;
+    for (size_t i = 0; i < safetensors_count(st); i++)
+        data_bytes += safetensors_at(st, i)->n_bytes;
+    off_t at = s.st_size - (off_t)data_bytes + (v->data - first->data);
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, x, 4 * v->n_elements, at), (ssize_t)(4 * v->n_elements));
+    close(fd);
+    safetensors_close(st);
+    free(x);
+    free(path);
+    return model;
+}
+
+static void a_wrong_weight_is_found_and_named(void **state)
+{
+    (void)state;
+    need_fixture();
+    char *model = damaged_model("language_model.lm_head.weight", 1.01f);
+    struct said s = RUN(model, "--expect", fixture, "--steps", "0");
+    assert_int_equal(s.code, 1);
+    assert_non_null(strstr(s.out, "ABOVE TOLERANCE"));
+    assert_non_null(strstr(s.out, "first module to diverge, from the loss backwards: "
+                                  "language_model.lm_head\n"));
+    assert_true(figure(s.out, "logits") > 1e-3);
+    free(model);
+}
+
+static void a_damaged_fixture_is_one_clear_line(void **state)
+{
+    (void)state;
+    need_fixture();
+    char *copy = xasprintf("%s/fixture", folder), *path = xasprintf("%s/expected.json", copy);
+    mkdir(copy, 0777);
+    struct said s = RUN(fixture, "--expect", copy);
+    assert_int_equal(s.code, 1);
+    assert_non_null(strstr(s.err, "expected.json"));
+
+    FILE *f = fopen(path, "w");
+    fputs("{\"loss\": 1, \"loss_curve\": [1, 2]}", f);
+    fclose(f);
+    s = RUN(fixture, "--expect", copy);
+    assert_int_equal(s.code, 1);
+    assert_non_null(strstr(s.err, "'adamw' needs the numbers lr, betas, eps and weight_decay"));
+
+    f = fopen(path, "w");
+    fputs("{\"loss\": 1}", f);
+    fclose(f);
+    s = RUN(fixture, "--expect", copy);
+    assert_int_equal(s.code, 1);
+    assert_non_null(strstr(s.err, "expected.safetensors"));
+
+    s = RUN(copy, "--expect", fixture); /* a model folder without a config */
+    assert_int_equal(s.code, 1);
+    assert_non_null(strstr(s.err, "fixture/config.json"));
+    free(copy);
+    free(path);
+}
+
+/* ---- usage ---------------------------------------------------------------------------------- */
+
+static void wrong_options_are_usage_errors(void **state)
+{
+    (void)state;
+    static const struct { const char *arguments[6]; const char *says; } cases[] = {
+        { { "m" }, "--expect FIXTURE_DIR is missing" },
+        { { "--expect", "f" }, "expected one MODEL_DIR, got 0" },
+        { { "m", "n", "--expect", "f" }, "expected one MODEL_DIR, got 2" },
+        { { "m", "--expect", "f", "--steps", "x" }, "--steps 'x'" },
+        { { "m", "--expect", "f", "--device", "tpu" }, "supported: cpu" },
+        { { "m", "--expect", "f", "--dtype", "f8" }, "supported: f32" },
+        { { "m", "--expect", "f", "--layout", "ranks=0" }, "'ranks' needs a number" },
+        { { "m", "--expect", "f", "--layout", "rank=2" },
+          "'rank' is unknown; known: ranks, fsdp, ep, expert_shard" },
+        { { "m", "--expect", "f", "--fast" }, "unknown option" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct said s = run(cases[i].arguments);
+        if (s.code != 2 || !strstr(s.err, cases[i].says))
+            fail_msg("case %zu: %d %s", i, s.code, s.err);
+    }
+    struct said s = RUN("--help");
+    assert_int_equal(s.code, 0);
+    assert_non_null(strstr(s.out, "usage: ballast-worker validate"));
+}
+
+static void a_layout_that_does_not_divide_is_named(void **state)
+{
+    (void)state;
+    need_fixture();
+    struct said s = RUN(fixture, "--expect", fixture, "--layout", "ranks=4,fsdp=3");
+    assert_int_equal(s.code, 1);
+    assert_non_null(strstr(s.err, "fsdp_shard_degree 3 does not divide 4 workers; use one of "
+                                  "1, 2, 4"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_fixture_is_met_on_every_layout),
+        cmocka_unit_test(dumps_hold_what_was_computed),
+        cmocka_unit_test(a_wrong_weight_is_found_and_named),
+        cmocka_unit_test(a_damaged_fixture_is_one_clear_line),
+        cmocka_unit_test(wrong_options_are_usage_errors),
+        cmocka_unit_test(a_layout_that_does_not_divide_is_named),
+    };
+    return cmocka_run_group_tests(tests, find_fixture, remove_folder);
+}
