@@ -861,6 +861,11 @@ uint64_t agent_n_steps_dropped(const struct agent *a)
     return a->steps.n_dropped;
 }
 
+bool agent_is_idle(const struct agent *a)
+{
+    return !a->n_attempts && !a->steps.n;
+}
+
 bool agent_is_attached(const struct agent *a)
 {
     return a->is_attached;

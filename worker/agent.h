@@ -133,6 +133,9 @@ uint64_t agent_next_deadline_ns(const struct agent *a);
 /* For a person: how many step reports were dropped because the buffer was full. */
 uint64_t agent_n_steps_dropped(const struct agent *a);
 
+/* Whether it holds nothing: no attempt, and no report or output that is not stored yet. */
+bool agent_is_idle(const struct agent *a);
+
 /* Whether the coordinator has answered within the lease. */
 bool agent_is_attached(const struct agent *a);
 
