@@ -1,0 +1,129 @@
+/* test_memory_model.c - the plan of memory beside what a rank really takes
+ *
+ * Bodies run on the ranks' threads, where cmocka cannot fail: they return an error with a line. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "common/mem.h"
+#include "common/memory_model.h"
+#include "worker/ckpt.h"
+#include "worker/stack.h"
+
+#define TOLERANCE 0.10 /* of each part */
+#define N_TOKENS  256
+
+static struct model_spec kimi(void)
+{
+    return (struct model_spec){
+        .family = FAMILY_KIMI_K3, .n_layers = 6,
+        .layers = {{ATTENTION_KDA, MLP_DENSE}, {ATTENTION_KDA, MLP_MOE}, {ATTENTION_KDA, MLP_MOE},
+                   {ATTENTION_MLA, MLP_MOE}, {ATTENTION_KDA, MLP_MOE}, {ATTENTION_MLA, MLP_MOE}},
+        .residual = RESIDUAL_ATTN_RES, .attn_res_block = 2, .hidden = 128, .vocab = 512,
+        .norm_eps = 1e-5f, .latent_norm_eps = 1e-6f, .init_std = 0.02f, .kda_heads = 4,
+        .kda_head_dim = 32, .conv_kernel = 4, .kda_gate_bounded = true,
+        .kda_gate_lower_bound = -5, .kda_gate_full_rank = true, .heads = 4, .q_lora_rank = 64,
+        .kv_lora_rank = 32, .qk_nope_dim = 32, .qk_rope_dim = 16, .v_dim = 32,
+        .mla_output_gate = true, .activation = ACTIVATION_SITU, .situ_beta = 4,
+        .situ_linear_beta = 25, .dense_inter = 384, .n_experts = 16, .top_k = 4,
+        .expert_inter = 64, .n_shared_experts = 2, .latent = 64, .latent_moe = true,
+        .latent_norm = true, .renormalize = true, .routed_scale = 1,
+    };
+}
+
+static const struct row {
+    const char *shows;
+    struct layout_degrees degrees;
+    enum recompute recompute;
+    bool count_margins;
+} rows[] = {
+    {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
+    {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
+    {"all cut", {4, 4, 4, 1}, RECOMPUTE_OFF, false},
+    {"halves and replicas", {4, 2, 2, 1}, RECOMPUTE_FULL, false},
+    {"experts cut again", {4, 2, 2, 2}, RECOMPUTE_OFF, true},
+};
+
+static int near(const char *shows, const char *part, double planned, double real, struct err *err)
+{
+    printf("%s: %s planned %.0f KiB, real %.0f KiB\n", shows, part, planned / 1024, real / 1024);
+    if (planned < real * (1 - TOLERANCE) || planned > real * (1 + TOLERANCE))
+        return err_set(err, -EBADMSG, "%s: %s planned %.0f bytes, real %.0f", shows, part, planned,
+                       real);
+    return 0;
+}
+
+/* One step, so that every buffer has been taken; then the parts of rank 0. */
+static int compare(struct stack *s, void *arg, struct err *err)
+{
+    const struct row *row = arg;
+    struct memory_plan plan = memory_model(&(struct memory_input){
+        .spec = s->config->spec, .degrees = row->degrees, .n_tokens = N_TOKENS,
+        .recompute = row->recompute == RECOMPUTE_FULL, .count_margins = row->count_margins});
+    int32_t tokens[N_TOKENS], cu_seqlens[2] = {0, N_TOKENS};
+    struct model_loss loss;
+    int rc;
+
+    for (int i = 0; i < N_TOKENS; i++)
+        tokens[i] = (i * i * 7919 + i * 31 + (int)s->rank * 97) % 512;
+    ckpt_init_weights(s->shard, s->config->map, s->config->spec, 1); /* else all rows go one way */
+    struct model_batch batch = {tokens, tokens, cu_seqlens, N_TOKENS, 1};
+    if ((rc = model_step(s->model, &batch, true, &loss, err)) < 0 || s->rank)
+        return rc;
+    if ((rc = near(row->shows, "state",
+                   (double)(plan.weights + plan.gradients + plan.optimizer),
+                   (double)shard_state_bytes(s->shard), err)) < 0)
+        return rc;
+    double activations = (double)model_activation_bytes(s->model);
+    return near(row->shows, "activations", (double)plan.activations, activations, err);
+}
+
+static void the_plan_is_near_what_is_taken(void **state)
+{
+    (void)state;
+    struct model_spec spec = kimi();
+    struct tensor_map map;
+    struct err err = {0};
+    assert_int_equal(tensor_map_init(&spec, &map, &err), 0);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct row row = rows[i];
+        struct stack_config config = {
+            .spec = &spec, .map = &map, .degrees = row.degrees, .tokens_max = N_TOKENS,
+            .recompute = row.recompute, .count_margins = row.count_margins,
+        };
+        if (stack_run(&config, compare, &row, &err) < 0)
+            fail_msg("%s", err.text);
+    }
+    tensor_map_fini(&map);
+}
+
+static void more_ranks_and_recomputation_need_less(void **state)
+{
+    (void)state;
+    struct model_spec spec = kimi();
+    struct memory_input in = {.spec = &spec, .degrees = {4, 1, 1, 4}, .n_tokens = 1024};
+    struct memory_plan whole = memory_model(&in);
+    in.degrees = (struct layout_degrees){4, 4, 4, 1};
+    struct memory_plan cut = memory_model(&in);
+    in.recompute = true;
+    struct memory_plan again = memory_model(&in);
+    assert_true(cut.weights < whole.weights && cut.optimizer == 2 * cut.weights);
+    assert_true(again.activations < cut.activations / 2);
+    assert_true(again.total == again.weights + again.gradients + again.optimizer +
+                again.activations + again.buffers);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_plan_is_near_what_is_taken),
+        cmocka_unit_test(more_ranks_and_recomputation_need_less),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
