@@ -39,15 +39,6 @@ void attention_scores(struct cpu_thread *t, float *scores, int64_t stride,
                 s->rope_dim, s->scale, 1);
 }
 
-static float row_max(const float *x, int64_t n)
-{
-    float max = -INFINITY;
-#pragma omp simd reduction(max : max)
-    for (int64_t j = 0; j < n; j++)
-        max = x[j] > max ? x[j] : max;
-    return max;
-}
-
 /* x <- exp(x - max); returns the sum. */
 static float row_exp(float *restrict x, int64_t n, float max)
 {
@@ -64,7 +55,7 @@ static float row_exp(float *restrict x, int64_t n, float max)
 static void softmax_row(float *score, int64_t n_visible, int64_t n_keys, float *max, float *sum,
                         float *restrict o, int64_t v_dim)
 {
-    float new_max = fmaxf(*max, row_max(score, n_visible));
+    float new_max = fmaxf(*max, vm_max(score, n_visible));
     float correction = vm_exp(*max - new_max);
     *sum = *sum * correction + row_exp(score, n_visible, new_max);
     *max = new_max;

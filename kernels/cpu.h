@@ -12,11 +12,9 @@
 #define CACHE_LINE_BYTES 64
 
 struct cpu_thread {
-    uint32_t index;
-    bool     deterministic; /* the device's */
-    float   *pack;          /* product.c's panels */
-    void    *scratch;
-    size_t   scratch_bytes;
+    float *pack; /* product.c's panels */
+    void  *scratch;
+    size_t scratch_bytes;
 };
 
 /* Rows begin <= i < end of an op, on one thread. */

@@ -18,15 +18,6 @@ struct head {
     bool    want_gradient;
 };
 
-static float row_max(const float *x, int64_t n)
-{
-    float max = x[0];
-#pragma omp simd reduction(max : max)
-    for (int64_t j = 0; j < n; j++)
-        max = x[j] > max ? x[j] : max;
-    return max;
-}
-
 /* The sum goes in double over short runs: a vocabulary is long. */
 static double sum_exp(const float *x, int64_t n, float max)
 {
@@ -56,7 +47,7 @@ static void loss_rows(void *arg, int64_t begin, int64_t end, struct cpu_thread *
             continue;
         }
         assert(label < s->vocab);
-        float max = row_max(x, s->vocab);
+        float max = vm_max(x, s->vocab);
         double sum = sum_exp(x, s->vocab, max);
         float inverse = (float)(1 / sum);
         s->losses[i] = log(sum) + max - x[label];

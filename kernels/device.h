@@ -237,11 +237,11 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     uint32_t n_threads;
-    bool     deterministic; /* products whose bits do not depend on n or threads */
+    bool     deterministic; /* asked for: bits do not depend on n or threads; the cpu's never do */
     void    *state;         /* the backend's own */
 };
 
-/* Gives *out, ended with ops->close. n_threads 0: all cores. */
+/* Gives *out, ended with ops->close. n_threads 0: all cores this process may run on. -ENOMEM. */
 int device_cpu_open(uint32_t n_threads, bool deterministic, struct device **out, struct err *err);
 
 #endif

@@ -226,7 +226,6 @@ int device_cpu_open(uint32_t n_threads, bool deterministic, struct device **out,
     cpu->threads = xcalloc(dev->n_threads, sizeof cpu->threads[0]);
     for (uint32_t i = 0; i < dev->n_threads; i++) {
         struct cpu_thread *t = &cpu->threads[i];
-        *t = (struct cpu_thread){.index = i, .deterministic = deterministic};
         t->pack = aligned(product_pack_floats() * sizeof(float));
         if (!t->pack) {
             err_set(err, -ENOMEM, "cpu device: no memory for thread %u of %u", i, dev->n_threads);

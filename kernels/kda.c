@@ -49,6 +49,7 @@ static void diagonal_block(const struct kda_chunk *c, const struct kda_saved *s,
         s->qk[i * KDA_CHUNK + i] = scale * dot(c->q + i * d, walker, d);
         for (int32_t r = i + 1; r < end; r++) {
             const float *restrict step = c->step + r * d;
+#pragma omp simd
             for (int32_t j = 0; j < d; j++)
                 walker[j] *= step[j];
             s->kk[r * KDA_CHUNK + i] = dot(c->k + r * d, walker, d);
@@ -64,6 +65,7 @@ static void left_blocks(struct cpu_thread *t, struct kda_chunk *c, const struct 
     int32_t d = c->d, first = b * KDA_BLOCK;
     int32_t rows = (int32_t)min_i64(KDA_BLOCK, c->rows - first);
     kda_chunk_reach(c, b);
+#pragma omp simd
     for (int32_t i = 0; i < rows * d; i++) {
         decayed[i] = c->k[first * d + i] * c->from_block[first * d + i];
         decayed[rows * d + i] = c->q[first * d + i] * c->from_block[first * d + i];
@@ -101,6 +103,7 @@ static void solve_forward(struct cpu_thread *t, const struct kda_chunk *c, float
             for (int32_t i = first; i < r; i++) {
                 const float *restrict from = x + i * d;
                 float weight = c->solve[r * KDA_CHUNK + i];
+#pragma omp simd
                 for (int32_t j = 0; j < d; j++)
                     to[j] -= weight * from[j];
             }
@@ -123,6 +126,7 @@ static void chunk_forward(struct cpu_thread *t, const struct kda_forward *f, str
     product(t, answers, d, as_is(c->kq, d), as_is(state, d), 2 * rows, d, d, 1, 0);
     kda_rows_in(s->residual, f->v, f->shape, head, row, rows);
     for (int32_t r = 0; r < rows; r++)
+#pragma omp simd
         for (int32_t j = 0; j < d; j++) {
             s->residual[r * d + j] -= answers[r * d + j];
             s->value[r * d + j] = c->beta[r] * s->residual[r * d + j];
@@ -133,8 +137,10 @@ static void chunk_forward(struct cpu_thread *t, const struct kda_forward *f, str
 
     const float *decay = c->from_start + (rows - 1) * d;
     for (int32_t i = 0; i < d; i++)
+#pragma omp simd
         for (int32_t j = 0; j < d; j++)
             state[i * d + j] *= decay[i];
+#pragma omp simd
     for (int32_t i = 0; i < size; i++)
         c->near[i] = c->k[i] * c->to_end[i];
     product(t, state, d, transposed(c->near, d), as_is(s->value, d), d, d, rows, 1, 1);

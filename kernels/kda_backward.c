@@ -67,6 +67,7 @@ static void solve_backward(struct cpu_thread *t, const struct kda_chunk *c, floa
             for (int32_t i = first; i < r; i++) {
                 float *restrict to = x + i * d;
                 float weight = c->solve[r * KDA_CHUNK + i];
+#pragma omp simd
                 for (int32_t j = 0; j < d; j++)
                     to[j] -= weight * from[j];
             }
@@ -105,13 +106,17 @@ static void diagonal_block(const struct kda_chunk *c, struct gradients *a, int32
     for (int32_t i = first; i < end; i++) {
         const float *restrict k_i = c->k + i * d;
         float *restrict col = a->dk_col + i * d;
+#pragma omp simd
+        for (int32_t j = 0; j < d; j++)
+            decay[j] = 1;
         for (int32_t r = i + 1; r < end; r++) {
             const float *restrict k_r = c->k + r * d, *restrict q_r = c->q + r * d;
             const float *restrict step = c->step + r * d;
             float *restrict dq = a->dq + r * d, *restrict row = a->dk_row + r * d;
             float of_kk = a->d_kk[r * KDA_CHUNK + i], of_qk = scale * a->d_qk[r * KDA_CHUNK + i];
+#pragma omp simd
             for (int32_t j = 0; j < d; j++) {
-                float p = r == i + 1 ? step[j] : decay[j] * step[j];
+                float p = decay[j] * step[j];
                 float pk = p * k_i[j];
                 decay[j] = p;
                 dq[j] += of_qk * pk;
@@ -135,6 +140,7 @@ static void left_blocks(struct cpu_thread *t, struct kda_chunk *c, struct gradie
 
     product(t, rows_k, d, as_is(d_kk, KDA_CHUNK), as_is(c->near, d), rows, d, first, 1, 0);
     product(t, rows_q, d, as_is(d_qk, KDA_CHUNK), as_is(c->near, d), rows, d, first, scale, 0);
+#pragma omp simd
     for (int32_t i = 0; i < size; i++) {
         a->dk_row[first * d + i] += from[i] * rows_k[i];
         a->dq[first * d + i] += from[i] * rows_q[i];
@@ -143,6 +149,7 @@ static void left_blocks(struct cpu_thread *t, struct kda_chunk *c, struct gradie
     }
     product(t, cols, d, transposed(d_kk, KDA_CHUNK), as_is(rows_k, d), first, d, rows, 1, 0);
     product(t, cols, d, transposed(d_qk, KDA_CHUNK), as_is(rows_q, d), first, d, rows, scale, 1);
+#pragma omp simd
     for (int32_t i = 0; i < first * d; i++)
         a->dk_col[i] += c->reach[i] * cols[i];
 }
@@ -176,6 +183,7 @@ static void end_of_chunk(const struct kda_chunk *c, const struct gradients *a,
         db[i] = decay[i] * sum;
     }
     for (int32_t r = 0; r < c->rows; r++)
+#pragma omp simd
         for (int32_t j = 0; j < d; j++)
             db[j] += c->k[r * d + j] * c->to_end[r * d + j] * a->d_tail[r * d + j];
 }
@@ -196,6 +204,7 @@ static void assemble(const struct kda_chunk *c, struct gradients *a, const struc
         float *restrict dq = a->dq + r * d, *restrict row = a->dk_row + r * d;
         const float *restrict col = a->dk_col + r * d;
         float self = scale * a->d_qk[r * KDA_CHUNK + r];
+#pragma omp simd
         for (int32_t j = 0; j < d; j++) {
             float q_part = scale * start[j] * d_qg[j], k_part = start[j] * d_kg[j];
             float tail_part = end[j] * d_tail[j];
@@ -217,6 +226,7 @@ static void chunk_backward(struct cpu_thread *t, const struct kda_backward *f, s
     kda_chunk_solver(c, s->kk);
     kda_rows_in(d_out, f->d_o, f->shape, head, row, rows);
 
+#pragma omp simd
     for (int32_t i = 0; i < rows * d; i++)
         c->near[i] = c->k[i] * c->to_end[i];
     product(t, a->dx, d, as_is(c->near, d), as_is(a->d_state, d), rows, d, d, 1, 0);
@@ -224,6 +234,7 @@ static void chunk_backward(struct cpu_thread *t, const struct kda_backward *f, s
     solve_backward(t, c, a->dx);
     chunk_matrices(t, c, a, s);
     for (int32_t r = 0; r < rows; r++)
+#pragma omp simd
         for (int32_t j = 0; j < d; j++)
             a->out[r * d + j] = -c->beta[r] * a->dx[r * d + j];
 
@@ -234,6 +245,7 @@ static void chunk_backward(struct cpu_thread *t, const struct kda_backward *f, s
     kda_rows_out(f->dq, a->dq, f->shape, head, row, rows);
     kda_rows_out(f->dk, a->dk_row, f->shape, head, row, rows);
     kda_rows_out(f->dg, a->block, f->shape, head, row, rows);
+#pragma omp simd
     for (int32_t i = 0; i < rows * d; i++)
         a->dx[i] = -a->out[i];
     kda_rows_out(f->dv, a->dx, f->shape, head, row, rows);
@@ -242,6 +254,7 @@ static void chunk_backward(struct cpu_thread *t, const struct kda_backward *f, s
 
     const float *decay = c->from_start + (rows - 1) * d;
     for (int32_t i = 0; i < d; i++)
+#pragma omp simd
         for (int32_t j = 0; j < d; j++)
             a->d_state[i * d + j] *= decay[i];
     product(t, a->d_state, d, transposed(c->kq, d), as_is(a->out, d), d, d, 2 * rows, 1, 1);

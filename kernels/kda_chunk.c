@@ -28,6 +28,7 @@ struct kda_saved kda_saved_at(float *saved, const struct kda_shape *shape, int32
 {
     const int32_t *cu = shape->cu_seqlens;
     size_t d = (size_t)shape->head_dim, before = 0;
+#pragma omp simd
     for (int32_t i = 0; i < doc; i++)
         before += (size_t)kda_n_chunks(cu[i + 1] - cu[i]) * shape->n_heads;
     before += (size_t)kda_n_chunks(cu[doc + 1] - cu[doc]) * head + chunk;
@@ -60,12 +61,14 @@ void kda_rows_out(float *x, const float *dense, const struct kda_shape *shape, i
 
 static void multiply(float *restrict y, const float *restrict a, const float *restrict b, int32_t d)
 {
+#pragma omp simd
     for (int32_t j = 0; j < d; j++)
         y[j] = a[j] * b[j];
 }
 
 static void ones(float *y, int32_t d)
 {
+#pragma omp simd
     for (int32_t j = 0; j < d; j++)
         y[j] = 1;
 }
@@ -111,6 +114,7 @@ void kda_chunk_load(struct kda_chunk *c, const struct kda_shape *shape, int32_t 
     kda_rows_in(c->q, q, shape, head, row, c->rows);
     kda_rows_in(c->k, k, shape, head, row, c->rows);
     kda_rows_in(c->step, g, shape, head, row, c->rows);
+#pragma omp simd
     for (int32_t i = 0; i < c->rows * d; i++)
         c->step[i] = vm_exp(c->step[i]);
     for (int32_t r = 0; r < c->rows; r++)
@@ -118,6 +122,7 @@ void kda_chunk_load(struct kda_chunk *c, const struct kda_shape *shape, int32_t 
     chunk_decays(c);
     multiply(c->kq, c->k, c->from_start, c->rows * d);
     float *qs = c->kq + c->rows * d;
+#pragma omp simd
     for (int32_t i = 0; i < c->rows * d; i++)
         qs[i] = shape->scale * c->q[i] * c->from_start[i];
 }
@@ -126,6 +131,7 @@ void kda_chunk_reach(struct kda_chunk *c, int32_t b)
 {
     int32_t d = c->d, size = KDA_BLOCK * d, previous = (b - 1) * KDA_BLOCK;
     for (int32_t i = 0; i < previous; i++)
+#pragma omp simd
         for (int32_t j = 0; j < d; j++)
             c->reach[i * d + j] *= c->total[(b - 1) * d + j];
     memcpy(c->reach + previous * d, c->to_block + previous * d, (size_t)size * sizeof(float));

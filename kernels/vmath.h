@@ -1,4 +1,4 @@
-/* vmath.h - exponentials without branches, so that loops over them vectorise
+/* vmath.h - exponentials without branches, so that loops over them vectorise; a maximum
  *
  * Each is within 4 ulp where the result is a normal float (tests/test_vmath.c); limits and NaN
  * behave as in libm. Written in plain C, so every compiler and every vector width gives the same bits. */
@@ -84,6 +84,24 @@ static inline float vm_softplus(float x)
     p = p * s2 + 1.0f / 5;
     p = p * s2 + 1.0f / 3;
     return (x > 0 ? x : 0) + 2 * (s + s * s2 * p);
+}
+
+/* The largest of n >= 1 numbers, none NaN: 16 running ones, so that it vectorises. */
+static inline float vm_max(const float *x, int64_t n)
+{
+    float lanes[16], max;
+    int64_t j = 0;
+    for (int k = 0; k < 16; k++)
+        lanes[k] = x[0];
+    for (; j + 16 <= n; j += 16)
+        for (int k = 0; k < 16; k++)
+            lanes[k] = x[j + k] > lanes[k] ? x[j + k] : lanes[k];
+    max = lanes[0];
+    for (int k = 1; k < 16; k++)
+        max = lanes[k] > max ? lanes[k] : max;
+    for (; j < n; j++)
+        max = x[j] > max ? x[j] : max;
+    return max;
 }
 
 #endif
