@@ -384,6 +384,13 @@ void json_put(struct json *object, const char *key, struct json *value)
         abort();
 }
 
+void json_put_all(struct json *object, struct json *from)
+{
+    for (struct json_iter i = json_iter(from); json_next(&i);)
+        json_put(object, i.key, (struct json *)json_object_get(in(i.value)));
+    json_object_put(in(from));
+}
+
 void json_push(struct json *array, struct json *value)
 {
     if (json_object_array_add(in(array), in(value)) < 0)

@@ -70,6 +70,8 @@ struct json *json_new_double(double x); /* shortest text that reads back the sam
 struct json *json_new_bool(bool x);
 void json_put(struct json *object, const char *key, struct json *value);
 void json_push(struct json *array, struct json *value);
+/* Appends from's members to object; takes from. */
+void json_put_all(struct json *object, struct json *from);
 
 /* On one line, or indented. Gives, freed with free(). */
 char *json_text(const struct json *v, bool pretty);

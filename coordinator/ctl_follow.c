@@ -50,18 +50,18 @@ static void show_step(struct follow *f, const Ballast__StepReport *s)
 {
     char line[256], left[CLOCK_STAMP_BYTES] = "";
     uint64_t now_ns = clock_now_ns();
-    bool is_last = s->step >= f->steps;
+    bool is_last = s->step >= f->steps, is_validated = isfinite(s->validation_loss);
     if (!f->first_ns) {
         f->first_ns = now_ns;
         f->first_step = s->step;
     }
-    if (f->c->quiet ||
-        (!f->is_terminal && !is_last && now_ns - f->last_line_ns < LINES_APART_NS))
+    bool is_soon = !f->is_terminal && now_ns - f->last_line_ns < LINES_APART_NS;
+    if (f->c->quiet || (is_soon && !is_last && !is_validated))
         return;
     f->last_line_ns = now_ns;
     int n = snprintf(line, sizeof line, "step %" PRIu64 "/%" PRIu64 "  loss %.4f", s->step,
                      f->steps, s->loss);
-    if (isfinite(s->validation_loss))
+    if (is_validated)
         n += snprintf(line + n, sizeof line - (size_t)n, "  validation %.4f", s->validation_loss);
     n += snprintf(line + n, sizeof line - (size_t)n, "  %.0f tokens/s", s->tokens_per_second);
     if (isfinite(s->imbalance))
@@ -72,7 +72,7 @@ static void show_step(struct follow *f, const Ballast__StepReport *s)
         snprintf(line + n, sizeof line - (size_t)n, "  left %s", left);
     }
     /* A validation stays in sight; the line after it is a new one. */
-    bool stays = !f->is_terminal || isfinite(s->validation_loss) || is_last;
+    bool stays = !f->is_terminal || is_validated || is_last;
     fprintf(stderr, "%s%s%s", f->is_terminal ? "\r\033[K" : "", line, stays ? "\n" : "");
     f->has_line = !stays;
     fflush(stderr);

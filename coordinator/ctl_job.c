@@ -204,7 +204,7 @@ static void show_text(const Ballast__JobShowReply *reply)
         const Ballast__Event *e = reply->events[i];
         char stamp[CLOCK_STAMP_BYTES];
         clock_stamp(e->at_ns, stamp);
-        printf("%s  %-12s ", stamp, e->kind);
+        printf("%s  %-19s ", stamp, e->kind);
         ctl_print_escaped(stdout, e->text, strlen(e->text), false);
         putchar('\n');
     }

@@ -259,13 +259,12 @@ void ctl_json_list(const struct ctl *c, const char *kind, uint64_t seq, bool tru
 
 void ctl_json_one(const struct ctl *c, const char *kind, uint64_t seq, struct json *object)
 {
-    struct json *meta = json_new_object();
+    struct json *o = envelope(kind), *meta = json_new_object();
     json_put(meta, "seq", json_new_u64(seq));
-    json_put(object, "apiVersion", json_new_string(API_VERSION));
-    json_put(object, "kind", json_new_string(kind));
-    json_put(object, "meta", meta);
-    print_document(c, object);
-    json_destroy(object);
+    json_put(o, "meta", meta);
+    json_put_all(o, object);
+    print_document(c, o);
+    json_destroy(o);
 }
 
 void ctl_json_line(struct json *object)

@@ -14,31 +14,43 @@
 
 typedef void step_function(const struct ctl *c, const Ballast__StepReport *step, void *context);
 
-/* Calls each step in order; goes on with -f until the job has ended. With --count only the newest
- * that many are asked for. */
+/* With --count N: the step after which the newest N begin. */
+static int first_step(struct ctl *c, job_id id, uint64_t *out_after)
+{
+    Ballast__JobWaitRequest request = BALLAST__JOB_WAIT_REQUEST__INIT;
+    const ProtobufCMessage *message;
+    request.job_id = id;
+    int rc = ctl_poll(c, BALLAST__METHOD__METHOD_JOB_WAIT, &request.base, 0, &message);
+    const Ballast__Job *job = rc == CTL_OK ? ((const Ballast__JobReply *)message)->job : NULL;
+    *out_after = job && job->step > c->count ? job->step - c->count : 0;
+    return rc;
+}
+
+/* Calls each step in order; goes on with -f until the job has ended. */
 static int each_step(struct ctl *c, job_id id, step_function *each, void *context)
 {
     Ballast__MetricsRequest request = BALLAST__METRICS_REQUEST__INIT;
     request.job_id = id;
     request.limit = PAGE_STEPS;
-    uint64_t n_left = c->count ? c->count : UINT64_MAX;
-    for (;;) {
+    int rc = c->count ? first_step(c, id, &request.after_step) : CTL_OK;
+    while (rc == CTL_OK) {
         const ProtobufCMessage *message;
         request.wait_ms = c->follow ? HOLD_MS : 0;
         arena_reset(&c->arena);
-        int rc = ctl_poll(c, BALLAST__METHOD__METHOD_METRICS, &request.base, request.wait_ms,
-                          &message);
+        rc = ctl_poll(c, BALLAST__METHOD__METHOD_METRICS, &request.base, request.wait_ms,
+                      &message);
         if (rc != CTL_OK)
-            return rc;
+            break;
         const Ballast__MetricsReply *reply = (const Ballast__MetricsReply *)message;
-        for (size_t i = 0; i < reply->n_steps && n_left; i++, n_left--) {
+        for (size_t i = 0; i < reply->n_steps; i++) {
             each(c, reply->steps[i], context);
             request.after_step = reply->steps[i]->step;
         }
         fflush(stdout);
-        if (!n_left || (!reply->n_steps && (reply->ended || !c->follow)))
-            return CTL_OK;
+        if (!reply->n_steps && (reply->ended || !c->follow))
+            break;
     }
+    return rc;
 }
 
 /* ---- CSV and lines -------------------------------------------------------------------------- */

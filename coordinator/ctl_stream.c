@@ -101,15 +101,17 @@ int ctl_logs(struct ctl *c)
 
 static void print_event(const struct ctl *c, const Ballast__Event *e)
 {
-    char stamp[CLOCK_STAMP_BYTES], job[24] = "-";
+    char stamp[CLOCK_STAMP_BYTES], about[NAME_BYTES_MAX + 1] = "-";
     if (c->format == CTL_JSON) {
         ctl_json_line(ctl_json_event(e));
         return;
     }
     if (e->job_id)
-        snprintf(job, sizeof job, "%" PRIu64, e->job_id);
+        snprintf(about, sizeof about, "job %" PRIu64, e->job_id);
+    else if (*e->worker)
+        snprintf(about, sizeof about, "%s", e->worker);
     clock_stamp(e->at_ns, stamp);
-    printf("%8" PRIu64 "  %s  %6s  %-14s ", e->seq, stamp, job, e->kind);
+    printf("%8" PRIu64 "  %s  %-10s  %-19s ", e->seq, stamp, about, e->kind);
     ctl_print_escaped(stdout, e->text, strlen(e->text), false);
     putchar('\n');
 }
@@ -131,7 +133,7 @@ static int list_events(struct ctl *c, Ballast__EventsRequest *request, uint64_t 
         ctl_json_list(c, "EventList", reply->next_seq, false, items);
     } else {
         if (c->format != CTL_JSON && !c->no_header)
-            printf("%8s  %-24s  %6s  %-14s %s\n", "SEQ", "TIME", "JOB", "KIND", "TEXT");
+            printf("%8s  %-24s  %-10s  %-19s %s\n", "SEQ", "TIME", "ABOUT", "KIND", "TEXT");
         for (size_t i = 0; i < reply->n_events; i++)
             print_event(c, reply->events[i]);
     }

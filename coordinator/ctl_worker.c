@@ -2,6 +2,8 @@
 #include "coordinator/ctl.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "common/types.h"
 
@@ -66,6 +68,12 @@ static void show_table(const struct ctl *c, Ballast__Worker *const *workers, siz
     ctl_table_fini(&t);
 }
 
+/* w2 before w10. */
+static int by_name(const void *a, const void *b)
+{
+    return strverscmp((*(Ballast__Worker *const *)a)->name, (*(Ballast__Worker *const *)b)->name);
+}
+
 int ctl_workers(struct ctl *c)
 {
     Ballast__WorkerListRequest request = BALLAST__WORKER_LIST_REQUEST__INIT;
@@ -74,6 +82,7 @@ int ctl_workers(struct ctl *c)
     if (rc != CTL_OK)
         return rc;
     const Ballast__WorkerListReply *reply = (const Ballast__WorkerListReply *)message;
+    qsort(reply->workers, reply->n_workers, sizeof *reply->workers, by_name);
     if (ctl_is_json(c)) {
         struct json *items = json_new_array();
         for (size_t i = 0; i < reply->n_workers; i++)

@@ -497,7 +497,7 @@ static void one_job_is_shown_with_its_file(void **state)
     will_say(BALLAST__METHOD__METHOD_JOB_SHOW, &reply.base);
     check("job show 7", 0, "state            RUNNING\n", "");
     check("job show 7", 0, "  steps: 2\n", "");
-    check("job show 7", 0, "JOB_ASSIGNED attempt 1 on w0 w1\n", "");
+    check("job show 7", 0, "JOB_ASSIGNED        attempt 1 on w0 w1\n", "");
     struct json *v = run_json("job show 7 --json");
     uint64_t steps = 0;
     assert_string_equal(json_as_string(json_get(v, "state")), "RUNNING");
@@ -644,10 +644,15 @@ static void streams_are_printed_safely(void **state)
     reply.n_events = 1;
     reply.next_seq = 4;
     will_say(BALLAST__METHOD__METHOD_EVENTS, &reply.base);
-    check("events", 0, "       7  JOB_STATE      RUNNING\n", "");
+    check("events", 0, "  job 7       JOB_STATE           RUNNING\n", "");
     struct json *v = run_json("events --job 7 --json");
     assert_int_equal(json_count(json_get(v, "items")), 1);
     json_destroy(v);
+}
+
+static void steps_then_none(const ProtobufCMessage *steps, const ProtobufCMessage *no_more)
+{
+    will_say_then(BALLAST__METHOD__METHOD_METRICS, steps, no_more);
 }
 
 static void steps_are_tables_and_csv_and_json(void **state)
@@ -655,7 +660,7 @@ static void steps_are_tables_and_csv_and_json(void **state)
     (void)state;
     Ballast__PhaseTime p = BALLAST__PHASE_TIME__INIT, *phases[] = {&p};
     Ballast__StepReport s = BALLAST__STEP_REPORT__INIT, *steps[] = {&s};
-    Ballast__MetricsReply reply = BALLAST__METRICS_REPLY__INIT;
+    Ballast__MetricsReply reply = BALLAST__METRICS_REPLY__INIT, no_more = reply;
     p.name = "forward";
     p.seconds = 0.25;
     s.step = 1;
@@ -668,13 +673,20 @@ static void steps_are_tables_and_csv_and_json(void **state)
     s.n_phases = 1;
     reply.steps = steps;
     reply.n_steps = 1;
+    Ballast__Job j = job(BALLAST__JOB_STATE__JOB_RUNNING, "");
+    Ballast__JobReply present = BALLAST__JOB_REPLY__INIT;
+    present.job = &j;
     fake_forget();
-    will_say(BALLAST__METHOD__METHOD_METRICS, &reply.base);
+    will_say(BALLAST__METHOD__METHOD_JOB_WAIT, &present.base);
+    steps_then_none(&reply.base, &no_more.base);
     check("metrics 7 -c 1", 0, "       1    5.5000         -", "");
+    steps_then_none(&reply.base, &no_more.base);
     check("metrics 7 -c 1 --phases", 0, "forward 250.0", "");
+    steps_then_none(&reply.base, &no_more.base);
     check("metrics 7 -c 1 --csv --phases", 0,
           "step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,imbalance,"
           "seconds_forward\n1,5.5,,0,0.003,1000,0,3145728,,0.25\n", "");
+    steps_then_none(&reply.base, &no_more.base);
     struct json *v = run_json("metrics 7 -c 1 --json");
     const struct json *first = json_at(json_get(v, "items"), 0);
     double seconds = 0;
@@ -682,11 +694,13 @@ static void steps_are_tables_and_csv_and_json(void **state)
     assert_true(json_as_double(json_get(json_get(first, "phases"), "forward"), &seconds));
     assert_true(seconds == 0.25);
     json_destroy(v);
+    steps_then_none(&reply.base, &no_more.base);
     if (access("/usr/bin/gnuplot", X_OK) == 0)
         check("metrics 7 -c 1 --plot", 0, "tokens/s", NULL);
     else
         print_message("SKIPPED: --plot, gnuplot is not installed\n");
     search_path = "/nowhere";
+    steps_then_none(&reply.base, &no_more.base);
     check("metrics 7 -c 1 --plot", 1, "", "--plot needs gnuplot, which is not installed");
     search_path = NULL;
 }

@@ -144,6 +144,20 @@ static void members_come_in_the_order_of_the_file(void **state)
     json_destroy(v);
 }
 
+static void members_move_to_the_end(void **state)
+{
+    (void)state;
+    struct json *to = json_new_object(), *from = json_new_object();
+    json_put(to, "a", json_new_u64(1));
+    json_put(from, "b", json_new_string("x"));
+    json_put(from, "c", NULL);
+    json_put_all(to, from);
+    char *text = json_text(to, false);
+    assert_string_equal(text, "{\"a\":1,\"b\":\"x\",\"c\":null}");
+    free(text);
+    json_destroy(to);
+}
+
 static void doubles_are_written_short_and_read_back_the_same(void **state)
 {
     (void)state;
@@ -194,6 +208,7 @@ int main(void)
         cmocka_unit_test(limits_hold),
         cmocka_unit_test(members_say_what_was_expected),
         cmocka_unit_test(members_come_in_the_order_of_the_file),
+        cmocka_unit_test(members_move_to_the_end),
         cmocka_unit_test(doubles_are_written_short_and_read_back_the_same),
         cmocka_unit_test(foreign_bytes_become_valid_text),
         cmocka_unit_test(files_are_named_in_errors),

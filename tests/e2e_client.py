@@ -1,0 +1,118 @@
+"""The client beside real daemons: every command in JSON, live progress, outages, Ctrl-C."""
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+
+from cluster import BIN, Cluster, expect, tell, until
+
+
+def start(c, *args, **kwargs):
+    return subprocess.Popen([os.path.join(BIN, "ballast"), *map(str, args)], env=c.env,
+                            stdin=subprocess.DEVNULL, text=True, **kwargs)
+
+
+def every_command_in_json(c, job):
+    lists = {("jobs", "-a"): "JobList", ("workers",): "WorkerList", ("events",): "EventList",
+             ("metrics", job): "StepList"}
+    for args, kind in lists.items():
+        shown = c.json(*args)
+        expect(shown["kind"] == kind and shown["items"], f"{args}: {shown}")
+        expect(set(shown["meta"]) == {"seq", "truncated"}, f"{args}: {shown['meta']}")
+        c.ok(*args, "-o", "yaml")
+        expect("\x1b" not in c.ok(*args), f"{args}: colours in a pipe")
+    shown = c.json("job", "show", job)
+    expect(shown["spec"]["train"]["steps"] == 20 and shown["events"], f"job show: {shown}")
+    ping = c.json("ping")
+    expect(ping["kind"] == "Ping" and ping["workers_alive"] == 2, f"ping: {ping}")
+    expect("All is well" in c.ok("doctor"), "doctor finds something")
+    lines = c.ok("logs", job, "--rank", 1, "--json").splitlines()
+    expect(lines and all(json.loads(line)["rank"] == 1 for line in lines), f"logs: {lines}")
+    rows = c.ok("metrics", job, "--csv").splitlines()
+    expect(len(rows) == 21 and rows[0].startswith("step,loss,"), f"csv: {rows[:2]}")
+    last = c.json("metrics", job, "-c", 3)["items"]
+    expect([s["step"] for s in last] == [18, 19, 20], f"the newest three: {last}")
+    lost = c.run("job", "show", 99, "--json")
+    expect(json.loads(lost.stderr)["code"] == "NOT_FOUND", f"an error in JSON: {lost.stderr}")
+
+
+def follow_on_a_terminal(c):
+    """A line that is redrawn, and the exit code of the job."""
+    mine, theirs = pty.openpty()
+    process = start(c, "submit", c.job(name="seen", steps=20, workers=2, fsdp=2, ep=2),
+                    "--follow", stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    try:
+        while data := os.read(mine, 65536):
+            seen += data
+    except OSError:  # the other end is closed
+        pass
+    job = process.stdout.read().strip()
+    expect(process.wait(30) == 0 and job.isdigit(), f"exit {process.returncode}, '{job}'")
+    expect(b"\r\x1b[K" in seen, f"no line was redrawn: {seen}")
+    expect(b"step 20/20" in seen and b"DONE" in seen, f"the end is missing: {seen}")
+    os.close(mine)
+    return job
+
+
+def ctrl_c_detaches(c):
+    process = start(c, "submit", c.job(name="left", steps=100000, workers=2, fsdp=2, ep=2),
+                    "--follow", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    job = process.stdout.readline().strip()
+    c.wait_step(job, 3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    expect(process.returncode == 0 and "goes on" in err, f"exit {process.returncode}: {err}")
+    expect(c.show(job)["state"] == "RUNNING", f"the job went with the terminal: {c.show(job)}")
+    return job
+
+
+def outages_are_waited_out(c, job):
+    """A stream and a wait live through a restart of the coordinator; no step is missing."""
+    stream = start(c, "metrics", job, "-f", "--json", stdout=subprocess.PIPE,
+                   stderr=subprocess.PIPE)
+    waiting = start(c, "wait", job, "--timeout", 60, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE)
+    steps = [json.loads(stream.stdout.readline())["step"] for _ in range(5)]
+    c.kill("coordinator")
+    time.sleep(1)
+    down = c.run("jobs", "--timeout", "0.5")
+    expect(down.returncode == 7, f"jobs without a coordinator: exit {down.returncode}")
+    c.start_coordinator()
+    at = c.wait_step(job, steps[-1] + 50)["step"]
+    while steps[-1] < at:
+        steps.append(json.loads(stream.stdout.readline())["step"])
+    expect(steps == list(range(1, len(steps) + 1)), f"steps with gaps: {steps}")
+    c.ok("job", "cancel", job)
+    _, err = stream.communicate(timeout=30)
+    expect("reconnecting" in err, f"the outage was not told: {err}")
+    waiting.communicate(timeout=30)
+    expect(waiting.returncode == 1, f"wait for a cancelled job: exit {waiting.returncode}")
+
+
+def a_plan_is_near_the_truth(c, job):
+    """What --dry-run says of memory beside the peak that the ranks report."""
+    plan = c.json("submit", os.path.join(c.folder, "job-1.yaml"), "--dry-run")
+    peak = max(s["memory_bytes"] for s in c.json("metrics", job)["items"])
+    print(f"memory per rank: planned {plan['memory_per_rank']['total'] / 2**20:.1f} MiB, "
+          f"peak of a rank's process {peak / 2**20:.1f} MiB")
+    expect(plan["memory_per_rank"]["total"] < 2 * peak, f"planned {plan}, used {peak}")
+
+
+def story():
+    """the client: JSON everywhere, progress, Ctrl-C, outages"""
+    with Cluster(n_workers=2) as c:
+        job = re.search(r"\d+", c.ok("submit", c.job(steps=20, workers=2, fsdp=2, ep=2),
+                                     "--wait")).group(0)
+        every_command_in_json(c, job)
+        a_plan_is_near_the_truth(c, job)
+        follow_on_a_terminal(c)
+        outages_are_waited_out(c, ctrl_c_detaches(c))
+        until(lambda: c.n_idle() == 2, 20, "the workers are free again")
+
+
+tell(story)
