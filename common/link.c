@@ -46,9 +46,7 @@
 struct link {
     uv_loop_t *loop; /* borrowed */
     struct link_handler handler;
-    bool  is_server, is_up, is_accepting;
-    char *addresses[ADDRESSES_MAX]; /* owned; a server's as they are bound */
-    size_t n_addresses;
+    bool  is_server, is_up;
     void *socket, *monitor;
     uv_prepare_t prepare;
     uv_check_t   check;
@@ -478,8 +476,6 @@ static void destroy(struct link *l)
         zmq_close(l->socket);
     context_release();
     peers_fini(&l->peers);
-    for (size_t i = 0; i < l->n_addresses; i++)
-        free(l->addresses[i]);
     free(l);
 }
 
@@ -490,7 +486,6 @@ static int open_socket(uv_loop_t *loop, bool is_server, const struct link_handle
     l->loop = loop;
     l->handler = *handler;
     l->is_server = is_server;
-    l->is_accepting = true;
     l->sweep_at = SWEEP_AT_MIN;
     void *context = context_acquire();
     int rc = 0;
@@ -517,7 +512,6 @@ static int bind_one(struct link *l, const char *address, struct err *err)
         return rc;
     if (zmq_bind(l->socket, address))
         return err_set(err, -errno, "cannot listen on %s: %s", address, zmq_strerror(errno));
-    l->addresses[l->n_addresses++] = xstrdup(address);
     return 0;
 }
 
@@ -561,23 +555,9 @@ int link_connect(struct uv_loop_s *loop, const char *address, const struct link_
         return rc;
     }
     peers_add(&l->peers, id, sizeof id); /* gets the number LINK_SERVER */
-    l->addresses[l->n_addresses++] = xstrdup(address);
     open_handles(l);
     *out_link = l;
     return 0;
-}
-
-void link_accept(struct link *l, bool is_open)
-{
-    if (is_open == l->is_accepting)
-        return;
-    l->is_accepting = is_open;
-    for (size_t i = 0; i < l->n_addresses; i++) {
-        if (is_open)
-            zmq_bind(l->socket, l->addresses[i]);
-        else
-            zmq_unbind(l->socket, l->addresses[i]);
-    }
 }
 
 const char *link_library_version(void)

@@ -79,9 +79,6 @@ const char *link_peer_user(const struct link *l, link_peer peer);
  * from malloc and is freed with the peer. NULL if there is no such peer. */
 void **link_peer_slot(struct link *l, link_peer peer);
 
-/* Stops or resumes accepting new connections (near the limit of descriptors, while stopping). */
-void link_accept(struct link *l, bool is_open);
-
 const char *link_library_version(void); /* of ZeroMQ, "4.3.4" */
 
 struct link_stats link_stats(const struct link *l);

@@ -107,7 +107,6 @@ static void on_turn_end(void *context)
     struct server *s = context;
     if (s->open)
         turn_end(s);
-    admit_connections(s);
     arm_timer(s);
 }
 
@@ -181,10 +180,8 @@ static void stop(struct server *s)
     if (s->open)
         turn_end(s);
     s->state = SERVER_STOPPING;
-    if (s->link) {
-        link_accept(s->link, false);
+    if (s->link)
         query_stop_all(s);
-    }
     if (s->n_out == 0)
         close_all(s);
 }
@@ -418,6 +415,7 @@ static void catch_signals(struct server *s)
 {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is a full disk, not an end */
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         uv_signal_init(&s->loop, &s->signals[i]);
         s->signals[i].data = s;

@@ -1,5 +1,8 @@
 /* server_admit.c - who may ask how much: token buckets, shedding, descriptors
  *
+ * ZeroMQ accepts every connection (and unbinding an address would cut those that are there), so
+ * a peer that comes when few descriptors are left is told to go.
+ *
  * Under pressure watches are refused first, then lists, then submits; cancels and what workers
  * say come through. */
 #include "coordinator/server_parts.h"
@@ -24,6 +27,7 @@ struct peer_state *peer_state_of(struct server *s, link_peer peer)
         struct peer_state *p = xcalloc(1, sizeof *p);
         p->tokens = s->config->requests_per_second;
         p->refilled_ns = clock_now_ns();
+        p->is_excess = link_stats(s->link).n_connections > s->n_descriptors_max / 10 * 8;
         *slot = p;
     }
     return *slot;
@@ -80,6 +84,8 @@ int admit_request(struct server *s, link_peer peer, const Ballast__Envelope *e,
 {
     const struct peer_state *p = peer_state_of(s, peer);
     size_t limit = sheds_at(e->method);
+    if (p && p->is_excess)
+        return too_much(s, out_status, "CONNECTIONS", "too many connections to this coordinator");
     if (!p || limit == SIZE_MAX)
         return 0;
     if (p->tokens < 0)
@@ -92,13 +98,4 @@ int admit_request(struct server *s, link_peer peer, const Ballast__Envelope *e,
         return too_much(s, out_status, "DISK_FULL", "the disk of state_dir is nearly full: free "
                         "space, or lower disk_reserve");
     return 0;
-}
-
-void admit_connections(struct server *s)
-{
-    uint32_t n = link_stats(s->link).n_connections;
-    if (n > s->n_descriptors_max / 10 * 8)
-        link_accept(s->link, false);
-    else if (n < s->n_descriptors_max / 10 * 7)
-        link_accept(s->link, s->state != SERVER_STOPPING);
 }

@@ -53,6 +53,7 @@ struct peer_state {
     double   tokens;
     uint64_t refilled_ns;
     uint32_t n_queries;   /* read or parked */
+    bool     is_excess;   /* came when descriptors were short; is told to come again */
 };
 
 struct server {
@@ -135,7 +136,5 @@ bool admit_message(struct server *s, link_peer peer, uint64_t now_ns);
 /* 0, or -EAGAIN with the refusal. */
 int  admit_request(struct server *s, link_peer peer, const Ballast__Envelope *e,
                    Ballast__Status *out_status);
-/* Keeps descriptors for ourselves. */
-void admit_connections(struct server *s);
 
 #endif

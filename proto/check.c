@@ -373,10 +373,20 @@ static int refuse(struct walk *w, Ballast__Code code, const char *reason, const 
     return -EINVAL;
 }
 
+static bool is_refusal(const Ballast__Envelope *e)
+{
+    return e->kind == BALLAST__KIND__KIND_RESPONSE && e->status &&
+           e->status->code != BALLAST__CODE__OK;
+}
+
 static int check_envelope(struct walk *w, const Ballast__Envelope *e, uint32_t from,
                           const struct check_method **out_method)
 {
     const struct check_method *m = check_method(e->method);
+    if (is_refusal(e) && from & CHECK_COORDINATOR) {
+        *out_method = m; /* also of a request that could not be read, or that is not known there */
+        return 0;
+    }
     if (!m) {
         check_status(w->status, w->arena, BALLAST__CODE__UNIMPLEMENTED, "METHOD",
                      "method %d is not known here", (int)e->method);
@@ -445,8 +455,8 @@ int check_message(const struct wire_bytes *frames, size_t n_frames, uint32_t fro
         return rc;
     if ((rc = check_envelope(&w, m.envelope, from, &m.method)) < 0)
         return rc;
-    bool is_refusal = w.is_response && m.envelope->status->code != BALLAST__CODE__OK;
-    if (!is_refusal && (rc = check_payload(&w, m.method, m.envelope, &frames[1], &m.payload)) < 0)
+    if (!is_refusal(m.envelope) &&
+        (rc = check_payload(&w, m.method, m.envelope, &frames[1], &m.payload)) < 0)
         return rc;
     *out_message = m;
     return 0;

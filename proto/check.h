@@ -34,8 +34,8 @@ const struct check_method *check_method(Ballast__Method method);
 
 struct checked_message {
     Ballast__Envelope         *envelope; /* NULL if not even that could be read */
-    const struct check_method *method;
-    ProtobufCMessage          *payload;  /* of method->request or ->response; NULL with a status */
+    const struct check_method *method;   /* NULL in the refusal of what is not known there */
+    ProtobufCMessage          *payload;  /* of method->request or ->response; NULL in a refusal */
 };
 
 /* Unpacks and checks a message of n_frames frames (see wire.h) from one of the `from` parties.
