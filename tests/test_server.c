@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -53,6 +54,7 @@ static void daemon_start(struct daemon *d)
     d->pid = fork();
     if (d->pid)
         return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nothing behind */
     if (d->file_bytes_max) {
         struct rlimit limit = {d->file_bytes_max, RLIM_INFINITY};
         setrlimit(RLIMIT_FSIZE, &limit);
@@ -151,8 +153,10 @@ static void raw_message(void *context, link_peer peer, const struct link_frame *
     for (size_t i = 0; i < n_frames && i < LINK_FRAMES_MAX; i++)
         bytes[i] = (struct wire_bytes){frames[i].bytes, frames[i].n_bytes};
     r->n_messages++;
-    if (check_message(bytes, n_frames, CHECK_COORDINATOR, &r->arena, &r->last, &ignored) < 0)
+    if (check_message(bytes, n_frames, CHECK_COORDINATOR, &r->arena, &r->last, &ignored) < 0) {
+        print_message("not readable: %s\n", ignored.message);
         return;
+    }
     Ballast__Method method = r->last.envelope->method;
     r->n_of[method]++;
     r->n_exhausted += r->last.envelope->status &&
