@@ -213,7 +213,8 @@ static int check_cover(struct st_view *views, size_t n, const struct st_file *f,
 {
     const uint8_t *at = data, *end = f->map + f->n_bytes;
 
-    qsort(views, n, sizeof *views, by_place);
+    if (n)
+        qsort(views, n, sizeof *views, by_place);
     for (size_t i = 0; i < n; i++) {
         if (views[i].data != at)
             return err_set(err, -EINVAL, "%s: tensor '%.200s' %s at byte %td of the data",
