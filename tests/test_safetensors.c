@@ -185,7 +185,8 @@ static void f16_of_every_kind_is_read(void **state)
     (void)state;
     static const struct { uint16_t bits; float x; } cases[] = {
         { 0x3c00, 1 }, { 0xc000, -2 }, { 0x7bff, 65504 }, { 0x0001, 0x1p-24f },
-        { 0x83ff, -0x1.ff8p-15f }, { 0x7c00, INFINITY }, { 0x0400, 0x1p-14f }, { 0x3555, 0.33325195f },
+        { 0x83ff, -0x1.ff8p-15f }, { 0x7c00, INFINITY }, { 0x0400, 0x1p-14f },
+        { 0x3555, 0.33325195f },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct st_view v = { .tensor = { "x", ST_F16, 1, { 1 } }, .n_elements = 1, .n_bytes = 2,

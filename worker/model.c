@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "common/mem.h"
-#include "worker/decoder.h"
+#include "worker/head.h"
 
 struct model {
     struct model_config config;
@@ -87,6 +87,7 @@ static size_t plan(struct model *m)
         if (m->config.recompute == RECOMPUTE_FULL)
             activations_release(&m->act, mark);
     }
+    head_count(&m->pass);
     peak = m->act.peak;
     m->pass = (struct pass){0};
     return peak;
@@ -323,101 +324,32 @@ static int backward_layer(struct model *m, uint32_t l, struct err *err)
 
 /* ---- the head ------------------------------------------------------------------------------- */
 
-struct head {
-    struct mix mix;
-    float *h, *rstd, *x; /* mixed (NULL without a bank), then normed */
-    float *d_x, *d_h;
-};
-
-static const float *head_input(const struct model *m, const struct head *h)
-{
-    return h->h ? h->h : m->residuals.p[m->config.spec->n_layers];
-}
-
-static int head_forward(struct model *m, const struct unit_view *u, struct head *h,
-                        struct err *err)
-{
-    struct pass *p = &m->pass;
-    uint32_t n_layers = p->spec->n_layers;
-    int64_t n = p->n * p->spec->hidden;
-
-    *h = (struct head){
-        .mix = { .norm = ROLE_OUTPUT_RES_NORM, .proj = ROLE_OUTPUT_RES_PROJ,
-                 .n_bank = m->n_blocks, .p = m->residuals.p[n_layers] },
-    };
-    if (m->n_blocks) {
-        h->mix.weights = activations_take(p->act, p->n * (m->n_blocks + 1));
-        h->h = activations_take(p->act, n);
-    }
-    h->rstd = activations_take(p->act, p->n);
-    h->x = activations_take(p->act, n);
-    h->d_x = activations_take(p->act, n);
-    h->d_h = activations_take(p->act, n);
-    int rc = activations_check(p->act, err);
-    if (rc < 0)
-        return rc;
-    if (h->h)
-        mix_forward(p, u, &m->residuals, &h->mix, h->h);
-    p->dev->ops->rms_norm(p->dev, h->x, h->rstd, head_input(m, h), weight_of(u, ROLE_FINAL_NORM),
-                          p->n, p->spec->hidden, p->spec->norm_eps);
-    return 0;
-}
-
-static void head_backward(struct model *m, const struct unit_view *u, struct head *h)
-{
-    struct pass *p = &m->pass;
-    float *d_h = h->h ? h->d_h : m->residuals.d_p;
-
-    p->dev->ops->rms_norm_backward(p->dev, d_h, gradient_of(u, ROLE_FINAL_NORM), h->d_x,
-                                   head_input(m, h), weight_of(u, ROLE_FINAL_NORM), h->rstd, p->n,
-                                   p->spec->hidden, 0);
-    if (!h->h)
-        return;
-    size_t bytes = (size_t)p->n * p->spec->hidden * sizeof(float);
-    p->dev->ops->zero(p->dev, m->residuals.d_p, bytes);
-    for (uint32_t b = 0; b < m->n_blocks; b++)
-        p->dev->ops->zero(p->dev, m->residuals.d_bank[b], bytes);
-    mix_backward(p, u, &m->residuals, &h->mix, d_h, m->residuals.d_p);
-}
-
 static int head_loss(struct model *m, bool backward, double *out_sum, struct err *err)
 {
-    struct pass *p = &m->pass;
     struct activations_mark mark = activations_mark(&m->act);
     struct unit_view u;
     struct head h;
     int rc = open_unit(m, unit_of_head(m), backward, &u, err);
 
     if (rc == 0)
-        rc = head_forward(m, &u, &h, err);
-    if (rc == 0) {
-        *out_sum = p->dev->ops->linear_cross_entropy(
-            p->dev, backward ? h.d_x : NULL, backward ? gradient_of(&u, ROLE_HEAD) : NULL, h.x,
-            weight_of(&u, ROLE_HEAD), m->labels, p->n, p->spec->hidden, p->spec->vocab);
-        if (backward)
-            head_backward(m, &u, &h);
-    }
+        rc = head_forward(&m->pass, &u, &m->residuals, &h, err);
+    if (rc == 0 && backward)
+        *out_sum = head_loss_backward(&m->pass, &u, &m->residuals, &h, m->labels);
+    else if (rc == 0)
+        *out_sum = head_loss_only(&m->pass, &u, &h, m->labels);
     activations_release(&m->act, mark);
     return close_unit(m, unit_of_head(m), &u, rc, err);
 }
 
-static int head_logits(struct model *m, float *out_logits, struct err *err)
+static int logits(struct model *m, float *out_logits, struct err *err)
 {
-    struct pass *p = &m->pass;
     struct activations_mark mark = activations_mark(&m->act);
-    int64_t n = p->n * p->spec->vocab;
     struct unit_view u;
     struct head h;
     int rc = open_unit(m, unit_of_head(m), false, &u, err);
 
-    if (rc == 0)
-        rc = head_forward(m, &u, &h, err);
-    float *logits = activations_take(&m->act, n);
-    if (rc == 0 && (rc = activations_check(&m->act, err)) == 0 && n) {
-        p->dev->ops->linear(p->dev, logits, h.x, weight_of(&u, ROLE_HEAD), p->n, p->spec->hidden,
-                            p->spec->vocab, 0);
-        p->dev->ops->to_host(p->dev, out_logits, logits, (size_t)n * sizeof *logits);
-    }
+    if (rc == 0 && (rc = head_forward(&m->pass, &u, &m->residuals, &h, err)) == 0)
+        rc = head_logits(&m->pass, &u, &h, out_logits, err);
     activations_release(&m->act, mark);
     return close_unit(m, unit_of_head(m), &u, rc, err);
 }
@@ -480,7 +412,7 @@ int model_logits(struct model *m, const struct model_batch *batch, float *out_lo
     int rc = begin(m, batch, err);
 
     if (rc == 0 && (rc = forward(m, false, err)) == 0)
-        rc = head_logits(m, out_logits, err);
+        rc = logits(m, out_logits, err);
     if (rc < 0)
         drop_plans(m);
     return rc;

@@ -64,4 +64,35 @@ void validation_fini(struct validation *v, const struct tensor_map *map);
 /* Tokens that a rank holds at most in one call. */
 int64_t validation_tokens_max(const struct fixture *f);
 
+/* ---- the verdict (validate_compare.c) ---- */
+
+/* A quantity's element that is furthest above, or least below, its tolerance. */
+struct worst {
+    double value, tolerance;
+    char   where[160]; /* empty: the fixture does not say */
+};
+
+enum verdict_row {
+    ROW_LOGITS, ROW_LOSS, ROW_GRADIENTS, ROW_PACKED_LOGITS, ROW_PACKED_LOSS, ROW_PACKED_NORM,
+    ROW_CURVE, ROW_CURVE_NORMS, ROW_AFTER,
+    VERDICT_ROWS
+};
+
+struct verdict {
+    struct worst rows[VERDICT_ROWS];
+    const char *first; /* first gradient above tolerance in the order of the backward, or NULL */
+    bool is_met;
+};
+
+/* -EINVAL when the fixture's gradients are not the model's. *out's names are the map's. */
+int  verdict_of(const struct validation *v, const struct tensor_map *map, struct verdict *out,
+                struct err *err);
+void verdict_print(const struct verdict *v);
+
+/* ---- the dump (validate_dump.c) ---- */
+
+/* logits.safetensors, gradients.safetensors and report.json in folder, which is made if need be. */
+int validation_dump(const char *folder, const struct validation *v, const struct model_spec *spec,
+                    const struct tensor_map *map, struct err *err);
+
 #endif

@@ -1,0 +1,34 @@
+/* head.h - from the last running sum to the loss: the final mix, the final norm, the vocabulary */
+#ifndef WORKER_HEAD_H
+#define WORKER_HEAD_H
+
+#include "worker/decoder.h"
+
+struct head {
+    struct mix mix;
+    const float *from; /* (n, hidden), what is normed: the mix, or the running sum without one */
+    float *mixed;      /* NULL without a bank */
+    float *rstd, *x;   /* (n), (n, hidden): normed */
+    float *d_x, *d_mixed;
+};
+
+/* Takes what it needs from the activations; the caller releases it. */
+int head_forward(struct pass *p, const struct unit_view *u, struct residuals *r, struct head *out,
+                 struct err *err);
+
+/* The sum of the losses of rows with a label >= 0; labels on the device. */
+double head_loss_only(struct pass *p, const struct unit_view *u, const struct head *h,
+                      const int32_t *labels);
+
+/* The same, with gradients: assigns r->d_p and the bank's, adds the unit's. */
+double head_loss_backward(struct pass *p, const struct unit_view *u, struct residuals *r,
+                          const struct head *h, const int32_t *labels);
+
+/* out_logits (n, vocab) in host memory. */
+int head_logits(struct pass *p, const struct unit_view *u, const struct head *h,
+                float *out_logits, struct err *err);
+
+/* While counting: what a forward takes, released again. */
+void head_count(struct pass *p);
+
+#endif

@@ -1,0 +1,126 @@
+/* validate_dump.c - writes what a run computed, for other tools to compare */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "common/json.h"
+#include "common/mem.h"
+#include "worker/validate.h"
+
+static int dump_tensors(const char *folder, const char *file, const struct st_tensor *tensors,
+                        const float *const *values, size_t n, struct err *err)
+{
+    char *path = xasprintf("%s/%s", folder, file);
+    struct st_writer *w = NULL;
+    struct st_layout layout;
+    int rc = st_layout_init(tensors, n, &layout, err);
+
+    if (rc == 0) {
+        if ((rc = st_create(path, &layout, err)) == 0)
+            rc = st_writer_open(path, &layout, &w, err);
+        for (size_t i = 0; rc == 0 && i < n; i++) {
+            uint64_t count = 1;
+            for (uint32_t d = 0; d < tensors[i].n_dims; d++)
+                count *= tensors[i].dims[d];
+            rc = st_write_f32(w, i, 0, count, values[i], err);
+        }
+        if (w) {
+            int closed = st_writer_close(w, rc == 0 ? err : NULL);
+            rc = rc < 0 ? rc : closed;
+        }
+        st_layout_fini(&layout);
+    }
+    free(path);
+    return rc;
+}
+
+static struct st_tensor logits_tensor(const char *name, const struct token_rows *r, uint32_t vocab)
+{
+    return (struct st_tensor){ name, ST_F32, 3, { r->n_rows, r->length, vocab } };
+}
+
+static int dump_logits(const char *folder, const struct validation *v, uint32_t vocab,
+                       struct err *err)
+{
+    struct st_tensor tensors[2] = {
+        logits_tensor("logits", &v->fixture->batch, vocab),
+        logits_tensor("packed_logits", &v->fixture->packed, vocab),
+    };
+    const float *values[2] = { v->logits, v->packed_logits };
+
+    return dump_tensors(folder, "logits.safetensors", tensors, values,
+                        v->fixture->packed.n_rows ? 2 : 1, err);
+}
+
+static int dump_gradients(const char *folder, const struct validation *v,
+                          const struct tensor_map *map, struct err *err)
+{
+    struct st_tensor *tensors = xcalloc(map->n_entries, sizeof *tensors);
+    const float **values = xcalloc(map->n_entries, sizeof *values);
+    size_t n = 0;
+
+    for (size_t i = 0; i < map->n_entries; i++) {
+        const struct tensor_entry *e = &map->entries[i];
+        if (!v->gradients[i])
+            continue;
+        tensors[n] = (struct st_tensor){ .name = e->name, .dtype = ST_F32, .n_dims = e->n_dims };
+        memcpy(tensors[n].dims, e->dims, sizeof e->dims);
+        values[n++] = v->gradients[i];
+    }
+    int rc = dump_tensors(folder, "gradients.safetensors", tensors, values, n, err);
+    free(tensors);
+    free(values);
+    return rc;
+}
+
+static struct json *list_of(const double *x, uint32_t n)
+{
+    struct json *list = json_new_array();
+    for (uint32_t i = 0; i < n; i++)
+        json_push(list, json_new_double(x[i]));
+    return list;
+}
+
+static int dump_report(const char *folder, const struct validation *v,
+                       const struct model_spec *spec, struct err *err)
+{
+    char *path = xasprintf("%s/report.json", folder);
+    struct json *o = json_new_object();
+    int rc = 0;
+
+    json_put(o, "loss", json_new_double(v->loss));
+    json_put(o, "grad_norm", json_new_double(v->norm));
+    json_put(o, "curve", json_new_string(v->fixture->curve_name));
+    json_put(o, "loss_curve", list_of(v->losses, v->n_steps));
+    json_put(o, "grad_norms", list_of(v->norms, v->n_steps));
+    json_put(o, "parameters", json_new_u64(model_spec_count(spec).total));
+    if (v->fixture->packed.n_rows) {
+        json_put(o, "packed_loss", json_new_double(v->packed_loss));
+        json_put(o, "packed_grad_norm", json_new_double(v->packed_norm));
+    }
+    char *text = json_text(o, true);
+    FILE *f = fopen(path, "w");
+    if (!f || fprintf(f, "%s\n", text) < 0)
+        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
+    if (f && fclose(f) != 0 && rc == 0)
+        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
+    free(text);
+    json_destroy(o);
+    free(path);
+    return rc;
+}
+
+int validation_dump(const char *folder, const struct validation *v, const struct model_spec *spec,
+                    const struct tensor_map *map, struct err *err)
+{
+    int rc;
+
+    if (mkdir(folder, 0777) < 0 && errno != EEXIST)
+        return err_set(err, -errno, "%s: %s", folder, strerror(errno));
+    if ((rc = dump_logits(folder, v, spec->vocab, err)) < 0 ||
+        (rc = dump_gradients(folder, v, map, err)) < 0)
+        return rc;
+    return dump_report(folder, v, spec, err);
+}
