@@ -19,6 +19,7 @@
 #define SEEN_MAX     256 /* jobs whose newest attempt is remembered */
 #define BEATS_MAX    64  /* heartbeats whose sending time is remembered */
 #define STOP_GRACE_NS (5 * NS_PER_S) /* where the agent itself decides to stop */
+#define LEAVE_GRACE_NS (20 * NS_PER_S) /* the same, with time for a checkpoint of all ranks */
 
 enum life { LIFE_PENDING, LIFE_LIVE, LIFE_ENDED };
 
@@ -731,7 +732,7 @@ void agent_shut_down(struct agent *a, struct agent_turn *t, const char *reason)
     }
     struct attempt *live = in_life(a, LIFE_LIVE);
     if (live)
-        stop_live(a, t, live, BALLAST__STOP_MODE__STOP_NOW, STOP_GRACE_NS, reason);
+        stop_live(a, t, live, BALLAST__STOP_MODE__STOP_CHECKPOINT, LEAVE_GRACE_NS, reason);
 }
 
 bool agent_may_exit(const struct agent *a)
