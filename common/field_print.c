@@ -24,8 +24,8 @@ void field_quote(const char *text, char out_text[FIELD_QUOTE_BYTES])
 static void number_text(double x, char *out_text, size_t n_bytes)
 {
     char text[40];
-    snprintf(text, sizeof text, x == (double)(int64_t)x && x < 1e6 && x > -1e6 ? "%.0f" : "%.6g",
-             x);
+    bool is_plain = x < 1e6 && x > -1e6 && x == (double)(int64_t)x;
+    snprintf(text, sizeof text, is_plain ? "%.0f" : "%.6g", x);
     char *e = strchr(text, 'e');
     if (!e) {
         snprintf(out_text, n_bytes, "%s", text);

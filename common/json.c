@@ -187,41 +187,23 @@ const char *json_as_string(const struct json *v)
     return json_kind_of(v) == JSON_STRING ? json_object_get_string(in(v)) : NULL;
 }
 
-size_t json_as_string_bytes(const struct json *v)
-{
-    return json_kind_of(v) == JSON_STRING ? (size_t)json_object_get_string_len(in(v)) : 0;
-}
-
 /* Python writes 8.0 where it means 8. Beyond 2^53 a double no longer says which integer. */
-static bool is_whole_double(const struct json *v, double min, double max)
+static bool is_whole_double(const struct json *v)
 {
     double x = json_object_get_double(in(v));
-    return x == floor(x) && x >= min && x < max;
+    return x == floor(x) && x >= 0 && x < 0x1p53;
 }
 
 bool json_as_u64(const struct json *v, uint64_t *out)
 {
     enum json_kind kind = json_kind_of(v);
-    if (kind == JSON_DOUBLE && is_whole_double(v, 0, 0x1p53)) {
+    if (kind == JSON_DOUBLE && is_whole_double(v)) {
         *out = (uint64_t)json_object_get_double(in(v));
         return true;
     }
     if (kind != JSON_INTEGER || json_object_get_int64(in(v)) < 0)
         return false;
     *out = json_object_get_uint64(in(v));
-    return true;
-}
-
-bool json_as_i64(const struct json *v, int64_t *out)
-{
-    enum json_kind kind = json_kind_of(v);
-    if (kind == JSON_DOUBLE && is_whole_double(v, -0x1p53, 0x1p53)) {
-        *out = (int64_t)json_object_get_double(in(v));
-        return true;
-    }
-    if (kind != JSON_INTEGER || json_object_get_uint64(in(v)) > (uint64_t)INT64_MAX)
-        return false;
-    *out = json_object_get_int64(in(v));
     return true;
 }
 

@@ -42,9 +42,7 @@ bool json_next(struct json_iter *i);
 /* The value, or false / NULL if it is of another kind or out of range. A whole double counts as
  * an integer, any number as a double. */
 const char *json_as_string(const struct json *v); /* NUL-terminated */
-size_t json_as_string_bytes(const struct json *v);
 bool json_as_u64(const struct json *v, uint64_t *out);
-bool json_as_i64(const struct json *v, int64_t *out);
 bool json_as_double(const struct json *v, double *out);
 bool json_as_bool(const struct json *v, bool *out);
 

@@ -7,6 +7,7 @@
 #define KDA_CHUNK_ROWS 64u   /* tokens per chunk of the recurrence */
 #define MARGIN_COUNTS  1001u /* 64-bit counts per layer and expert of quantile balancing */
 #define FLOAT_BYTES    4u
+#define PROCESS_BYTES  (16u << 20) /* a trainer without a model: code, stacks, scratch of the ops */
 
 /* Floats per token, and per row that the router sends. */
 struct floats {
@@ -139,7 +140,7 @@ struct memory_plan memory_model(const struct memory_input *in)
         .gradients = owned * FLOAT_BYTES,
         .optimizer = 2 * owned * FLOAT_BYTES,
         .activations = activation_floats(in) * FLOAT_BYTES,
-        .buffers = buffer_floats(in, &counts) * FLOAT_BYTES + margins,
+        .buffers = buffer_floats(in, &counts) * FLOAT_BYTES + margins + PROCESS_BYTES,
     };
     plan.total = plan.weights + plan.gradients + plan.optimizer + plan.activations + plan.buffers;
     return plan;

@@ -71,7 +71,6 @@ int main(int argc, char **argv)
     struct ctl c = {0};
     const struct ctl_command *command;
     setlocale(LC_CTYPE, "C.UTF-8");
-    signal(SIGPIPE, SIG_IGN);
     int code = ctl_parse(argc, argv, &c, &command);
     if (code < 0)
         code = command->run(&c);
@@ -80,6 +79,6 @@ int main(int argc, char **argv)
     free(c.args);
     free(c.sets);
     if (fflush(stdout) != 0 && code == CTL_OK)
-        code = CTL_FAILED; /* a full disk or a closed pipe: the data did not arrive */
+        code = CTL_FAILED; /* a full disk: the data did not arrive */
     return code;
 }

@@ -179,5 +179,6 @@ int ctl_worker_resume(struct ctl *c);
 int ctl_ping(struct ctl *c);
 int ctl_doctor(struct ctl *c);
 int ctl_version(struct ctl *c);
+int ctl_check_config(struct ctl *c);
 
 #endif

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/link.h"
 #include "common/types.h"
 #include "common/version.h"
 
@@ -32,6 +33,21 @@ int ctl_version(struct ctl *c)
     if (o)
         ctl_json_one(c, "Version", 0, o);
     return CTL_OK;
+}
+
+int ctl_check_config(struct ctl *c)
+{
+    const char *source;
+    struct err err;
+    char *address = ctl_address(c, &source);
+    if (!address)
+        return CTL_USAGE;
+    int rc = link_address_check(address, &err) < 0
+                 ? ctl_fail(c, CTL_USAGE, "%s (from %s)", err.text, source) : CTL_OK;
+    if (rc == CTL_OK)
+        printf("ok: address %s (from %s)\n", address, source);
+    free(address);
+    return rc;
 }
 
 static int ping(struct ctl *c, const Ballast__PingReply **out_reply, uint64_t *out_ns)

@@ -178,6 +178,7 @@ static void collect_points(const struct ctl *c, const Ballast__StepReport *s, vo
 static int draw(const struct ctl *c, const struct drawing *d)
 {
     fflush(stdout);
+    signal(SIGPIPE, SIG_IGN); /* its end is told by its status */
     FILE *gnuplot = popen("gnuplot", "w");
     if (!gnuplot)
         return ctl_fail(c, CTL_FAILED, "cannot start gnuplot");

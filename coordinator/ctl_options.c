@@ -18,9 +18,11 @@ struct option_row {
     bool has_short, is_common;
 };
 
+/* The first three are looked at by their place, before and instead of a command. */
 static const struct option_row rows[] = {
     {'h', "help", NULL, "this text", true, true},
     {'V', "version", NULL, "versions", false, true},
+    {'K', "check-config", NULL, "check ~/.config/ballast/config.yaml and the address", false, true},
     {'A', "address", "ADDRESS", "the coordinator: ipc://PATH or tcp://HOST:PORT", false, true},
     {'o', "output", "FORMAT", "wide, json, yaml or name", true, true},
     {'J', "json", NULL, "the same as -o json", false, true},
@@ -279,6 +281,8 @@ int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **o
     const struct ctl_command *command = find_command(words, n_words, &n_name);
     if (used[1])
         return ctl_version(c);
+    if (used[2])
+        return ctl_check_config(c);
     if (command && used[0]) {
         print_command_help(command);
         return CTL_OK;

@@ -13,11 +13,12 @@
 /* One line per mistake, or one JSON object with all of them. */
 static int refuse(const struct ctl *c, const struct problems *p)
 {
+    if (c->format != CTL_JSON) {
+        problems_print(p, stderr);
+        return CTL_USAGE;
+    }
     char *text = problems_text(p);
-    if (c->format == CTL_JSON)
-        ctl_fail(c, CTL_USAGE, "%s", text);
-    else
-        fprintf(stderr, "%s\n", text);
+    ctl_fail(c, CTL_USAGE, "%s", text);
     free(text);
     return CTL_USAGE;
 }

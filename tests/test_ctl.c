@@ -370,6 +370,8 @@ static void every_command_has_help(void **state)
     }
     check("--help", 0, "Exit codes:", "");
     check("--version", 0, "commit", "");
+    check("--check-config", 0, "(from BALLAST_ADDRESS)", "");
+    check("--check-config --address tcp://8.8.8.8:1", 2, "", "(from --address)");
     check("version --json", 0, "\"sqlite\"", "");
 }
 
