@@ -221,7 +221,7 @@ static void raw_send(struct raw *r, Ballast__Kind kind, Ballast__Method method, 
     struct wire_bytes bytes[WIRE_FRAMES];
     e.kind = kind;
     e.method = method;
-    e.request_id = ++id;
+    e.request_id = e.seq = ++id;
     e.worker_epoch = r->worker_epoch;
     if (key)
         e.idempotency_key = (ProtobufCBinaryData){16, key};
@@ -455,7 +455,12 @@ static void a_job_runs_on_a_raw_worker(void **state)
     raw_open(&w, &d);
     raw_hello(&w, "w0");
     uint64_t job = submit(c);
-    assert_true(raw_until(&w, &w.n_of[M(START)], 1));
+    if (!raw_until(&w, &w.n_of[M(START)], 1)) {
+        Ballast__JobRequest why = BALLAST__JOB_REQUEST__INIT;
+        why.job_id = job;
+        const Ballast__JobShowReply *stuck = call(c, M(JOB_SHOW), &why.base);
+        fail_msg("no START: %s", stuck->job->reason);
+    }
     assert_int_equal(w.start->job_id, job);
     Ballast__RankState rank = BALLAST__RANK_STATE__INIT;
     rank.job_id = job;
