@@ -185,7 +185,7 @@ static void read_list(struct walk *w, const struct field *f)
         n++;
     }
     if (!w->stop && n < f->n_min) {
-        char *text = xasprintf("has %zu elements, expected at least %u", n, f->n_min);
+        char *text = xasprintf("has %zu of at least %u elements", n, f->n_min);
         complain(w, line, f->path, text);
         free(text);
     }

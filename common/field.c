@@ -343,7 +343,7 @@ static int parse_list(const struct field *f, void *target, const char *text, str
             break;
     }
     if (rc == 0 && elements.n < f->n_min)
-        rc = err_set(err, -ERANGE, "has %zu elements, expected at least %u", elements.n, f->n_min);
+        rc = err_set(err, -ERANGE, "has %zu of at least %u elements", elements.n, f->n_min);
     if (rc == 0) {
         field_clear(f, target);
         *(void **)member(f, target) = elements.list;
@@ -375,7 +375,7 @@ static int check_list(const struct field *f, const void *target, struct err *err
     size_t n = *list_count(f, target);
     const char *elements = *(const char *const *)member(f, target);
     if (n < f->n_min)
-        return err_set(err, -ERANGE, "has %zu elements, expected at least %u", n, f->n_min);
+        return err_set(err, -ERANGE, "has %zu of at least %u elements", n, f->n_min);
     if (n > (f->n_max ? f->n_max : FIELD_LIST_MAX))
         return too_many(f, err);
     for (size_t i = 0; i < n; i++) {

@@ -10,6 +10,7 @@
 
 #include "common/json.h"
 #include "common/mem.h"
+#include "common/problems.h"
 #include "common/types.h"
 #include "proto/ballast.pb-c.h"
 #include "proto/call.h"
@@ -90,6 +91,8 @@ void ctl_disconnect(struct ctl *c);
 /* "ballast: text" on stderr, or as JSON where JSON was asked for; returns code. */
 int ctl_fail(const struct ctl *c, enum ctl_exit code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* What is wrong with a job file, a line each; returns CTL_USAGE. */
+int ctl_fail_problems(const struct ctl *c, const struct problems *p);
 /* A hint on stderr; silent with -q. */
 void ctl_hint(const struct ctl *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -89,6 +89,29 @@ int ctl_fail(const struct ctl *c, enum ctl_exit code, const char *format, ...)
     return code;
 }
 
+int ctl_fail_problems(const struct ctl *c, const struct problems *p)
+{
+    Ballast__FieldViolation fields[PROBLEMS_MAX], *pointers[PROBLEMS_MAX];
+    Ballast__Status status = BALLAST__STATUS__INIT;
+    if (c->format != CTL_JSON) {
+        problems_print(p, stderr);
+        return CTL_USAGE;
+    }
+    status.reason = "BAD_JOB_FILE";
+    status.violations = pointers;
+    status.n_violations = p->n;
+    for (size_t i = 0; i < p->n; i++) {
+        ballast__field_violation__init(&fields[i]);
+        fields[i].field = p->items[i].key;
+        fields[i].text = p->items[i].text;
+        pointers[i] = &fields[i];
+    }
+    char *text = problems_text(p);
+    print_failure(c, code_name(CTL_USAGE), &status, text);
+    free(text);
+    return CTL_USAGE;
+}
+
 void ctl_hint(const struct ctl *c, const char *format, ...)
 {
     char text[1024];

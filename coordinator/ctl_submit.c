@@ -10,25 +10,12 @@
 #include "common/memory_model.h"
 #include "proto/job_file.h"
 
-/* One line per mistake, or one JSON object with all of them. */
-static int refuse(const struct ctl *c, const struct problems *p)
-{
-    if (c->format != CTL_JSON) {
-        problems_print(p, stderr);
-        return CTL_USAGE;
-    }
-    char *text = problems_text(p);
-    ctl_fail(c, CTL_USAGE, "%s", text);
-    free(text);
-    return CTL_USAGE;
-}
-
 static int refuse_key(const struct ctl *c, const struct job_file_places *places, const char *key,
                       const char *text, const char *hint)
 {
     struct problems p = {0};
     problems_add(&p, job_file_place(places, key), key, "%s%s", text, hint);
-    int rc = refuse(c, &p);
+    int rc = ctl_fail_problems(c, &p);
     problems_fini(&p);
     return rc;
 }
@@ -125,7 +112,7 @@ int ctl_submit(struct ctl *c)
         return ctl_fail(c, CTL_USAGE, "missing arguments; usage: ballast submit JOB.yaml");
     int rc = job_file_read(c->args[0], c->sets, c->n_sets, &spec, &places, &problems);
     if (rc < 0)
-        rc = refuse(c, &problems);
+        rc = ctl_fail_problems(c, &problems);
     else
         rc = submit(c, spec, &places);
     problems_fini(&problems);

@@ -138,7 +138,7 @@ static const struct {
     {"a bad element", "name: x\nbetas: [0.9, 7]\n",
      "t.yaml:2: key 'betas': 7 is out of range, allowed 0 to 1"},
     {"too few elements", "name: x\nbetas: [0.9]\n",
-     "t.yaml:2: key 'betas': has 1 elements, expected at least 2"},
+     "t.yaml:2: key 'betas': has 1 of at least 2 elements"},
     {"too many elements", "name: x\nbetas: [0.9, 0.9, 0.9]\n",
      "t.yaml:2: key 'betas': has more than 2 elements"},
     {"no value", "name:\n", "t.yaml:1: key 'name': has no value, expected text"},
@@ -315,7 +315,7 @@ static void assignments_go_through_the_same_table(void **state)
         {"rate", "--set: 'rate' is not key=value, as in train.steps=300"},
         {"rate=7", "--set: key 'rate': 7 is out of range, allowed more than 0 to less than 1"},
         {"paint.colr=red", "--set: key 'paint.colr': unknown; did you mean 'paint.color'?"},
-        {"betas=0.1", "--set: key 'betas': has 1 elements, expected at least 2"},
+        {"betas=0.1", "--set: key 'betas': has 1 of at least 2 elements"},
         {"paint=red",
          "--set: key 'paint': is a section, expected keys under it: color, coats"},
     };

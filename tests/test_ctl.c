@@ -566,10 +566,14 @@ static void wrong_job_files_contact_nobody(void **state)
         check("submit bad.yaml", 2, "", rows[i].err);
         check("submit bad.yaml --dry-run", 2, "", rows[i].err);
     }
+    check("submit bad.yaml --json --set train.steps=0", 2, "", "\"field\":\"train.steps\"");
     check("submit nowhere.yaml", 2, "", "nowhere.yaml: No such file or directory\n");
     check("submit job.yaml --set train.steps=x", 2, "",
           "--set: key 'train.steps': 'x' is not a whole number, allowed 1 to 1e9\n");
     check("submit job.yaml --set parallel.workers=3", 2, "", "is not a multiple of");
+    check("submit job.yaml --set parallel.workers=3 --set parallel.expert_parallel_degree=3 "
+          "--set train.global_batch=33", 2, "",
+          "--set: key 'parallel.expert_parallel_degree': expert_parallel_degree 3 does not divide");
     check("submit job.yaml --dry-run", 0, "MEMORY PER RANK", "nothing was submitted");
     struct json *v = run_json("submit job.yaml --dry-run --json");
     assert_non_null(json_get(json_get(v, "memory_per_rank"), "total"));

@@ -223,7 +223,7 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
     {"unknown optimizer", {"train.optimizer.name=sgd"},
      "--set: key 'train.optimizer.name': 'sgd' is not allowed; allowed: adamw"},
     {"no training data", {"data.train=[]"},
-     "--set: key 'data.train': has 0 elements, expected at least 1"},
+     "--set: key 'data.train': has 0 of at least 1 elements"},
     {"older spellings",
      {"parallel.sequence_parallel=true", "parallel.activation_checkpointing=true"}, ""},
 };
