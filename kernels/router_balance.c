@@ -22,7 +22,7 @@ static double quantile(const int64_t *bins, int32_t n_bins, double target)
 {
     int64_t before = 0;
     int32_t bin = 0;
-    for (; bin < n_bins - 1 && (double)(before + bins[bin]) < ceil(target); bin++)
+    for (; bin < n_bins - 1 && (double)(before + bins[bin]) < target; bin++)
         before += bins[bin];
     return bin + (bins[bin] ? (target - (double)before) / (double)bins[bin] : 0);
 }
