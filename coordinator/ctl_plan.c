@@ -48,10 +48,9 @@ static void print_group(const char *name, const struct rank_group *g, const char
     printf("%s)  %s\n", g->n_ranks > 8 ? " ..." : "", meaning);
 }
 
-static void print_row(const struct ctl *c, struct ctl_table *t, const char *what, uint64_t bytes)
+static void add_row(struct ctl_table *t, const char *what, uint64_t bytes)
 {
     char text[32];
-    (void)c;
     ctl_bytes_text(bytes, text);
     ctl_table_cell(t, "%s", what);
     ctl_table_cell(t, "%s", text);
@@ -61,12 +60,12 @@ static void print_memory(const struct ctl *c, const struct memory_plan *m)
 {
     static const struct ctl_column columns[] = {{"MEMORY PER RANK", false}, {"SIZE", true}};
     struct ctl_table t = {.columns = columns, .n_columns = 2};
-    print_row(c, &t, "weights", m->weights);
-    print_row(c, &t, "gradients", m->gradients);
-    print_row(c, &t, "optimizer", m->optimizer);
-    print_row(c, &t, "activations", m->activations);
-    print_row(c, &t, "buffers", m->buffers);
-    print_row(c, &t, "total", m->total);
+    add_row(&t, "weights", m->weights);
+    add_row(&t, "gradients", m->gradients);
+    add_row(&t, "optimizer", m->optimizer);
+    add_row(&t, "activations", m->activations);
+    add_row(&t, "buffers", m->buffers);
+    add_row(&t, "total", m->total);
     ctl_table_print(c, &t);
     ctl_table_fini(&t);
 }
