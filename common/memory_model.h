@@ -1,8 +1,8 @@
 /* memory_model.h - bytes of one rank's device for a training step, before anything is allocated
  *
  * Pure arithmetic over a model's counts, the degrees and the tokens of a pass, for fp32 training
- * with AdamW. The rows that the router sends to a rank are not known beforehand: a quarter more than
- * an even load is assumed. */
+ * with AdamW. The rows that the router sends to a rank are not known beforehand: a quarter more
+ * than an even load is assumed. */
 #ifndef COMMON_MEMORY_MODEL_H
 #define COMMON_MEMORY_MODEL_H
 

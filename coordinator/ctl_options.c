@@ -22,7 +22,8 @@ struct option_row {
 static const struct option_row rows[] = {
     {'h', "help", NULL, "this text", true, true},
     {'V', "version", NULL, "versions", false, true},
-    {'K', "check-config", NULL, "check ~/.config/ballast/config.yaml and the address", false, true},
+    {'K', "check-config", NULL, "check ~/.config/ballast/config.yaml and the address", false,
+     true},
     {'A', "address", "ADDRESS", "the coordinator: ipc://PATH or tcp://HOST:PORT", false, true},
     {'o', "output", "FORMAT", "wide, json, yaml or name", true, true},
     {'J', "json", NULL, "the same as -o json", false, true},
@@ -85,7 +86,8 @@ static void print_usage(void)
            "The address is --address, else BALLAST_ADDRESS, else `address` in\n"
            "~/.config/ballast/config.yaml, else the local socket.\n"
            "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 conflict, 6 limits,\n"
-           "7 unreachable, 8 outcome unknown, 9 other version, 124 wait timed out, 128+n signal.\n");
+           "7 unreachable, 8 outcome unknown, 9 other version, 124 wait timed out, 128+n "
+           "signal.\n");
 }
 
 static void print_command_help(const struct ctl_command *command)
