@@ -186,6 +186,7 @@ static void be_rough(struct sim *s)
     s->hangs = sim_chance(s, 0.5) ? 0.2 : 0;
     s->load_ns = (1 + sim_random(s, 3000)) * NS_PER_MS;
     s->step_ns = (50 + sim_random(s, 2000)) * NS_PER_MS;
+    s->config.backoff_base_ns = (50 + sim_random(s, 1000)) * NS_PER_MS;
 }
 
 static void be_calm(struct sim *s)
