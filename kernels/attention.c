@@ -123,6 +123,7 @@ static int64_t cut_queries(struct query_block *blocks, const struct attention_sh
 void cpu_attention(struct device *dev, float *o, float *lse, const float *q, const float *kv,
                    const float *k_rope, int64_t k_rope_stride, const struct attention_shape *shape)
 {
+    assert(shape->cu_seqlens[shape->n_docs] == shape->n_tokens);
     int64_t n_blocks = cut_queries(NULL, shape);
     struct query_block *blocks = cpu_shared(dev, (size_t)n_blocks * sizeof *blocks);
     cut_queries(blocks, shape);

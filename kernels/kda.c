@@ -182,6 +182,7 @@ void cpu_kda_forward(struct device *dev, float *o, float *final_state, float *sa
                      const float *k, const float *v, const float *g, const float *beta,
                      const float *initial_state, const struct kda_shape *shape)
 {
+    assert(shape->cu_seqlens[shape->n_docs] == shape->n_tokens);
     struct kda_forward f = {o, final_state, saved, q, k, v, g, beta, initial_state, shape};
     cpu_for(dev, (int64_t)shape->n_docs * shape->n_heads, 1, forward_range, &f);
 }
