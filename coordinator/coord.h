@@ -87,7 +87,8 @@ void coord_start(struct coord *c, struct turn *t);
 job_id coord_wants_job(const struct coord *c, Ballast__Method method,
                        const ProtobufCMessage *payload);
 
-/* Brings an ended job back for this turn: all its records, in order. -EPROTO: damaged. */
+/* Brings an ended job back for the turn under way (after coord_begin): all its records, in
+ * order. -EPROTO: damaged. */
 int coord_recall(struct coord *c, Ballast__Record *const *records, size_t n_records,
                  struct err *err);
 

@@ -1,0 +1,776 @@
+/* test_coord.c - the coordinator's core, message by message */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "coordinator/coord.h"
+
+#define M(x) BALLAST__METHOD__METHOD_##x
+#define PHASE(x) BALLAST__RANK_PHASE__RANK_##x
+#define JOB(x) BALLAST__JOB_STATE__JOB_##x
+
+enum { CLIENT = 1, W1 = 11, W2 = 12, OTHER = 13 }; /* connections */
+
+/* One coordinator, its log, and the newest turn. */
+struct bench {
+    struct coord    *c;
+    struct turn      turn;
+    uint64_t         now_ns, seq[32];
+    Ballast__Record *log[512];
+    size_t           n_log;
+};
+
+static void keep_records(struct bench *b)
+{
+    for (size_t i = 0; i < b->turn.n_records; i++) {
+        size_t n = ballast__record__get_packed_size(b->turn.records[i]);
+        uint8_t *bytes = xcalloc(1, n);
+        ballast__record__pack(b->turn.records[i], bytes);
+        assert_true(b->n_log < 512);
+        b->log[b->n_log++] = ballast__record__unpack(NULL, n, bytes);
+        free(bytes);
+    }
+    coord_committed(b->c, coord_last_seq(b->c));
+}
+
+static void begin(struct bench *b)
+{
+    turn_fini(&b->turn);
+    coord_begin(b->c, &b->turn, b->now_ns, (int64_t)b->now_ns);
+}
+
+static void finish(struct bench *b)
+{
+    coord_tick(b->c, &b->turn);
+    keep_records(b);
+}
+
+static void start(struct bench *b)
+{
+    struct coord_config config = coord_config_default();
+    struct err err;
+    config.version = "test";
+    b->c = coord_create(&config);
+    for (size_t i = 0; i < b->n_log; i++)
+        assert_int_equal(coord_apply(b->c, b->log[i], &err), 0);
+    begin(b);
+    coord_start(b->c, &b->turn);
+    finish(b);
+}
+
+static int setup(void **state)
+{
+    struct bench *b = xcalloc(1, sizeof *b);
+    b->now_ns = 1000 * NS_PER_S;
+    start(b);
+    *state = b;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct bench *b = *state;
+    turn_fini(&b->turn);
+    coord_destroy(b->c);
+    for (size_t i = 0; i < b->n_log; i++)
+        ballast__record__free_unpacked(b->log[i], NULL);
+    free(b);
+    return 0;
+}
+
+static void restart(struct bench *b)
+{
+    turn_fini(&b->turn);
+    coord_destroy(b->c);
+    start(b);
+}
+
+/* Time passes; all that is due happens. */
+static void pass(struct bench *b, double seconds)
+{
+    uint64_t until_ns = b->now_ns + (uint64_t)(seconds * NS_PER_S);
+    for (uint64_t due_ns; (due_ns = coord_next_deadline_ns(b->c)) <= until_ns;) {
+        b->now_ns = due_ns > b->now_ns ? due_ns : b->now_ns;
+        begin(b);
+        finish(b);
+    }
+    b->now_ns = until_ns;
+    begin(b);
+    finish(b);
+}
+
+/* What the shell does before a request about a job that has ended. */
+static void recall(struct bench *b, job_id job)
+{
+    Ballast__Record *records[512];
+    size_t n = 0;
+    struct err err;
+    for (size_t i = 0; i < b->n_log; i++)
+        if (b->log[i]->job_id == job)
+            records[n++] = b->log[i];
+    assert_int_equal(coord_recall(b->c, records, n, &err), 0);
+}
+
+static uint64_t life_of[32];
+
+static void message_with(struct bench *b, uint64_t peer, Ballast__Method method, uint8_t key,
+                         const ProtobufCMessage *payload)
+{
+    Ballast__Envelope e = BALLAST__ENVELOPE__INIT;
+    uint8_t bytes[IDEMPOTENCY_KEY_BYTES];
+    memset(bytes, key, sizeof bytes);
+    bool is_request = method < M(HEARTBEAT);
+    e.kind = is_request ? BALLAST__KIND__KIND_REQUEST : BALLAST__KIND__KIND_NOTICE;
+    e.method = method;
+    e.request_id = 1;
+    e.worker_epoch = life_of[peer];
+    e.seq = ++b->seq[peer];
+    if (key)
+        e.idempotency_key = (ProtobufCBinaryData){.len = sizeof bytes, .data = bytes};
+    begin(b);
+    for (job_id job; (job = coord_wants_job(b->c, method, payload));)
+        recall(b, job);
+    coord_message(b->c, &b->turn, peer, "ann", &e, payload);
+    finish(b);
+}
+
+static void message(struct bench *b, uint64_t peer, Ballast__Method method,
+                    const ProtobufCMessage *payload)
+{
+    message_with(b, peer, method, 7, payload);
+}
+
+/* The nth message of that method to that peer in the newest turn, or NULL. */
+static const struct outgoing *sent(const struct bench *b, uint64_t peer, Ballast__Method method)
+{
+    for (size_t i = 0; i < b->turn.n_out; i++)
+        if (b->turn.out[i].peer == peer && b->turn.out[i].envelope.method == method)
+            return &b->turn.out[i];
+    return NULL;
+}
+
+static Ballast__Code code(const struct bench *b, uint64_t peer, Ballast__Method method)
+{
+    const struct outgoing *o = sent(b, peer, method);
+    assert_non_null(o);
+    return o->envelope.status->code;
+}
+
+static void hello_with(struct bench *b, uint64_t peer, const char *name, uint64_t life,
+                       Ballast__RankState *rank)
+{
+    Ballast__Hello h = BALLAST__HELLO__INIT;
+    h.name = (char *)name;
+    h.node = "n1";
+    h.memory_bytes = 8ull << 30;
+    h.ranks = &rank;
+    h.n_ranks = rank != NULL;
+    life_of[peer] = life;
+    message(b, peer, M(HELLO), &h.base);
+}
+
+static void hello(struct bench *b, uint64_t peer, const char *name, uint64_t life)
+{
+    b->seq[peer] = 0;
+    hello_with(b, peer, name, life, NULL);
+}
+
+static Ballast__RankState rank_state(job_id job, uint32_t attempt, uint32_t rank,
+                                     Ballast__RankPhase phase)
+{
+    Ballast__RankState s = BALLAST__RANK_STATE__INIT;
+    s.job_id = job;
+    s.attempt = attempt;
+    s.rank = rank;
+    s.phase = phase;
+    return s;
+}
+
+static void beat(struct bench *b, uint64_t peer, Ballast__RankState *rank)
+{
+    Ballast__Heartbeat h = BALLAST__HEARTBEAT__INIT;
+    h.ranks = &rank;
+    h.n_ranks = rank != NULL;
+    message(b, peer, M(HEARTBEAT), &h.base);
+}
+
+static Ballast__JobSpec a_spec(uint32_t n_workers)
+{
+    Ballast__JobSpec spec = BALLAST__JOB_SPEC__INIT;
+    spec.name = "job";
+    spec.parallel_workers = n_workers;
+    spec.train_steps = 10;
+    spec.scheduling_max_restarts = 3;
+    return spec;
+}
+
+static void submit_spec(struct bench *b, uint8_t key, Ballast__JobSpec *spec)
+{
+    Ballast__SubmitRequest r = BALLAST__SUBMIT_REQUEST__INIT;
+    r.spec = spec;
+    message_with(b, CLIENT, M(SUBMIT), key, &r.base);
+}
+
+static void submit(struct bench *b, uint8_t key, uint32_t n_workers)
+{
+    Ballast__JobSpec spec = a_spec(n_workers);
+    submit_spec(b, key, &spec);
+}
+
+static void call_job(struct bench *b, Ballast__Method method, job_id job, uint8_t key)
+{
+    Ballast__JobRequest r = BALLAST__JOB_REQUEST__INIT;
+    r.job_id = job;
+    r.reason = "because";
+    message_with(b, CLIENT, method, key, &r.base);
+}
+
+static void expect_job(struct bench *b, job_id job, Ballast__JobState state, const char *reason)
+{
+    struct arena arena = {0};
+    const Ballast__Job *j = coord_job(b->c, job, &arena);
+    assert_non_null(j);
+    assert_int_equal(j->state, state);
+    if (reason)
+        assert_string_equal(j->reason, reason);
+    arena_fini(&arena);
+}
+
+/* The state of the last record about the job. */
+static const Ballast__RecordState *last_state(const struct bench *b, job_id job)
+{
+    for (size_t i = b->n_log; i-- > 0;)
+        if (b->log[i]->job_id == job && b->log[i]->what_case == BALLAST__RECORD__WHAT_STATE)
+            return b->log[i]->state;
+    return NULL;
+}
+
+static void report(struct bench *b, uint64_t peer, Ballast__RankState s)
+{
+    message(b, peer, M(RANK_STATE), &s.base);
+}
+
+/* Job 1 on w1 and w2, RUNNING. */
+static void run_a_job(struct bench *b)
+{
+    hello(b, W1, "w1", 1);
+    hello(b, W2, "w2", 1);
+    submit(b, 1, 2);
+    assert_non_null(sent(b, W1, M(START)));
+    assert_non_null(sent(b, W2, M(START)));
+    report(b, W2, rank_state(1, 1, 1, PHASE(READY)));
+    report(b, W1, rank_state(1, 1, 0, PHASE(RUNNING)));
+    expect_job(b, 1, JOB(RUNNING), NULL);
+}
+
+/* ---- submit ---------------------------------------------------------------------------------------- */
+
+static void one_key_makes_one_job(void **state)
+{
+    struct bench *b = *state;
+    submit(b, 1, 2);
+    const Ballast__SubmitReply *first = (const void *)sent(b, CLIENT, M(SUBMIT))->payload;
+    assert_int_equal(first->job_id, 1);
+    assert_false(first->repeated_key);
+    restart(b); /* the key is durable */
+    submit(b, 1, 2);
+    const Ballast__SubmitReply *again = (const void *)sent(b, CLIENT, M(SUBMIT))->payload;
+    assert_int_equal(again->job_id, 1);
+    assert_true(again->repeated_key);
+    assert_int_equal(b->turn.n_records, 0);
+    submit(b, 1, 3);
+    assert_int_equal(code(b, CLIENT, M(SUBMIT)), BALLAST__CODE__ALREADY_EXISTS);
+    submit(b, 2, 3);
+    assert_int_equal(((const Ballast__SubmitReply *)sent(b, CLIENT, M(SUBMIT))->payload)->job_id,
+                     2);
+    expect_job(b, 2, JOB(QUEUED), "needs 3 workers, 0 attached, 0 free");
+}
+
+static void a_bad_submit_changes_nothing(void **state)
+{
+    struct bench *b = *state;
+    submit(b, 0, 2);
+    assert_int_equal(code(b, CLIENT, M(SUBMIT)), BALLAST__CODE__INVALID_ARGUMENT);
+    submit(b, 1, 0);
+    assert_int_equal(code(b, CLIENT, M(SUBMIT)), BALLAST__CODE__INVALID_ARGUMENT);
+    uint64_t after = 9;
+    Ballast__JobSpec spec = a_spec(1);
+    spec.scheduling_after = &after;
+    spec.n_scheduling_after = 1;
+    submit_spec(b, 1, &spec);
+    assert_int_equal(code(b, CLIENT, M(SUBMIT)), BALLAST__CODE__NOT_FOUND);
+    assert_int_equal(b->n_log, 1); /* the epoch */
+}
+
+static void a_job_waits_for_the_one_it_comes_after(void **state)
+{
+    struct bench *b = *state;
+    hello(b, W1, "w1", 1);
+    submit(b, 1, 2); /* never fits */
+    uint64_t after = 1;
+    Ballast__JobSpec spec = a_spec(1);
+    spec.scheduling_after = &after;
+    spec.n_scheduling_after = 1;
+    submit_spec(b, 2, &spec);
+    submit_spec(b, 3, &spec);
+    after = 3;
+    submit_spec(b, 4, &spec);
+    expect_job(b, 2, JOB(QUEUED), "waits until job 1 is DONE");
+    call_job(b, M(JOB_CANCEL), 1, 9);
+    assert_string_equal(last_state(b, 1)->reason, "cancelled: because");
+    assert_string_equal(last_state(b, 2)->reason, "job 1 of scheduling.after is CANCELLED");
+    assert_int_equal(last_state(b, 4)->state, JOB(CANCELLED)); /* down the line */
+}
+
+/* ---- an attempt -------------------------------------------------------------------------------------- */
+
+static void start_is_repeated_until_the_rank_shows(void **state)
+{
+    struct bench *b = *state;
+    hello(b, W1, "w1", 1);
+    submit(b, 1, 1);
+    const Ballast__Start *s = (const void *)sent(b, W1, M(START))->payload;
+    assert_int_equal(s->attempt, 1);
+    assert_int_equal(s->coll_id.len, 16);
+    assert_string_equal(s->gang[0]->worker, "w1");
+    assert_string_equal(s->gang[0]->node, "n1");
+    beat(b, W1, NULL);
+    assert_non_null(sent(b, W1, M(START)));
+    Ballast__RankState r = rank_state(1, 1, 0, PHASE(SPAWNED));
+    beat(b, W1, &r);
+    assert_null(sent(b, W1, M(START)));
+    assert_non_null(sent(b, W1, M(ACK)));
+}
+
+static void a_finished_rank_is_acknowledged_when_all_have(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__RankState first = rank_state(1, 1, 0, PHASE(FINISHED));
+    report(b, W1, first);
+    assert_null(sent(b, W1, M(ACK))); /* a restart must hear it again */
+    restart(b);
+    hello_with(b, W1, "w1", 1, &first);
+    Ballast__RankState second = rank_state(1, 1, 1, PHASE(RUNNING));
+    hello_with(b, W2, "w2", 1, &second);
+    expect_job(b, 1, JOB(RUNNING), NULL);
+    report(b, W2, rank_state(1, 1, 1, PHASE(FINISHED)));
+    assert_int_equal(last_state(b, 1)->state, JOB(DONE));
+    assert_true(((const Ballast__Ack *)sent(b, W2, M(ACK))->payload)->ended);
+    beat(b, W1, &first);
+    const Ballast__Ack *ack = NULL;
+    for (size_t i = 0; i < b->turn.n_out; i++)
+        if (((const Ballast__Ack *)b->turn.out[i].payload)->job_id)
+            ack = (const void *)b->turn.out[i].payload;
+    assert_non_null(ack);
+    assert_true(ack->ended);
+}
+
+static void a_failed_rank_stops_the_gang_and_it_starts_again(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__RankState r = rank_state(1, 1, 1, PHASE(FAILED));
+    r.exit_signal = 11;
+    r.retryable = true;
+    report(b, W2, r);
+    assert_string_equal(last_state(b, 1)->reason, "rank 1 on worker w2: killed by signal 11");
+    assert_non_null(sent(b, W1, M(STOP)));
+    pass(b, 1.5);
+    expect_job(b, 1, JOB(RECOVERING), "rank 1 on worker w2: killed by signal 11; waits for rank 0 "
+                                      "on worker w1 to end");
+    report(b, W1, rank_state(1, 1, 0, PHASE(STOPPED)));
+    const Ballast__Start *s = (const void *)sent(b, W2, M(START))->payload;
+    assert_int_equal(s->attempt, 2);
+}
+
+static void a_failure_that_would_come_again_ends_the_job(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__RankState r = rank_state(1, 1, 1, PHASE(FAILED));
+    r.exit_code = 1;
+    r.text = "data.train: no such file";
+    report(b, W2, r);
+    assert_int_equal(last_state(b, 1)->state, JOB(STOPPING));
+    report(b, W1, rank_state(1, 1, 0, PHASE(STOPPED)));
+    assert_int_equal(last_state(b, 1)->state, JOB(FAILED));
+    assert_string_equal(last_state(b, 1)->reason,
+                        "rank 1 on worker w2: data.train: no such file");
+    assert_string_equal(last_state(b, 1)->exit, "1");
+}
+
+static void the_cause_wins_over_the_first_news(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__RankState r = rank_state(1, 1, 0, PHASE(FAILED));
+    r.retryable = true;
+    r.text = "a collective failed";
+    report(b, W1, r);
+    assert_int_equal(last_state(b, 1)->state, JOB(RECOVERING));
+    Ballast__RankState cause = rank_state(1, 1, 1, PHASE(FAILED));
+    cause.text = "no such file";
+    report(b, W2, cause);
+    assert_int_equal(last_state(b, 1)->state, JOB(FAILED));
+    assert_string_equal(last_state(b, 1)->reason, "rank 1 on worker w2: no such file");
+}
+
+static void restarts_have_a_budget(void **state)
+{
+    struct bench *b = *state;
+    hello(b, W1, "w1", 1);
+    submit(b, 1, 1);
+    for (uint32_t attempt = 1; attempt <= 4; attempt++) {
+        Ballast__RankState r = rank_state(1, attempt, 0, PHASE(FAILED));
+        r.retryable = true;
+        r.text = "crash";
+        report(b, W1, r);
+        pass(b, 0.9); /* the first backoff is 1 s */
+        if (attempt < 4)
+            expect_job(b, 1, JOB(RECOVERING), NULL);
+        for (int i = 0; i < 10; i++) {
+            pass(b, 1);
+            beat(b, W1, NULL);
+        }
+    }
+    assert_int_equal(last_state(b, 1)->state, JOB(FAILED));
+    assert_string_equal(last_state(b, 1)->reason, "rank 0 on worker w1: crash; it was restarted "
+                        "3 times, as often as scheduling.max_restarts allows");
+}
+
+static void a_silent_worker_loses_its_rank(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__RankState r = rank_state(1, 1, 0, PHASE(RUNNING));
+    for (int i = 0; i < 12; i++) {
+        pass(b, 1);
+        beat(b, W1, &r);
+    }
+    assert_int_equal(last_state(b, 1)->state, JOB(RECOVERING));
+    assert_string_equal(last_state(b, 1)->reason,
+                        "rank 1: worker w2 is lost: silent for 10.0 s");
+    report(b, W1, rank_state(1, 1, 0, PHASE(STOPPED)));
+    pass(b, 1);
+    expect_job(b, 1, JOB(RECOVERING),
+               "rank 1: worker w2 is lost: silent for 10.0 s; needs 2 workers, 1 attached, 1 free");
+    Ballast__RankState late = rank_state(1, 1, 1, PHASE(RUNNING));
+    beat(b, W2, &late); /* it was only cut off */
+    const struct outgoing *stop = sent(b, W2, M(STOP));
+    assert_non_null(stop);
+    assert_int_equal(((const Ballast__Stop *)stop->payload)->attempt, 1);
+    expect_job(b, 1, JOB(RECOVERING), NULL); /* not before its old trainer has ended */
+    beat(b, W2, NULL);
+    assert_non_null(sent(b, W2, M(START)));
+}
+
+static void a_whole_gang_that_is_silent_must_be_fenced(void **state)
+{
+    struct bench *b = *state;
+    hello(b, W1, "w1", 1);
+    submit(b, 1, 1);
+    report(b, W1, rank_state(1, 1, 0, PHASE(RUNNING)));
+    hello(b, W2, "w2", 1);
+    for (int i = 0; i < 310; i++) {
+        pass(b, 1);
+        beat(b, W2, NULL);
+    }
+    expect_job(b, 1, JOB(RECOVERING), NULL); /* w1 may still train */
+    for (int i = 0; i < 15; i++) {
+        pass(b, 1);
+        beat(b, W2, NULL);
+    }
+    expect_job(b, 1, JOB(STARTING), NULL); /* by now it has ended itself */
+}
+
+static void cancel_is_bounded_and_may_be_repeated(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    call_job(b, M(JOB_CANCEL), 1, 5);
+    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
+    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_NOW);
+    assert_int_equal(s->grace_ms, 5000);
+    expect_job(b, 1, JOB(STOPPING), NULL);
+    Ballast__RankState r = rank_state(1, 1, 0, PHASE(RUNNING));
+    beat(b, W1, &r);
+    assert_non_null(sent(b, W1, M(STOP))); /* the first may be lost */
+    report(b, W1, rank_state(1, 1, 0, PHASE(STOPPED)));
+    report(b, W2, rank_state(1, 1, 1, PHASE(STOPPED)));
+    assert_int_equal(last_state(b, 1)->state, JOB(CANCELLED));
+    size_t n = b->n_log;
+    call_job(b, M(JOB_CANCEL), 1, 5);
+    assert_int_equal(code(b, CLIENT, M(JOB_CANCEL)), BALLAST__CODE__OK);
+    assert_int_equal(b->n_log, n);
+    call_job(b, M(JOB_CANCEL), 99, 5);
+    assert_int_equal(code(b, CLIENT, M(JOB_CANCEL)), BALLAST__CODE__NOT_FOUND);
+}
+
+static void the_time_limit_saves_and_ends(void **state)
+{
+    struct bench *b = *state;
+    hello(b, W1, "w1", 1);
+    Ballast__JobSpec spec = a_spec(1);
+    spec.scheduling_time_limit_s = 5;
+    submit_spec(b, 1, &spec);
+    Ballast__RankState r = rank_state(1, 1, 0, PHASE(RUNNING));
+    report(b, W1, r);
+    for (int i = 0; i < 5; i++) {
+        expect_job(b, 1, JOB(RUNNING), NULL);
+        pass(b, 1);
+        beat(b, W1, &r);
+    }
+    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
+    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_CHECKPOINT);
+    r.phase = PHASE(STOPPED);
+    report(b, W1, r);
+    assert_int_equal(last_state(b, 1)->state, JOB(FAILED));
+}
+
+static void hold_release_requeue(void **state)
+{
+    struct bench *b = *state;
+    submit(b, 1, 1);
+    call_job(b, M(JOB_HOLD), 1, 5);
+    hello(b, W1, "w1", 1);
+    expect_job(b, 1, JOB(QUEUED), "held: because");
+    call_job(b, M(JOB_RELEASE), 1, 6);
+    expect_job(b, 1, JOB(STARTING), NULL);
+    call_job(b, M(JOB_HOLD), 1, 5);
+    assert_int_equal(code(b, CLIENT, M(JOB_HOLD)), BALLAST__CODE__FAILED_PRECONDITION);
+    call_job(b, M(JOB_REQUEUE), 1, 7);
+    assert_int_equal(code(b, CLIENT, M(JOB_REQUEUE)), BALLAST__CODE__FAILED_PRECONDITION);
+    report(b, W1, rank_state(1, 1, 0, PHASE(FINISHED)));
+    assert_int_equal(last_state(b, 1)->state, JOB(DONE));
+    pass(b, 0);
+    begin(b);
+    finish(b);
+    assert_null(coord_job_spec(b->c, 1)); /* forgotten, and brought back for this: */
+    call_job(b, M(JOB_REQUEUE), 1, 8);
+    assert_int_equal(code(b, CLIENT, M(JOB_REQUEUE)), BALLAST__CODE__OK);
+    size_t n = b->n_log;
+    call_job(b, M(JOB_REQUEUE), 1, 8); /* the answer was lost */
+    assert_int_equal(code(b, CLIENT, M(JOB_REQUEUE)), BALLAST__CODE__OK);
+    assert_int_equal(b->n_log, n);
+    expect_job(b, 1, JOB(STARTING), NULL);
+}
+
+static void a_wait_is_answered_by_the_state_or_by_time(void **state)
+{
+    struct bench *b = *state;
+    Ballast__JobWaitRequest r = BALLAST__JOB_WAIT_REQUEST__INIT;
+    Ballast__JobState wanted[] = {JOB(STARTING)};
+    submit(b, 1, 1);
+    r.job_id = 1;
+    r.wait_ms = 2000;
+    r.states = wanted;
+    r.n_states = 1;
+    message(b, CLIENT, M(JOB_WAIT), &r.base);
+    assert_null(sent(b, CLIENT, M(JOB_WAIT)));
+    hello(b, W1, "w1", 1);
+    assert_non_null(sent(b, CLIENT, M(JOB_WAIT)));
+    r.n_states = 0; /* until it ends */
+    message(b, CLIENT, M(JOB_WAIT), &r.base);
+    pass(b, 1.9);
+    assert_null(sent(b, CLIENT, M(JOB_WAIT)));
+    b->now_ns += NS_PER_S / 10;
+    begin(b);
+    finish(b);
+    assert_non_null(sent(b, CLIENT, M(JOB_WAIT)));
+}
+
+/* ---- workers ------------------------------------------------------------------------------------------ */
+
+static void a_second_life_waits_until_the_first_is_silent(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    hello(b, OTHER, "w1", 2);
+    assert_int_equal(code(b, OTHER, M(HELLO)), BALLAST__CODE__ALREADY_EXISTS);
+    assert_non_null(sent(b, W1, M(ACK))); /* is the first there? */
+    begin(b);
+    coord_peer_gone(b->c, &b->turn, W1); /* no */
+    finish(b);
+    hello(b, OTHER, "w1", 2);
+    assert_int_equal(code(b, OTHER, M(HELLO)), BALLAST__CODE__OK);
+    assert_string_equal(last_state(b, 1)->reason, "rank 0: worker w1 was restarted");
+    report(b, W2, rank_state(1, 1, 1, PHASE(STOPPED)));
+    pass(b, 1.5);
+    expect_job(b, 1, JOB(RECOVERING), NULL); /* the orphaned trainer may live for 2 s */
+    pass(b, 0.6);
+    expect_job(b, 1, JOB(STARTING), NULL);
+}
+
+static void an_overtaken_heartbeat_proves_nothing(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    b->seq[W1] -= 2;
+    beat(b, W1, NULL); /* it was sent before the START came */
+    expect_job(b, 1, JOB(RUNNING), NULL);
+    b->seq[W1] += 2;
+    beat(b, W1, NULL);
+    assert_string_equal(last_state(b, 1)->reason, "worker w1 does not hold rank 0 any more");
+}
+
+static void who_is_not_known_is_asked_for_a_hello(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    restart(b);
+    Ballast__RankState r = rank_state(1, 1, 0, PHASE(RUNNING));
+    beat(b, W1, &r);
+    const Ballast__Ack *a = (const void *)sent(b, W1, M(ACK))->payload;
+    assert_false(a->alive);
+    assert_null(sent(b, W1, M(STOP))); /* its rank is still wanted */
+    hello_with(b, W1, "w1", 1, &r);
+    r.rank = 1;
+    hello_with(b, W2, "w2", 1, &r);
+    pass(b, 1);
+    expect_job(b, 1, JOB(RUNNING), NULL);
+    assert_int_equal(coord_epoch(b->c), 2);
+}
+
+static void who_does_not_come_back_is_lost_after_the_grace(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    restart(b);
+    Ballast__RankState r = rank_state(1, 1, 0, PHASE(RUNNING));
+    hello_with(b, W1, "w1", 1, &r);
+    for (int i = 0; i < 29; i++) {
+        pass(b, 1);
+        beat(b, W1, &r);
+    }
+    expect_job(b, 1, JOB(RUNNING), NULL);
+    pass(b, 1);
+    expect_job(b, 1, JOB(RECOVERING), NULL);
+}
+
+static void nobody_is_blamed_for_a_stall_of_the_coordinator(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    b->now_ns += 600 * NS_PER_S; /* stopped, or a slow disk */
+    begin(b);
+    finish(b);
+    expect_job(b, 1, JOB(RUNNING), NULL);
+    pass(b, 9);
+    expect_job(b, 1, JOB(RUNNING), NULL);
+    pass(b, 2);
+    expect_job(b, 1, JOB(RECOVERING), NULL);
+}
+
+static void a_drained_worker_gets_nothing_new(void **state)
+{
+    struct bench *b = *state;
+    Ballast__WorkerDrainRequest r = BALLAST__WORKER_DRAIN_REQUEST__INIT;
+    r.name = "w1";
+    r.reason = "new memory";
+    message(b, CLIENT, M(WORKER_DRAIN), &r.base);
+    assert_int_equal(code(b, CLIENT, M(WORKER_DRAIN)), BALLAST__CODE__NOT_FOUND);
+    hello(b, W1, "w1", 1);
+    message(b, CLIENT, M(WORKER_DRAIN), &r.base);
+    submit(b, 1, 1);
+    expect_job(b, 1, JOB(QUEUED), "needs 1 worker, 0 attached, 0 free");
+    restart(b);
+    hello(b, W1, "w1", 1);
+    expect_job(b, 1, JOB(QUEUED), NULL);
+    message(b, CLIENT, M(WORKER_RESUME), &r.base);
+    expect_job(b, 1, JOB(STARTING), NULL);
+    message_with(b, CLIENT, M(WORKER_RESUME), 7, &r.base); /* repeated */
+    assert_int_equal(code(b, CLIENT, M(WORKER_RESUME)), BALLAST__CODE__OK);
+    message_with(b, CLIENT, M(WORKER_RESUME), 8, &r.base); /* asked again */
+    assert_int_equal(code(b, CLIENT, M(WORKER_RESUME)), BALLAST__CODE__FAILED_PRECONDITION);
+}
+
+static void steps_are_stored_folded_and_acknowledged(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__StepReport step = BALLAST__STEP_REPORT__INIT;
+    Ballast__StepReport *steps[] = {&step};
+    Ballast__StepReports r = BALLAST__STEP_REPORTS__INIT;
+    r.job_id = 1;
+    r.attempt = 1;
+    r.steps = steps;
+    r.n_steps = 1;
+    step.step = 3;
+    step.loss = 2.5;
+    message(b, W1, M(STEPS), &r.base);
+    assert_int_equal(b->turn.n_steps, 1);
+    assert_int_equal(((const Ballast__Ack *)sent(b, W1, M(ACK))->payload)->step, 3);
+    struct arena arena = {0};
+    const Ballast__Job *j = coord_job(b->c, 1, &arena);
+    assert_int_equal(j->step, 3);
+    assert_true(j->loss == 2.5);
+    arena_fini(&arena);
+    r.attempt = 9; /* never was */
+    message(b, W1, M(STEPS), &r.base);
+    assert_int_equal(b->turn.n_steps, 0);
+}
+
+static void an_idle_core_has_nothing_due(void **state)
+{
+    struct bench *b = *state;
+    submit(b, 1, 1);
+    pass(b, 0);
+    assert_true(coord_next_deadline_ns(b->c) == UINT64_MAX);
+}
+
+static void a_damaged_record_is_refused(void **state)
+{
+    struct bench *b = *state;
+    struct err err;
+    Ballast__Record r = BALLAST__RECORD__INIT;
+    Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
+    r.seq = 2;
+    r.job_id = 1;
+    r.what_case = BALLAST__RECORD__WHAT_STATE;
+    r.state = &s;
+    s.state = JOB(DONE);
+    assert_true(coord_apply(b->c, &r, &err) < 0);
+    assert_string_equal(err.text, "record 2 of job 1: there is no such job");
+    submit(b, 1, 1);
+    r.seq = 3;
+    assert_true(coord_apply(b->c, &r, &err) < 0);
+    assert_string_equal(err.text, "record 3 of job 1: a change of state that is not allowed");
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(one_key_makes_one_job),
+        TEST(a_bad_submit_changes_nothing),
+        TEST(a_job_waits_for_the_one_it_comes_after),
+        TEST(start_is_repeated_until_the_rank_shows),
+        TEST(a_finished_rank_is_acknowledged_when_all_have),
+        TEST(a_failed_rank_stops_the_gang_and_it_starts_again),
+        TEST(a_failure_that_would_come_again_ends_the_job),
+        TEST(the_cause_wins_over_the_first_news),
+        TEST(restarts_have_a_budget),
+        TEST(a_silent_worker_loses_its_rank),
+        TEST(a_whole_gang_that_is_silent_must_be_fenced),
+        TEST(cancel_is_bounded_and_may_be_repeated),
+        TEST(the_time_limit_saves_and_ends),
+        TEST(hold_release_requeue),
+        TEST(a_wait_is_answered_by_the_state_or_by_time),
+        TEST(a_second_life_waits_until_the_first_is_silent),
+        TEST(an_overtaken_heartbeat_proves_nothing),
+        TEST(who_is_not_known_is_asked_for_a_hello),
+        TEST(who_does_not_come_back_is_lost_after_the_grace),
+        TEST(nobody_is_blamed_for_a_stall_of_the_coordinator),
+        TEST(a_drained_worker_gets_nothing_new),
+        TEST(steps_are_stored_folded_and_acknowledged),
+        TEST(an_idle_core_has_nothing_due),
+        TEST(a_damaged_record_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
