@@ -265,7 +265,7 @@ static void reconnects_leak_no_descriptor(void **state)
             n_before = count_descriptors();
     }
     usleep(100 * 1000); /* ZeroMQ's threads close the last ones */
-    assert_in_range(count_descriptors(), n_before - 20, n_before + 20);
+    assert_true(count_descriptors() <= n_before + 20);
     net_close(&n);
 }
 

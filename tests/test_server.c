@@ -158,7 +158,7 @@ static void raw_message(void *context, link_peer peer, const struct link_frame *
         return;
     }
     Ballast__Method method = r->last.envelope->method;
-    r->n_of[method]++;
+    r->n_of[(size_t)method < 64 ? method : 0]++;
     r->n_exhausted += r->last.envelope->status &&
                       r->last.envelope->status->code == BALLAST__CODE__RESOURCE_EXHAUSTED;
     if (method == M(START))
