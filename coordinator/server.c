@@ -287,6 +287,8 @@ static void on_turn_back(struct server *s, struct turn_work *w)
             turn_fail(s, &w->turn);
         return;
     }
+    if (w->turn.n_records && s->core && !s->has_failed)
+        coord_committed(s->core, w->turn.records[w->turn.n_records - 1]->seq);
     if (w == s->restart) {
         s->restart = NULL;
         if (s->state == SERVER_STARTING) {

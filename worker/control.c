@@ -35,7 +35,7 @@ struct control {
     uv_timer_t timer;
     uv_signal_t signals[3];
     struct attempts *attempts;
-    uint64_t seq;
+    uint64_t seq; /* of the newest message, to be shown */
     uint64_t timer_due_ns; /* 0: not armed */
     int lock_fd;
     bool in_turn, is_told_to_end, is_closing;
@@ -74,7 +74,7 @@ static void send_to_coordinator(void *context, const Ballast__Envelope *envelope
     struct control *c = context;
     struct arena arena = {0};
     Ballast__Envelope e = *envelope;
-    e.seq = ++c->seq;
+    c->seq = e.seq; /* the agent numbers them: it counts its lease by these numbers */
     struct wire_bytes packed[WIRE_FRAMES];
     wire_pack(&e, payload, &arena, packed);
     struct link_frame frames[WIRE_FRAMES];
