@@ -129,7 +129,7 @@ int main(int argc, char **argv)
     uint32_t ranks = argc > 3 ? (uint32_t)atoi(argv[3]) : 0;
     uint32_t threads = argc > 4 ? (uint32_t)atoi(argv[4]) : 0;
     if (ranks < 1 || ranks > 8 || 8 % ranks != 0 || threads < 1) {
-        fprintf(stderr, "usage: bench_train MODEL TEXT RANKS THREADS [STEPS]; 1, 2, 4 or 8 ranks\n");
+        fprintf(stderr, "usage: bench_train MODEL TEXT 1|2|4|8 THREADS [STEPS]\n");
         return 2;
     }
     static struct figures f;

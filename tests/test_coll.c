@@ -43,7 +43,6 @@ struct rank {
     void   (*body)(struct rank *r, struct coll *c);
     struct err err;
     int      rc;
-    void    *shared; /* the test's own */
 };
 
 static int open_rank(struct rank *r, struct coll **out)
@@ -67,14 +66,14 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
-static void run_ranks(struct rank *ranks, uint32_t world, void (*body)(struct rank *, struct coll *),
-                      uint64_t call_timeout_ns, void *shared)
+static void run_ranks(struct rank *ranks, uint32_t world,
+                      void (*body)(struct rank *, struct coll *), uint64_t call_timeout_ns)
 {
     pthread_t threads[WORLD_MAX];
     uint8_t id[16];
     make_id(id);
     for (uint32_t i = 0; i < world; i++) {
-        ranks[i] = (struct rank){.rank = i, .world = world, .body = body, .shared = shared,
+        ranks[i] = (struct rank){.rank = i, .world = world, .body = body,
                                  .call_timeout_ns = call_timeout_ns};
         memcpy(ranks[i].id, id, 16);
         assert_int_equal(pthread_create(&threads[i], NULL, rank_main, &ranks[i]), 0);
@@ -223,7 +222,7 @@ static void any_group_and_size_gives_the_plain_sum(void **state)
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
         struct rank ranks[WORLD_MAX];
         seed0 += (uint32_t)w;
-        run_ranks(ranks, worlds[w], random_calls, 20 * NS_PER_S, NULL);
+        run_ranks(ranks, worlds[w], random_calls, 20 * NS_PER_S);
         for (uint32_t i = 0; i < worlds[w]; i++)
             if (ranks[i].rc != 0)
                 fail_msg("world %u rank %u seed %u: %s", worlds[w], i, seed0, ranks[i].err.text);
@@ -248,7 +247,7 @@ static void a_member_that_stays_away_is_named(void **state)
     (void)state;
     struct rank ranks[WORLD_MAX];
     uint64_t began = clock_now_ns();
-    run_ranks(ranks, 3, one_does_not_come, 300 * NS_PER_MS, NULL);
+    run_ranks(ranks, 3, one_does_not_come, 300 * NS_PER_MS);
     assert_true(clock_now_ns() - began < 3 * NS_PER_S);
     const char *text = ranks[0].rc == -ETIMEDOUT ? ranks[0].err.text : ranks[2].err.text;
     assert_true(ranks[0].rc == -ETIMEDOUT || ranks[2].rc == -ETIMEDOUT);
@@ -267,7 +266,7 @@ static void members_that_disagree_are_told(void **state)
 {
     (void)state;
     struct rank ranks[WORLD_MAX];
-    run_ranks(ranks, 3, different_counts, 5 * NS_PER_S, NULL);
+    run_ranks(ranks, 3, different_counts, 5 * NS_PER_S);
     for (uint32_t i = 0; i < 3; i++) {
         assert_true(ranks[i].rc == -EPROTO || ranks[i].rc == -ECANCELED);
         assert_non_null(strstr(ranks[i].err.text, "ranks disagree in group 0"));
@@ -297,7 +296,7 @@ static void an_abort_ends_everybodys_call(void **state)
 {
     (void)state;
     struct rank ranks[WORLD_MAX];
-    run_ranks(ranks, 4, stopped_from_outside, 0, NULL);
+    run_ranks(ranks, 4, stopped_from_outside, 0);
     for (uint32_t i = 0; i < 4; i++) {
         assert_int_equal(ranks[i].rc, -ECANCELED);
         assert_non_null(strstr(ranks[i].err.text, "rank 1 was stopped"));

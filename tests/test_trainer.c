@@ -92,7 +92,8 @@ static void assert_same_file(const char *a, const char *b)
 /* ---- trainers ------------------------------------------------------------------------------- */
 
 struct trial {
-    uint32_t world;
+    uint32_t world; /* processes here */
+    uint32_t n_gang;
     pid_t pids[RANKS];
     int   fds[RANKS];
     struct channel_reader readers[RANKS];
@@ -121,7 +122,7 @@ static void send_start(struct trial *t, uint32_t rank, Ballast__JobSpec *spec, u
     Ballast__Start s = BALLAST__START__INIT;
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
     Ballast__GangMember members[RANKS], *gang[RANKS];
-    for (uint32_t i = 0; i < t->world; i++) {
+    for (uint32_t i = 0; i < t->n_gang; i++) {
         members[i] = (Ballast__GangMember)BALLAST__GANG_MEMBER__INIT;
         members[i].worker = (char *)"w";
         members[i].node = (char *)"n";
@@ -131,7 +132,7 @@ static void send_start(struct trial *t, uint32_t rank, Ballast__JobSpec *spec, u
     s.attempt = 1;
     s.rank = rank;
     s.coll_id = (ProtobufCBinaryData){16, id};
-    s.n_gang = t->world;
+    s.n_gang = t->n_gang;
     s.gang = gang;
     s.spec = spec;
     s.n_allowed_roots = root ? 1 : 0;
@@ -162,8 +163,9 @@ static void spawn(struct trial *t, uint32_t rank)
     t->fds[rank] = pair[0];
 }
 
-/* keys: more lines of the job file. */
-static void start(struct trial *t, uint32_t world, const char *checkpoint, const char *keys)
+/* The first n_here of world ranks. keys: more lines of the job file. */
+static void start_some(struct trial *t, uint32_t n_here, uint32_t world, const char *checkpoint,
+                       const char *keys)
 {
     static uint32_t n_runs;
     struct problems problems = {0};
@@ -175,15 +177,20 @@ static void start(struct trial *t, uint32_t world, const char *checkpoint, const
         problems_print(&problems, stderr);
         fail_msg("the trial's job file");
     }
-    *t = (struct trial){.world = world};
+    *t = (struct trial){.world = n_here, .n_gang = world};
     for (uint32_t i = 0; i <= STEPS; i++)
         t->loss[i] = t->validation[i] = NAN;
-    for (uint32_t r = 0; r < world; r++) {
+    for (uint32_t r = 0; r < n_here; r++) {
         spawn(t, r);
         send_start(t, r, spec, (uint8_t *)id, folder);
     }
     job_file_free(spec);
     free(text);
+}
+
+static void start(struct trial *t, uint32_t world, const char *checkpoint, const char *keys)
+{
+    start_some(t, world, world, checkpoint, keys);
 }
 
 static void take(struct trial *t, uint32_t rank, const Ballast__TrainerMessage *m)
@@ -434,6 +441,21 @@ static void a_stop_at_once_and_a_lost_daemon_end_soon(void **state)
     free(keys);
 }
 
+static void a_stop_ends_a_rank_that_waits_for_the_others(void **state)
+{
+    (void)state;
+    struct trial t;
+    char *keys = xasprintf("%s%s", cut2, DATA TRAIN(8, ""));
+    start_some(&t, 1, 2, "run", keys);
+    usleep(200 * 1000);
+    uint64_t began = clock_now_ns();
+    stop(&t, BALLAST__STOP_MODE__STOP_CHECKPOINT);
+    finish(&t);
+    assert_true(clock_now_ns() - began < 2 * NS_PER_S);
+    assert_all(&t, BALLAST__RANK_PHASE__RANK_STOPPED, 0);
+    free(keys);
+}
+
 static void what_no_attempt_can_cure_is_said_once_and_for_all(void **state)
 {
     (void)state;
@@ -550,6 +572,7 @@ int main(void)
         CASE(stop_and_resume_change_no_bit),
         CASE(the_death_of_a_rank_ends_the_others_and_the_run_goes_on_elsewhere),
         CASE(a_stop_at_once_and_a_lost_daemon_end_soon),
+        CASE(a_stop_ends_a_rank_that_waits_for_the_others),
         CASE(what_no_attempt_can_cure_is_said_once_and_for_all),
         CASE(a_nan_does_what_the_job_says),
         CASE(a_failed_checkpoint_costs_only_itself),

@@ -294,8 +294,8 @@ int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out
     if (rc == 0 && state.step != step)
         rc = err_set(err, -EINVAL, "%s: state.json is of step %" PRIu64, folder, state.step);
     if (rc < 0)
-        err_prefix(err, "the newest checkpoint is damaged; 'mv %s %s.damaged' resumes from the one "
-                   "before", folder, folder);
+        err_prefix(err, "the newest checkpoint cannot be used; 'mv %s %s.unused' resumes from the "
+                   "one before", folder, folder);
     free(folder);
     if ((rc = agree(c->coll, rc, err)) < 0)
         return rc;

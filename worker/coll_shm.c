@@ -261,7 +261,8 @@ void shm_plan(struct shm *s, size_t arena_bytes)
     const size_t page = 4096;
     s->arena_bytes = arena_bytes;
     s->ranks_at = page;
-    s->rank_stride = (sizeof(struct shm_rank) + s->world * sizeof(int64_t) + page - 1) & ~(page - 1);
+    size_t rank_bytes = sizeof(struct shm_rank) + s->world * sizeof(int64_t);
+    s->rank_stride = (rank_bytes + page - 1) & ~(page - 1);
     s->arenas_at = s->ranks_at + s->world * s->rank_stride;
     s->map_bytes = s->arenas_at + s->world * arena_bytes;
     /* A spinning rank must not keep the one that it waits for off its core. */

@@ -197,8 +197,9 @@ int optim_balance(struct shard *s, const struct tensor_map *map, const struct mo
     if (rule == BIAS_OFF || n == 0)
         return 0;
     struct balance b = {
-        .spec = spec, .rule = rule, .n = 2 * n + bins, .sums = xcalloc(2 * n + bins, sizeof(double)),
-        .bias = xcalloc(n, sizeof *b.bias), .counts = xcalloc(n, sizeof *b.counts),
+        .spec = spec, .rule = rule, .n = 2 * n + bins,
+        .sums = xcalloc(2 * n + bins, sizeof *b.sums), .bias = xcalloc(n, sizeof *b.bias),
+        .counts = xcalloc(n, sizeof *b.counts),
         .histogram = bins > 0 ? xcalloc(bins, sizeof *b.histogram) : NULL,
     };
     for (size_t i = 0; i < map->n_entries && rc == 0; i++) {

@@ -17,7 +17,8 @@
 enum run_wish { WISH_NONE, WISH_CHECKPOINT, WISH_NOW };
 struct run_wishes {
     atomic_uint wish;
-    atomic_bool cancelled; /* WISH_NOW, as coll_host_open wants it */
+    atomic_bool cancelled;   /* WISH_NOW, as coll_host_open wants it */
+    atomic_bool is_training; /* before that there is nothing to save */
     _Atomic(struct coll *) coll;
 };
 

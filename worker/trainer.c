@@ -100,8 +100,9 @@ static void end_now(int signal_number)
 static void on_stop(void *user, const Ballast__Stop *stop)
 {
     struct trainer *t = user;
-    unsigned wish = !stop || stop->mode == BALLAST__STOP_MODE__STOP_NOW ? WISH_NOW
-                                                                        : WISH_CHECKPOINT;
+    bool can_wait = stop && stop->mode != BALLAST__STOP_MODE__STOP_NOW &&
+                    atomic_load(&t->wishes.is_training);
+    unsigned wish = can_wait ? WISH_CHECKPOINT : WISH_NOW;
     if (atomic_load(&t->wishes.wish) < wish)
         atomic_store(&t->wishes.wish, wish);
     if (wish != WISH_NOW || atomic_exchange(&t->wishes.cancelled, true))
@@ -255,6 +256,7 @@ static int train(struct trainer *t, struct err *err)
         return rc;
     log_start(t);
     send_state(t, BALLAST__RANK_PHASE__RANK_READY, "", false);
+    atomic_store(&t->wishes.is_training, true);
     bool is_over = t->run.state.step >= t->run.spec->train_steps;
     while (!is_over && rc == 0)
         rc = one_step(t, &is_over, err);
@@ -265,7 +267,10 @@ static int train(struct trainer *t, struct err *err)
 
 static int finish(struct trainer *t, int rc, const struct err *err)
 {
-    bool was_told = atomic_load(&t->wishes.wish) == WISH_NOW;
+    /* A neighbour that was not training yet when all were told to save just stops. */
+    bool was_told = atomic_load(&t->wishes.wish) == WISH_NOW ||
+                    (atomic_load(&t->wishes.wish) == WISH_CHECKPOINT && rc == -ECANCELED &&
+                     t->run.state.step == t->run.resumed_from_step);
     uint64_t steps = t->run.spec ? t->run.spec->train_steps : 0;
     if (rc == 0 && t->run.state.step >= steps) {
         printf("finished at step %" PRIu64 "\n", t->run.state.step);
