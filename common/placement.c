@@ -39,6 +39,15 @@ int placement_init(struct placement *p, uint32_t n_experts, uint32_t n_devices,
     return 0;
 }
 
+void placement_init_like(struct placement *p, const struct placement *from)
+{
+    uint32_t n_total = placement_n_total(from);
+    *p = *from;
+    p->expert = xmemdup(from->expert, n_total * sizeof *p->expert);
+    p->share = xmemdup(from->share, n_total * sizeof *p->share);
+    p->home = xmemdup(from->home, from->n_experts * sizeof *p->home);
+}
+
 void placement_fini(struct placement *p)
 {
     if (!p)
@@ -143,6 +152,36 @@ void placement_keep_homes(struct placement *p, const struct placement *before)
         if (slot >= 0)
             p->home[e] = (uint32_t)slot;
     }
+}
+
+static void keep_slots_of_device(int32_t *slot, const int32_t *before, int32_t *mixed, uint32_t n)
+{
+    memcpy(mixed, slot, n * sizeof *mixed);
+    for (uint32_t i = 0; i < n; i++) {
+        slot[i] = PLACEMENT_EMPTY;
+        for (uint32_t j = 0; j < n && before[i] != PLACEMENT_EMPTY; j++)
+            if (mixed[j] == before[i]) {
+                slot[i] = before[i];
+                mixed[j] = PLACEMENT_EMPTY;
+            }
+    }
+    for (uint32_t i = 0, j = 0; i < n; i++) {
+        if (slot[i] != PLACEMENT_EMPTY)
+            continue;
+        while (j < n && mixed[j] == PLACEMENT_EMPTY)
+            j++;
+        if (j < n)
+            slot[i] = mixed[j++];
+    }
+}
+
+void placement_keep_slots(struct placement *p, const struct placement *before)
+{
+    int32_t *mixed = xcalloc(p->n_slots, sizeof *mixed);
+    for (uint32_t g = 0; g < p->n_devices; g++)
+        keep_slots_of_device(p->expert + (size_t)g * p->n_slots,
+                             before->expert + (size_t)g * p->n_slots, mixed, p->n_slots);
+    free(mixed);
 }
 
 uint32_t placement_moves(const struct placement *from, const struct placement *to)

@@ -25,6 +25,8 @@ struct placement {
  * Ended with placement_fini. -EINVAL if they do not fit or a number is beyond its limit. */
 int  placement_init(struct placement *p, uint32_t n_experts, uint32_t n_devices,
                     uint32_t n_slots, struct err *err);
+/* A copy of another one. */
+void placement_init_like(struct placement *p, const struct placement *from);
 void placement_fini(struct placement *p);
 void placement_copy(struct placement *to, const struct placement *from); /* of one shape */
 
@@ -46,6 +48,10 @@ void placement_share_evenly(struct placement *p);
 /* Homes as in `before` where that device still holds the expert, else at the copy with the lowest
  * slot. NULL: the latter for all. */
 void placement_keep_homes(struct placement *p, const struct placement *before);
+
+/* Order within each device only: an expert that `before` has on the device too takes its slot
+ * there, the others what is left. Shares are not carried along. */
+void placement_keep_slots(struct placement *p, const struct placement *before);
 
 /* (device, expert) pairs of `to` that `from` does not have: weights that must travel. */
 uint32_t placement_moves(const struct placement *from, const struct placement *to);

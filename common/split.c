@@ -283,6 +283,18 @@ double split_solve(struct split *s, const double *load, double *out_share)
     return heaviest(s);
 }
 
+const double *split_device_load(const struct split *s)
+{
+    return s->device_load;
+}
+
+void split_locked(struct split *s, uint8_t *out)
+{
+    double max = heaviest(s);
+    reach(s, max * (1 - 1e-6), max * 1e-9);
+    memcpy(out, s->seen, s->n_devices);
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* Whole rows per copy: floors, then the rest to the largest remainders, the first of equals. */

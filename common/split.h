@@ -19,6 +19,13 @@ void split_destroy(struct split *s);
  * heaviest device's load over its speed. */
 double split_solve(struct split *s, const double *load, double *out_share);
 
+/* After split_solve: what each device carries, (n_devices); lives until the next split_solve. */
+const double *split_device_load(const struct split *s);
+
+/* After split_solve: the devices whose load cannot leave them and is the heaviest together; 1 in
+ * out (n_devices). Where all devices are equally heavy, those are all. */
+void split_locked(struct split *s, uint8_t *out);
+
 /* Who sends how many rows of one expert to which copy, when the copies serve `share`: rows go to
  * the sender's own device first, then within its node, then anywhere. n_rows: (n_devices) rows
  * each device has for the expert; device: (n_copies) where the copies are; share: (n_copies),
