@@ -1,0 +1,389 @@
+/* balance - the decision: which candidate, if any, is worth its price
+ *
+ * Three kinds of candidates stand against staying. Each is judged on scenarios that its search has
+ * not seen, next to the placement in force on the same ones, so that the gain has an error of its
+ * own. A plan must win, with that error taken off, a share of the layer's time, and over the
+ * horizon more than its moves cost. What moves homes must also be clearly better than what only
+ * adds copies: the model of the error may be wrong, and copies cannot do harm. */
+#include "coordinator/balance.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "common/split.h"
+#include "coordinator/arrange.h"
+
+#define HOME_MARGIN    0.03 /* of the ratio, that a plan which moves homes must win by */
+#define REPEATS_MAX    3    /* a plan is improved until nothing is left to propose */
+#define TRIAL_WINDOWS  3    /* after which a plan has won or lost */
+#define BARRED_WINDOWS 8    /* for which a kind that lost is not proposed; doubles */
+
+struct trial {
+    bool     is_on;
+    enum balance_kind kind;
+    struct placement  before; /* what would be in force without the plan */
+    struct split     *split;  /* of it */
+    uint32_t n_windows;
+    double   realised, predicted_per_window;
+};
+
+struct balance {
+    struct balance_policy policy;
+    struct forecast *forecast;
+    uint32_t n_experts, n_devices, n_slots;
+    uint32_t cooldown;            /* windows left */
+    uint32_t barred[BALANCE_KINDS], n_losses[BALANCE_KINDS];
+    struct trial trial;
+    bool     was_tried;
+    bool     is_free;             /* of the present proposal */
+};
+
+struct balance_policy balance_defaults(void)
+{
+    return (struct balance_policy){
+        .n_nodes = 1, .horizon_windows = 10, .min_gain = 0.02, .cooldown_windows = 1, .risk = 1,
+        .window_s = 0.5, .effort_us = 2000, .seed = 1,
+        .costs = { .weight_bytes = 66060288, .state_bytes = 396361728, .link_bytes_s = 100e9,
+                   .node_link_bytes_s = 25e9 },
+    };
+}
+
+const char *balance_kind_name(enum balance_kind kind)
+{
+    static const char *const name[] = { "stay", "copies", "steps", "fresh" };
+    return name[kind];
+}
+
+struct balance *balance_create(uint32_t n_experts, uint32_t n_devices, uint32_t n_slots,
+                               const struct balance_policy *policy)
+{
+    assert(policy->n_nodes && n_devices % policy->n_nodes == 0);
+    struct balance *b = xcalloc(1, sizeof *b);
+    b->policy = *policy;
+    b->n_experts = n_experts;
+    b->n_devices = n_devices;
+    b->n_slots = n_slots;
+    b->forecast = forecast_create(n_experts);
+    return b;
+}
+
+static void end_trial(struct balance *b)
+{
+    split_destroy(b->trial.split);
+    placement_fini(&b->trial.before);
+    b->trial.split = NULL;
+    b->trial.is_on = false;
+}
+
+void balance_destroy(struct balance *b)
+{
+    if (!b)
+        return;
+    end_trial(b);
+    forecast_destroy(b->forecast);
+    free(b);
+}
+
+const struct forecast *balance_forecast(const struct balance *b)
+{
+    return b->forecast;
+}
+
+/* ---- what plans really bring ----------------------------------------------------------------- */
+
+/* What the heaviest device would take if all were even. */
+static double even_time(const struct balance *b, const double *load)
+{
+    double sum = 0, speed = 0;
+    for (uint32_t e = 0; e < b->n_experts; e++)
+        sum += load[e];
+    for (uint32_t g = 0; g < b->n_devices; g++)
+        speed += b->policy.speed ? b->policy.speed[g] : 1;
+    return sum / speed;
+}
+
+static double ratio_of(const struct balance *b, const struct placement *p, const double *load,
+                       double *out_share)
+{
+    struct split *s = split_create(p, b->policy.speed);
+    double even = even_time(b, load), max = split_solve(s, load, out_share);
+    split_destroy(s);
+    return even > 0 ? max / even : 1;
+}
+
+static void watch_trial(struct balance *b, const double *load, const struct placement *in_force)
+{
+    struct trial *t = &b->trial;
+    double even = even_time(b, load);
+    if (!t->is_on || !(even > 0))
+        return;
+    t->realised += split_solve(t->split, load, NULL) / even - ratio_of(b, in_force, load, NULL);
+    t->n_windows++;
+    if (t->n_windows < TRIAL_WINDOWS)
+        return;
+    if (t->realised < 0) {
+        b->barred[t->kind] = BARRED_WINDOWS << (b->n_losses[t->kind] < 8 ? b->n_losses[t->kind]++
+                                                                         : 8);
+    } else if (b->n_losses[t->kind]) {
+        b->n_losses[t->kind]--;
+    }
+    end_trial(b);
+}
+
+void balance_observe(struct balance *b, const double *load, const struct placement *in_force)
+{
+    b->cooldown -= b->cooldown > 0;
+    for (int k = 0; k < BALANCE_KINDS; k++)
+        b->barred[k] -= b->barred[k] > 0;
+    watch_trial(b, load, in_force);
+    forecast_add(b->forecast, load);
+}
+
+void balance_applied(struct balance *b, const struct placement *before,
+                     const struct balance_verdict *verdict)
+{
+    if (verdict->kind == BALANCE_STAY)
+        return;
+    end_trial(b);
+    b->cooldown = b->policy.cooldown_windows;
+    b->was_tried = true;
+    b->trial = (struct trial){ .is_on = true, .kind = verdict->kind,
+        .predicted_per_window = verdict->ratio_before - verdict->ratio_after };
+    placement_init_like(&b->trial.before, before);
+    b->trial.split = split_create(before, b->policy.speed);
+}
+
+bool balance_realised(const struct balance *b, double *out_realised, double *out_predicted)
+{
+    if (!b->was_tried || !b->trial.n_windows)
+        return false;
+    *out_realised = b->trial.realised;
+    *out_predicted = b->trial.predicted_per_window * b->trial.n_windows;
+    return true;
+}
+
+/* ---- judging --------------------------------------------------------------------------------- */
+
+#define N_JUDGED_MAX (ARRANGE_JUDGES_MAX * SCENARIOS)
+
+struct candidate {
+    struct placement placement;
+    float    ratio[N_JUDGED_MAX];
+    uint32_t n_judged;
+    struct balance_verdict verdict;
+    double net; /* over the horizon, in windows */
+};
+
+static void judge(const struct balance *b, const struct arrange *a, struct candidate *c)
+{
+    c->n_judged = a->n_judges * SCENARIOS;
+    if (!b->policy.is_known) {
+        arrange_judge(a, &c->placement, c->ratio);
+        return;
+    }
+    double ratio = ratio_of(b, &c->placement, a->belief->mean, NULL);
+    for (uint32_t k = 0; k < c->n_judged; k++)
+        c->ratio[k] = (float)ratio;
+}
+
+static double mean_ratio(const struct candidate *c)
+{
+    double sum = 0;
+    for (uint32_t k = 0; k < c->n_judged; k++)
+        sum += (double)c->ratio[k];
+    return sum / c->n_judged;
+}
+
+/* Gain, price and risk of c against staying with `stay`, which is in force. */
+static void weigh(const struct balance *b, const struct candidate *stay, struct candidate *c)
+{
+    const struct balance_policy *p = &b->policy;
+    struct balance_verdict *v = &c->verdict;
+    double mean, square = 0;
+    struct plan plan;
+    plan_init(&plan, &stay->placement, &c->placement, p->n_nodes, &p->costs);
+    v->ratio_before = mean_ratio(stay);
+    v->ratio_after = mean_ratio(c);
+    mean = v->ratio_before - v->ratio_after;
+    for (uint32_t k = 0; k < c->n_judged; k++) {
+        double d = (double)stay->ratio[k] - (double)c->ratio[k] - mean;
+        square += d * d;
+    }
+    v->gain = p->horizon_windows * mean;
+    v->risk = p->horizon_windows * p->risk * sqrt(square / (c->n_judged - 1) / c->n_judged);
+    v->cost = b->is_free ? 0 : plan.seconds * (1 - p->hidden_share) / p->window_s;
+    v->n_moves = plan.n_moves;
+    v->n_rounds = plan.n_rounds;
+    v->n_bytes = plan.n_bytes;
+    c->net = v->gain - v->risk - v->cost;
+    plan_fini(&plan);
+}
+
+static bool is_worth_it(const struct balance *b, const struct candidate *c)
+{
+    const struct balance_verdict *v = &c->verdict;
+    double sure = (v->gain - v->risk) / b->policy.horizon_windows;
+    if (b->is_free)
+        return v->n_moves && c->net > 0;
+    return v->n_moves && c->net > 0 && sure >= b->policy.min_gain * v->ratio_before;
+}
+
+static void say_why(const struct balance *b, const struct candidate *stay,
+                    struct candidate *best, struct balance_verdict *out)
+{
+    struct balance_verdict *v = &best->verdict;
+    if (best != stay && is_worth_it(b, best)) {
+        snprintf(v->reason, sizeof v->reason, "%s: %u moves in %u rounds; max/mean %.3f -> %.3f "
+                 "wins %.2f windows, costs %.2f, risk %.2f", balance_kind_name(v->kind),
+                 v->n_moves, v->n_rounds, v->ratio_before, v->ratio_after, v->gain, v->cost,
+                 v->risk);
+        *out = *v;
+        return;
+    }
+    *out = (struct balance_verdict){ .kind = BALANCE_STAY,
+        .ratio_before = mean_ratio(stay), .ratio_after = mean_ratio(stay) };
+    if (best == stay || !v->n_moves)
+        snprintf(out->reason, sizeof out->reason, "stay at max/mean %.3f: nothing better found",
+                 out->ratio_before);
+    else
+        snprintf(out->reason, sizeof out->reason, "stay at max/mean %.3f: the best plan (%s) wins "
+                 "%.2f windows, costs %.2f, risk %.2f; needs a sure gain of %.1f %%",
+                 out->ratio_before, balance_kind_name(v->kind), v->gain, v->cost, v->risk,
+                 100 * b->policy.min_gain);
+}
+
+/* ---- proposing ------------------------------------------------------------------------------- */
+
+static bool speeds_differ(const struct balance *b)
+{
+    for (uint32_t g = 1; b->policy.speed && g < b->n_devices; g++)
+        if (b->policy.speed[g] != b->policy.speed[0])
+            return true;
+    return false;
+}
+
+static void make(const struct balance *b, struct arrange *a, const struct placement *from,
+                 enum balance_kind kind, struct candidate *c)
+{
+    struct placement *p = &c->placement;
+    placement_init_like(p, from);
+    c->verdict = (struct balance_verdict){ .kind = kind };
+    if (kind == BALANCE_COPIES)
+        arrange_copies(a, from, p);
+    else if (kind == BALANCE_STEPS)
+        arrange_steps(a, from, p);
+    else
+        arrange_fresh(a, from, p);
+    if (b->policy.is_known)
+        arrange_exactly(a->belief->mean, b->policy.speed, kind == BALANCE_COPIES, p);
+    if (kind == BALANCE_FRESH && !speeds_differ(b))
+        plan_align(p, from, b->policy.n_nodes);
+    placement_keep_slots(p, from);
+    placement_share_evenly(p);
+    placement_keep_homes(p, from);
+}
+
+/* The best of all kinds from `from`, weighed against `stay`. Takes *best's place if better. */
+static void improve(const struct balance *b, struct arrange *a, const struct placement *from,
+                    const struct candidate *stay, struct candidate *best)
+{
+    for (enum balance_kind kind = BALANCE_COPIES; kind < BALANCE_KINDS; kind++) {
+        struct candidate c;
+        if (b->barred[kind] || (kind == BALANCE_STEPS && b->is_free))
+            continue;
+        make(b, a, from, kind, &c);
+        judge(b, a, &c);
+        weigh(b, stay, &c);
+        double margin = 0;
+        if (kind == BALANCE_FRESH && best->verdict.kind == BALANCE_COPIES && !b->policy.is_known)
+            margin = HOME_MARGIN * best->verdict.ratio_after * b->policy.horizon_windows;
+        if (c.net > best->net + margin) {
+            placement_fini(&best->placement);
+            *best = c;
+        } else {
+            placement_fini(&c.placement);
+        }
+    }
+}
+
+static float move_price(const struct balance *b)
+{
+    const struct balance_policy *p = &b->policy;
+    if (b->is_free)
+        return 0;
+    /* A device sends and receives at once, so moves share rounds; half of them do, say. */
+    double seconds = (double)(p->costs.weight_bytes + p->costs.state_bytes) / p->costs.link_bytes_s;
+    return (float)(seconds * (1 - p->hidden_share) / p->window_s / p->horizon_windows * 2 /
+                   b->n_devices);
+}
+
+static bool has_nothing_to_do(const struct balance *b, struct balance_verdict *v)
+{
+    *v = (struct balance_verdict){ .kind = BALANCE_STAY, .ratio_before = 1, .ratio_after = 1 };
+    if (!forecast_n_windows(b->forecast))
+        snprintf(v->reason, sizeof v->reason, "stay: no load was seen yet");
+    else if (b->cooldown)
+        snprintf(v->reason, sizeof v->reason, "stay: %u windows of cooldown after the last change",
+                 b->cooldown);
+    else if (b->n_devices < 2)
+        snprintf(v->reason, sizeof v->reason, "stay: there is one device only");
+    else
+        return false;
+    return true;
+}
+
+static void decide(const struct balance *b, struct arrange *a, const struct placement *in_force,
+                   struct placement *out, struct balance_verdict *verdict)
+{
+    struct candidate stay = { .verdict.kind = BALANCE_STAY }, best;
+    placement_init_like(&stay.placement, in_force);
+    judge(b, a, &stay);
+    best = stay;
+    placement_init_like(&best.placement, in_force);
+    bool is_even = mean_ratio(&stay) < 1 + b->policy.min_gain && !b->is_free;
+    for (uint32_t i = 0; i < (b->is_free ? 1 : REPEATS_MAX) && !is_even; i++) {
+        struct placement from;
+        double before = best.net;
+        placement_init_like(&from, &best.placement);
+        improve(b, a, &from, &stay, &best);
+        placement_fini(&from);
+        double least = b->policy.min_gain * best.verdict.ratio_before * b->policy.horizon_windows;
+        if (best.net <= before + least || !is_worth_it(b, &best))
+            break; /* what is left would not be worth a plan of its own */
+    }
+    say_why(b, &stay, best.verdict.kind == BALANCE_STAY ? &stay : &best, verdict);
+    placement_copy(out, verdict->kind == BALANCE_STAY ? in_force : &best.placement);
+    placement_fini(&best.placement);
+    placement_fini(&stay.placement);
+}
+
+void balance_propose(struct balance *b, const struct placement *in_force, bool is_free,
+                     struct placement *out, struct balance_verdict *verdict)
+{
+    b->is_free = is_free;
+    placement_copy(out, in_force);
+    if (!has_nothing_to_do(b, verdict)) {
+        const struct belief *belief = forecast_belief(b->forecast);
+        struct belief known = { .n_experts = b->n_experts, .sd = belief->sd,
+            .mean = xmemdup(forecast_last(b->forecast), b->n_experts * sizeof(double)) };
+        struct search_problem problem = {
+            .n_experts = b->n_experts, .n_devices = b->n_devices, .n_slots = b->n_slots,
+            .n_nodes = b->policy.n_nodes, .speed = b->policy.speed,
+            .move_price = move_price(b), .node_price = b->policy.n_nodes > 1 ? 0.01f : 0,
+            .seed = b->policy.seed };
+        struct arrange a;
+        arrange_init(&a, &problem, b->policy.is_known ? &known : belief, b->policy.effort_us);
+        decide(b, &a, in_force, out, verdict);
+        arrange_fini(&a);
+        free(known.mean);
+    }
+    if (forecast_n_windows(b->forecast)) {
+        const double *load = b->policy.is_known ? forecast_last(b->forecast)
+                                                : forecast_belief(b->forecast)->mean;
+        (void)ratio_of(b, out, load, out->share);
+    }
+}
