@@ -39,6 +39,10 @@ typedef uint64_t record_seq; /* from 1, gapless */
 #define DATA_GLOBS_MAX     256u
 #define PRIORITY_MAX       1000
 
+/* files of loads and placements */
+#define CSV_LINE_BYTES_MAX 4096
+#define CSV_LINES_MAX      (64u << 20)
+
 /* model */
 #define LAYERS_MAX     1024u
 #define EXPERTS_MAX    8192u

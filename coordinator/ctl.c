@@ -56,6 +56,15 @@ const struct ctl_command ctl_commands[] = {
      "  ballast worker drain node3-0 --reason 'fan is loud'\n", ctl_worker_drain},
     {"worker resume", "NAME", 1, 1, "r", "give a drained worker work again",
      "  ballast worker resume node3-0\n", ctl_worker_resume},
+    {"balance", "", 0, 0, "LGMSBO", "place experts for loads in a file; needs no coordinator",
+     "Without a column 'window' the loads are balanced as they are. With one they are a history:\n"
+     "each window is planned from what came before and scored on the next, with its shares fixed\n"
+     "and split anew. With --previous the placement in force stays unless moving pays.\n"
+     "\n"
+     "  ballast balance --loads loads.csv --devices 32\n"
+     "  ballast balance --loads loads.csv --devices 64 --nodes 8 --json\n"
+     "  ballast balance --loads loads.csv --devices 8 --placement-out placement.csv\n"
+     "  ballast balance --loads new.csv --devices 8 --previous placement.csv\n", ctl_balance},
     {"ping", "", 0, 0, "", "is the coordinator there, and which",
      "  ballast ping\n"
      "  ballast ping --address tcp://127.0.0.1:7373\n", ctl_ping},

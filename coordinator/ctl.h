@@ -43,6 +43,8 @@ struct ctl {
     size_t   n_sets;
     uint64_t job, count, rank; /* count 0: the command's own */
     uint64_t timeout_ms;       /* 0: the command's own */
+    const char *loads, *previous, *placement_out;
+    uint64_t devices, nodes, slots_per_device; /* 0: not given */
 
     struct caller *caller; /* opened by the first call */
     char          *connected_to;
@@ -153,6 +155,8 @@ void ctl_json_list(const struct ctl *c, const char *kind, uint64_t seq, bool tru
 void ctl_json_one(const struct ctl *c, const char *kind, uint64_t seq, struct json *object);
 /* Takes object, prints it on one line (streams). */
 void ctl_json_line(struct json *object);
+/* Takes value, prints it bare, as --json or -o yaml want it. */
+void ctl_json_value(const struct ctl *c, struct json *value);
 
 /* ---- commands that others use */
 
@@ -179,6 +183,7 @@ int ctl_metrics(struct ctl *c);
 int ctl_workers(struct ctl *c);
 int ctl_worker_drain(struct ctl *c);
 int ctl_worker_resume(struct ctl *c);
+int ctl_balance(struct ctl *c);
 int ctl_ping(struct ctl *c);
 int ctl_doctor(struct ctl *c);
 int ctl_version(struct ctl *c);

@@ -275,3 +275,9 @@ void ctl_json_line(struct json *object)
     fflush(stdout);
     json_destroy(object);
 }
+
+void ctl_json_value(const struct ctl *c, struct json *value)
+{
+    print_document(c, value);
+    json_destroy(value);
+}

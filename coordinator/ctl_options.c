@@ -46,6 +46,14 @@ static const struct option_row rows[] = {
     {'j', "job", "ID", "only of this job", true, false},
     {'p', "phases", NULL, "where the time of a step goes", false, false},
     {'C', "csv", NULL, "comma-separated, for other programs", false, false},
+    {'L', "loads", "FILE", "CSV with the columns layer, expert, load and maybe window", false,
+     false},
+    {'G', "devices", "N", "devices that hold the experts", false, false},
+    {'M', "nodes", "N", "nodes that the devices are dealt to, in order (1)", false, false},
+    {'S', "slots-per-device", "N", "experts a device can hold (what is needed and one more)", false,
+     false},
+    {'B', "previous", "FILE", "CSV of the placement in force: layer, device, expert", false, false},
+    {'O', "placement-out", "FILE", "write the placement as CSV, fit for --previous", false, false},
     {'P', "plot", NULL, "draw it in the terminal", false, false},
 };
 #define N_ROWS (sizeof rows / sizeof *rows)
@@ -167,6 +175,12 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
     case 'p': c->phases = true; return -1;
     case 'C': c->csv = true; return -1;
     case 'P': c->plot = true; return -1;
+    case 'L': c->loads = arg; return -1;
+    case 'G': return read_number(c, r, arg, &c->devices);
+    case 'M': return read_number(c, r, arg, &c->nodes);
+    case 'S': return read_number(c, r, arg, &c->slots_per_device);
+    case 'B': c->previous = arg; return -1;
+    case 'O': c->placement_out = arg; return -1;
     default:  return -1; /* help and version are looked at when the command is known */
     }
 }
