@@ -274,12 +274,13 @@ uint64_t attach_tick(struct coord *c, struct turn *t)
     uint64_t next_ns = fleet_tick(&c->fleet, t->now_ns, &t->arena, &lost, &n_lost);
     for (size_t i = 0; i < n_lost; i++) {
         struct worker *w = lost[i];
-        char *why = arena_printf(&t->arena, "worker %s is lost: silent for %.1f s", w->name,
-                                 (double)(t->now_ns - w->last_heard_ns) / NS_PER_S);
+        const char *silent = arena_printf(&t->arena, "silent for %.1f s",
+                                          (double)(t->now_ns - w->last_heard_ns) / NS_PER_S);
         w->holds_foreign = true; /* until it says what it holds */
         c->queue_is_stale = true;
-        record_worker(c, t, w, BALLAST__WORKER_STATE__WORKER_LOST, why);
-        attempt_rank_lost(c, t, w, RANK_SILENT, why);
+        record_worker(c, t, w, BALLAST__WORKER_STATE__WORKER_LOST, silent);
+        attempt_rank_lost(c, t, w, RANK_SILENT, arena_printf(&t->arena, "worker %s is lost: %s",
+                                                             w->name, silent));
     }
     return next_ns;
 }

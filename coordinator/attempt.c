@@ -283,7 +283,7 @@ static void complete(struct coord *c, struct turn *t, struct job *j)
         move_to_running(c, t, j);
     Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
     s.state = BALLAST__JOB_STATE__JOB_DONE;
-    s.reason = arena_printf(&t->arena, "finished %" PRIu64 " steps", j->spec->train_steps);
+    s.reason = arena_printf(&t->arena, "finished all steps, %" PRIu64, j->spec->train_steps);
     s.exit = "0";
     emit_state(c, t, j, &s);
     release_gang(c, j);

@@ -61,6 +61,159 @@ static void every_history_keeps_the_rules(void **state)
     assert_int_equal(n_failed, 0);
 }
 
+/* ---- stories "
+                  "---------------------------------------------------------------------------------------- */
+
+static struct sim *calm_cluster(uint32_t n_hosts)
+{
+    struct sim *s = sim_create(1, n_hosts, 1);
+    s->keeps_trace = true;
+    coord_sim_start(s);
+    for (uint32_t i = 0; i < n_hosts; i++)
+        host_start(s, i);
+    sim_run_until(s, 2 * NS_PER_S);
+    return s;
+}
+
+static void run_to(struct sim *s, double seconds)
+{
+    sim_run_until(s, (uint64_t)(seconds * NS_PER_S));
+}
+
+/* The trace since the last call must be that text. */
+static void sim_expect(struct sim *s, const char *expected)
+{
+    assert_string_equal(s->failure, "");
+    assert_string_equal(s->trace ? s->trace : "", expected);
+    s->n_trace = 0;
+    *s->trace = '\0';
+}
+
+static void a_killed_worker_costs_an_attempt_not_the_job(void **state)
+{
+    (void)state;
+    struct sim *s = calm_cluster(3);
+    sim_expect(s, "[   1.001] coordinator: epoch 1\n"
+                  "[   1.002] coordinator: worker w0 attached\n"
+                  "[   1.002] coordinator: worker w1 attached\n"
+                  "[   1.002] coordinator: worker w2 attached\n");
+    client_submit(s, 0, 2, 6, 2);
+    run_to(s, 6);
+    sim_expect(s, "[   2.002] coordinator: job 1 QUEUED\n"
+                  "[   2.002] coordinator: job 1 STARTING attempt 1 on w0 w1\n"
+                  "[   2.003] client: call 0 answered 0\n"
+                  "[   2.003] w0: trainer of job 1 attempt 1 rank 0 started\n"
+                  "[   2.003] w1: trainer of job 1 attempt 1 rank 1 started\n"
+                  "[   4.005] coordinator: job 1 RUNNING\n"
+                  "[   5.005] coordinator: job 1 checkpoint at step 2\n");
+    host_kill(s, 1);
+    run_to(s, 20);
+    sim_expect(s, "[   6.000] w1: the daemon was killed\n"
+                  "[   8.556] w0: trainer of job 1 attempt 1 ended, 1:0\n"
+                  "[   8.558] coordinator: job 1 RECOVERING: rank 0 on worker w0: a collective "
+                  "failed\n"
+                  "[   9.005] coordinator: worker w1 lost: silent for 4.0 s\n"
+                  "[   9.558] coordinator: job 1 STARTING attempt 2 on w0 w2\n"
+                  "[   9.559] w0: trainer of job 1 attempt 2 rank 0 started\n"
+                  "[   9.559] w2: trainer of job 1 attempt 2 rank 1 started\n"
+                  "[  11.561] coordinator: job 1 RUNNING\n"
+                  "[  12.561] coordinator: job 1 checkpoint at step 4\n"
+                  "[  14.561] coordinator: job 1 checkpoint at step 6\n"
+                  "[  14.621] w0: trainer of job 1 attempt 2 ended, 0:0\n"
+                  "[  14.638] w2: trainer of job 1 attempt 2 ended, 0:0\n"
+                  "[  14.640] coordinator: job 1 DONE: finished all steps, 6\n");
+    sim_destroy(s);
+}
+
+static void a_submit_whose_answer_is_lost_makes_one_job(void **state)
+{
+    (void)state;
+    struct sim *s = calm_cluster(1);
+    s->n_trace = 0;
+    client_submit(s, 0, 1, 2, 2);
+    run_to(s, 2.0015); /* the turn is made, not committed */
+    coord_sim_crash(s, 9); /* durable, but the answer never leaves */
+    sim_say(s, "coordinator: killed");
+    run_to(s, 3);
+    coord_sim_start(s);
+    run_to(s, 12);
+    sim_expect(s, "[   2.002] coordinator: job 1 QUEUED\n"
+                  "[   2.002] coordinator: job 1 STARTING attempt 1 on w0\n"
+                  "[   2.002] coordinator: killed\n"
+                  "[   3.001] coordinator: epoch 2\n"
+                  "[   3.009] w0: trainer of job 1 attempt 1 rank 0 started\n"
+                  "[   3.868] client: call 0 answered 0\n"
+                  "[   5.011] coordinator: job 1 RUNNING\n"
+                  "[   6.011] coordinator: job 1 checkpoint at step 2\n"
+                  "[   6.022] w0: trainer of job 1 attempt 1 ended, 0:0\n"
+                  "[   6.024] coordinator: job 1 DONE: finished all steps, 2\n");
+    sim_destroy(s);
+}
+
+static void training_goes_on_while_the_coordinator_is_away(void **state)
+{
+    (void)state;
+    struct sim *s = calm_cluster(2);
+    client_submit(s, 0, 2, 8, 4);
+    run_to(s, 5);
+    s->n_trace = 0;
+    coord_sim_crash(s, 0);
+    sim_say(s, "coordinator: killed");
+    run_to(s, 9);
+    coord_sim_start(s);
+    run_to(s, 13);
+    sim_expect(s, "[   5.000] coordinator: killed\n"
+                  "[   9.001] coordinator: epoch 2\n"
+                  "[  10.008] coordinator: job 1 checkpoint at step 4\n"
+                  "[  11.005] coordinator: job 1 checkpoint at step 8\n"
+                  "[  11.077] w0: trainer of job 1 attempt 1 ended, 0:0\n"
+                  "[  11.086] w1: trainer of job 1 attempt 1 ended, 0:0\n"
+                  "[  11.088] coordinator: job 1 DONE: finished all steps, 8\n");
+    for (size_t step = 1; step <= 8; step++)
+        assert_int_equal(s->store.steps[1][step], 1);
+    sim_destroy(s);
+}
+
+static void a_small_job_does_not_overtake_a_large_one(void **state)
+{
+    (void)state;
+    struct sim *s = calm_cluster(2);
+    s->n_trace = 0;
+    client_submit(s, 0, 1, 2, 2);
+    run_to(s, 2.1);
+    client_submit(s, 0, 2, 1, 2);
+    run_to(s, 2.2);
+    client_submit(s, 0, 1, 1, 2);
+    run_to(s, 12);
+    sim_expect(s, "[   2.002] coordinator: job 1 QUEUED\n"
+                  "[   2.002] coordinator: job 1 STARTING attempt 1 on w0\n"
+                  "[   2.003] client: call 0 answered 0\n"
+                  "[   2.003] w0: trainer of job 1 attempt 1 rank 0 started\n"
+                  "[   2.102] coordinator: job 2 QUEUED\n"
+                  "[   2.103] client: call 1 answered 0\n"
+                  "[   2.202] coordinator: job 3 QUEUED\n"
+                  "[   2.203] client: call 2 answered 0\n"
+                  "[   4.005] coordinator: job 1 RUNNING\n"
+                  "[   5.005] coordinator: job 1 checkpoint at step 2\n"
+                  "[   5.012] w0: trainer of job 1 attempt 1 ended, 0:0\n"
+                  "[   5.014] coordinator: job 1 DONE: finished all steps, 2\n"
+                  "[   5.014] coordinator: job 2 STARTING attempt 1 on w0 w1\n"
+                  "[   5.015] w0: trainer of job 2 attempt 1 rank 0 started\n"
+                  "[   5.015] w1: trainer of job 2 attempt 1 rank 1 started\n"
+                  "[   7.017] coordinator: job 2 checkpoint at step 1\n"
+                  "[   7.017] coordinator: job 2 RUNNING\n"
+                  "[   7.021] w1: trainer of job 2 attempt 1 ended, 0:0\n"
+                  "[   7.100] w0: trainer of job 2 attempt 1 ended, 0:0\n"
+                  "[   7.102] coordinator: job 2 DONE: finished all steps, 1\n"
+                  "[   7.102] coordinator: job 3 STARTING attempt 1 on w0\n"
+                  "[   7.103] w0: trainer of job 3 attempt 1 rank 0 started\n"
+                  "[   9.105] coordinator: job 3 checkpoint at step 1\n"
+                  "[   9.105] coordinator: job 3 RUNNING\n"
+                  "[   9.184] w0: trainer of job 3 attempt 1 ended, 0:0\n"
+                  "[   9.186] coordinator: job 3 DONE: finished all steps, 1\n");
+    sim_destroy(s);
+}
+
 static uint64_t number(const char *text)
 {
     return strtoull(text, NULL, 10);
@@ -79,6 +232,10 @@ int main(int argc, char **argv)
             first_seed = number(argv[i + 1]);
     }
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_killed_worker_costs_an_attempt_not_the_job),
+        cmocka_unit_test(a_submit_whose_answer_is_lost_makes_one_job),
+        cmocka_unit_test(training_goes_on_while_the_coordinator_is_away),
+        cmocka_unit_test(a_small_job_does_not_overtake_a_large_one),
         cmocka_unit_test(every_history_keeps_the_rules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
