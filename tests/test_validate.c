@@ -154,7 +154,7 @@ static void dumps_hold_what_was_computed(void **state)
     struct safetensors *mine, *expected;
     struct json *report;
     struct said s = RUN(fixture, "--expect", fixture, "--steps", "2", "--layout",
-                        "ranks=2,fsdp=2,ep=2", "--dump", dump);
+                        "ranks=2,fsdp=2,ep=2,sp=1", "--dump", dump);
     assert_int_equal(s.code, 0);
 
     path = xasprintf("%s/gradients.safetensors", dump);
@@ -297,7 +297,8 @@ static void wrong_options_are_usage_errors(void **state)
         { { "m", "--expect", "f", "--dtype", "f8" }, "supported: f32" },
         { { "m", "--expect", "f", "--layout", "ranks=0" }, "'ranks' needs a number" },
         { { "m", "--expect", "f", "--layout", "rank=2" },
-          "'rank' is unknown; known: ranks, fsdp, ep, expert_shard" },
+          "'rank' is unknown; known: ranks, fsdp, ep, expert_shard, sp" },
+        { { "m", "--expect", "f", "--layout", "ranks=2,sp=2" }, "sp 2 is not supported" },
         { { "m", "--expect", "f", "--fast" }, "unknown option" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -60,9 +60,12 @@ static int parse_layout(char *text, struct layout_degrees *d, struct err *err)
             d->ep = (uint32_t)x;
         else if (strcmp(part, "expert_shard") == 0)
             d->expert_shard = (uint32_t)x;
-        else
+        else if (strcmp(part, "sp") == 0 && x != 1)
+            return err_set(err, -EINVAL, "--layout: sp %ld is not supported; supported: 1", x);
+        else if (strcmp(part, "sp") != 0)
             return err_set(err, -EINVAL,
-                           "--layout: '%s' is unknown; known: ranks, fsdp, ep, expert_shard", part);
+                           "--layout: '%s' is unknown; known: ranks, fsdp, ep, expert_shard, sp",
+                           part);
     }
     return 0;
 }
