@@ -85,11 +85,13 @@ struct bound {
     const ProtobufCMessageDescriptor *message;
     const char    *field;
     enum text_form form;
-    uint64_t       min, max; /* of a number; of the bytes of a text; of a list's count */
+    uint64_t       min, max; /* of a number; of the bytes of a text; of a list's count; a message
+                              * with a min of 1 must be there */
 };
 
 #define ROW(MSG, FIELD, FORM, MIN, MAX) {&ballast__##MSG##__descriptor, FIELD, FORM, MIN, MAX}
 static const struct bound bounds[] = {
+    ROW(submit_request, "spec", 0, 1, 1),
     ROW(job_request, "job_id", 0, 1, UINT64_MAX),
     ROW(job_request, "reason", TEXT_FREE, 0, REASON_BYTES_MAX),
     ROW(job_list_request, "user", TEXT_FREE, 0, NAME_BYTES_MAX),
@@ -131,6 +133,7 @@ static const struct bound bounds[] = {
     ROW(start, "attempt", 0, 1, UINT32_MAX),
     ROW(start, "coll_id", 0, 16, 16),
     ROW(start, "gang", 0, 1, RANKS_MAX),
+    ROW(start, "spec", 0, 1, 1),
     ROW(gang_member, "worker", TEXT_NAME, 1, NAME_BYTES_MAX),
     ROW(gang_member, "node", TEXT_NAME_OR_EMPTY, 0, NAME_BYTES_MAX),
     ROW(stop, "job_id", 0, 1, UINT64_MAX),
@@ -281,8 +284,7 @@ static int walk_message(struct walk *w, const struct place *parent, const Protob
             if (*(uint32_t *)(bytes + f->quantifier_offset) == f->id)
                 rc = check_value(w, &at, &b, f, bytes + f->offset);
         } else if (f->type == PROTOBUF_C_TYPE_MESSAGE && !*(void **)(bytes + f->offset)) {
-            rc = w->is_response || d == &ballast__envelope__descriptor
-                     ? 0 : violate(w, &at, "is missing");
+            rc = b.min ? violate(w, &at, "is missing") : 0;
         } else {
             rc = check_value(w, &at, &b, f, bytes + f->offset);
         }
