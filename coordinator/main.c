@@ -23,6 +23,7 @@ static const char usage[] =
     "  -c, --config FILE   the configuration, in YAML\n"
     "      --check-config  say whether FILE is right, and stop\n"
     "      --print-config  write every key of FILE with its value or default, and stop\n"
+    "      --help-config   what every key means\n"
     "      --version       versions of this program and its libraries\n"
     "  -h, --help          this text\n"
     "\n"
@@ -76,10 +77,11 @@ static void reload(void *file)
 
 int main(int argc, char **argv)
 {
-    enum { CHECK = 256, PRINT, VERSION };
+    enum { CHECK = 256, PRINT, EXPLAIN, VERSION };
     static const struct option options[] = {
         {"config", required_argument, NULL, 'c'}, {"check-config", no_argument, NULL, CHECK},
-        {"print-config", no_argument, NULL, PRINT}, {"version", no_argument, NULL, VERSION},
+        {"print-config", no_argument, NULL, PRINT}, {"help-config", no_argument, NULL, EXPLAIN},
+        {"version", no_argument, NULL, VERSION},
         {"help", no_argument, NULL, 'h'}, {0},
     };
     char *file = NULL;
@@ -95,6 +97,9 @@ int main(int argc, char **argv)
         case PRINT:
             only_print = true;
             break;
+        case EXPLAIN:
+            fields_print_markdown(&server_config_table, stdout);
+            return 0;
         case VERSION:
             print_version();
             return 0;
