@@ -13,7 +13,7 @@
 
 #include "coordinator/queue.h"
 
-/* ---- the queue's list follows from the states -------------------------------------------------- */
+/* ---- the queue's list follows from the states --------------------------------------------- */
 
 static struct queue_job place_of(const struct job *j)
 {
@@ -58,7 +58,7 @@ static void sync_waiting(struct coord *c, struct job *j)
     c->n_waiting++;
 }
 
-/* ---- apply -------------------------------------------------------------------------------------- */
+/* ---- apply -------------------------------------------------------------------------------- */
 
 static int damaged(const Ballast__Record *r, struct err *err, const char *what)
 {
@@ -266,7 +266,7 @@ void coord_restore_key(struct coord *c, const char *user, const uint8_t key[16],
         keys_add(&c->keys, user, key, digest, job, c->now_ns + c->config.key_keep_ns - age_ns);
 }
 
-/* ---- making records ------------------------------------------------------------------------------ */
+/* ---- making records ----------------------------------------------------------------------- */
 
 static Ballast__Record *begin(struct coord *c, struct turn *t, job_id job,
                               Ballast__Record__WhatCase what)
@@ -410,7 +410,7 @@ void emit_worker(struct coord *c, struct turn *t, const char *name,
     finish(c, t, r);
 }
 
-/* ---- dump ------------------------------------------------------------------------------------------ */
+/* ---- dump --------------------------------------------------------------------------------- */
 
 static void dump_job(FILE *out, const struct job *j)
 {

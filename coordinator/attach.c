@@ -93,7 +93,7 @@ static void hold(struct coord *c, struct turn *t, struct worker *w,
     w->holds_foreign = holds_foreign;
 }
 
-/* ---- hello --------------------------------------------------------------------------------------- */
+/* ---- hello -------------------------------------------------------------------------------- */
 
 static void refuse_hello(struct coord *c, struct turn *t, uint64_t peer,
                          const Ballast__Envelope *e, const Ballast__Hello *hello,
@@ -201,7 +201,7 @@ void attach_hello(struct coord *c, struct turn *t, uint64_t peer, const Ballast_
     hold(c, t, w, hello->ranks, hello->n_ranks, true);
 }
 
-/* ---- the rest ------------------------------------------------------------------------------------- */
+/* ---- the rest ----------------------------------------------------------------------------- */
 
 void attach_heartbeat(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                       const Ballast__Heartbeat *beat)

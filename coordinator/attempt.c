@@ -38,7 +38,7 @@ static struct job *job_of(struct coord *c, const struct worker *w)
     return j;
 }
 
-/* ---- messages ---------------------------------------------------------------------------------- */
+/* ---- messages ----------------------------------------------------------------------------- */
 
 static Ballast__JobSpec *copy_spec(const Ballast__JobSpec *spec, struct arena *arena)
 {
@@ -125,7 +125,7 @@ void attempt_ack_ended(struct turn *t, const struct worker *w, const Ballast__Ra
         turn_notice(t, w->peer, w->epoch, BALLAST__METHOD__METHOD_ACK, &a->base);
 }
 
-/* ---- fates -------------------------------------------------------------------------------------- */
+/* ---- fates -------------------------------------------------------------------------------- */
 
 static void set_fate(struct coord *c, struct job *j, uint32_t rank, enum rank_fate fate,
                      uint64_t over_ns)
@@ -163,7 +163,7 @@ static void release_ended(struct coord *c, struct job *j)
             release_worker(c, j, r);
 }
 
-/* ---- life of an attempt ---------------------------------------------------------------------------- */
+/* ---- life of an attempt ------------------------------------------------------------------- */
 
 static void watch(struct job *j)
 {
@@ -289,7 +289,7 @@ static void complete(struct coord *c, struct turn *t, struct job *j)
     release_gang(c, j);
 }
 
-/* ---- what workers say -------------------------------------------------------------------------------- */
+/* ---- what workers say --------------------------------------------------------------------- */
 
 static const char *exit_text(struct turn *t, const Ballast__RankState *s)
 {
@@ -419,7 +419,7 @@ void attempt_rank_lost(struct coord *c, struct turn *t, struct worker *w, enum r
     finish_if_over(c, t, j);
 }
 
-/* ---- time ---------------------------------------------------------------------------------------------- */
+/* ---- time --------------------------------------------------------------------------------- */
 
 static uint64_t tick_starting(struct coord *c, struct turn *t, struct job *j)
 {
@@ -468,7 +468,7 @@ uint64_t attempt_tick(struct coord *c, struct turn *t, struct job *j)
     }
 }
 
-/* ---- after a start --------------------------------------------------------------------------------------- */
+/* ---- after a start ------------------------------------------------------------------------ */
 
 static void adopt(struct coord *c, struct job *j)
 {
@@ -501,6 +501,7 @@ void attempt_adopt_all(struct coord *c)
         j->live_step = j->summary.step > j->step ? j->summary.step : j->step;
         j->state_since_ns = j->running_since_ns = c->now_ns;
         j->not_before_ns = c->now_ns + j->backoff_ms * NS_PER_MS;
+        j->wait.kind = is_stopping(j) ? WAIT_GANG : WAIT_NONE;
         if (is_wanted(j) || is_stopping(j))
             adopt(c, j);
     }

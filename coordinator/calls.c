@@ -10,7 +10,7 @@
 
 #define JOBS_LISTED_DEFAULT 1000u
 
-/* ---- submit -------------------------------------------------------------------------------------- */
+/* ---- submit ------------------------------------------------------------------------------- */
 
 static void reply_submitted(struct turn *t, uint64_t peer, const Ballast__Envelope *e, job_id id,
                             bool repeated)
@@ -103,7 +103,7 @@ void call_submit(struct coord *c, struct turn *t, uint64_t peer, const char *use
     reply_submitted(t, peer, e, id, false);
 }
 
-/* ---- cancel, hold, release, requeue ---------------------------------------------------------------- */
+/* ---- cancel, hold, release, requeue ------------------------------------------------------- */
 
 static void reply_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                       const struct job *j)
@@ -194,7 +194,7 @@ void call_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Env
     reply_job(c, t, peer, e, j);
 }
 
-/* ---- wait --------------------------------------------------------------------------------------------- */
+/* ---- wait --------------------------------------------------------------------------------- */
 
 static bool is_satisfied(const struct job *j, uint32_t states)
 {
@@ -254,7 +254,7 @@ uint64_t calls_answer_waits(struct coord *c, struct turn *t)
     return next_ns;
 }
 
-/* ---- lists -------------------------------------------------------------------------------------------- */
+/* ---- lists -------------------------------------------------------------------------------- */
 
 void call_job_list(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                    const Ballast__JobListRequest *request)
@@ -282,7 +282,7 @@ void call_worker_list(struct coord *c, struct turn *t, uint64_t peer, const Ball
     turn_reply(t, peer, e, &reply->base);
 }
 
-/* ---- drain, resume --------------------------------------------------------------------------------------- */
+/* ---- drain, resume ------------------------------------------------------------------------ */
 
 static void set_drained(struct coord *c, struct turn *t, const struct worker *w, bool drained,
                         const char *reason)

@@ -70,7 +70,7 @@ void core_wake_at(struct coord *c, uint64_t at_ns)
         c->next_scan_ns = at_ns;
 }
 
-/* ---- a turn ----------------------------------------------------------------------------------- */
+/* ---- a turn ------------------------------------------------------------------------------- */
 
 void coord_start(struct coord *c, struct turn *t)
 {
@@ -179,7 +179,7 @@ void coord_peer_gone(struct coord *c, struct turn *t, uint64_t peer)
     c->n_waits = n;
 }
 
-/* ---- the end of a turn ---------------------------------------------------------------------------- */
+/* ---- the end of a turn -------------------------------------------------------------------- */
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
@@ -251,7 +251,8 @@ static size_t queue_workers(const struct fleet *f, uint64_t now_ns, struct arena
         const struct worker *w = f->workers[i];
         if (fleet_is_usable(w))
             workers[n++] = (struct queue_worker){.index = w->index, .name = w->name,
-                .is_free = fleet_is_free(w, now_ns), .memory_bytes = w->memory_bytes, .node = w->node};
+                .is_free = fleet_is_free(w, now_ns), .memory_bytes = w->memory_bytes,
+                .node = w->node};
     }
     *out_workers = workers;
     return n;
@@ -306,7 +307,7 @@ uint64_t coord_next_deadline_ns(const struct coord *c)
     return c->next_scan_ns;
 }
 
-/* ---- what the shell may look at ----------------------------------------------------------------------- */
+/* ---- what the shell may look at ----------------------------------------------------------- */
 
 job_id coord_wants_job(const struct coord *c, Ballast__Method method,
                        const ProtobufCMessage *payload)

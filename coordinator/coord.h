@@ -18,9 +18,9 @@
  * every live job and of the workers, in order of seq; then one turn with coord_start between
  * coord_begin and coord_tick, committed before anything else.
  *
- * Memory holds live jobs, ended ones only until their end is committed. The shell answers what comes from the
- * database: JOB_SHOW, EVENTS, LOGS, METRICS, and JOB_LIST with all_states; coord_job and
- * coord_jobs give it the live part. All other requests and all notices but LOG go to
+ * Memory holds live jobs, ended ones only until their end is committed. The shell answers what
+ * comes from the database: JOB_SHOW, EVENTS, LOGS, METRICS, and JOB_LIST with all_states;
+ * coord_job and coord_jobs give it the live part. All other requests and all notices but LOG go to
  * coord_message; before it, coord_wants_job says if an ended job has to be brought back.
  *
  * Times are monotonic; the wall clock is copied into records and never decides anything. */
@@ -30,7 +30,7 @@
 #include "common/err.h"
 #include "coordinator/turn.h"
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- life --------------------------------------------------------------------------------- */
 
 struct coord_config {
     uint64_t heartbeat_floor_ns;    /* shortest interval between a worker's heartbeats */
@@ -61,7 +61,7 @@ struct coord;
 struct coord *coord_create(const struct coord_config *config); /* config is copied */
 void coord_destroy(struct coord *c);
 
-/* ---- the store's side ------------------------------------------------------------------------ */
+/* ---- the store's side --------------------------------------------------------------------- */
 
 /* The one function that changes durable state, live (by the core itself) and at replay. Copies
  * what it needs. At replay records come in order of seq; records of ended jobs may be missing.
@@ -118,7 +118,7 @@ uint64_t coord_next_deadline_ns(const struct coord *c);
  * then are forgotten. (Were one forgotten before, coord_recall would bring back a live one.) */
 void coord_committed(struct coord *c, record_seq seq);
 
-/* ---- what the shell may look at ---------------------------------------------------------------
+/* ---- what the shell may look at --------------------------------------------------------------
  * Results are made in the arena given. */
 
 /* A live job as `ballast jobs` shows it, or NULL. Step, loss and so on are folded from the step

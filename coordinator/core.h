@@ -48,7 +48,7 @@ struct coord {
 /* The tick looks at everybody at this time, or earlier. */
 void core_wake_at(struct coord *c, uint64_t at_ns);
 
-/* ---- apply.c: each makes one record and applies it ---- */
+/* ---- apply.c: each makes one record and applies it ---------------------------------------- */
 
 void emit_epoch(struct coord *c, struct turn *t);
 void emit_submitted(struct coord *c, struct turn *t, job_id id, Ballast__JobSpec *spec,
@@ -64,7 +64,7 @@ void emit_state(struct coord *c, struct turn *t, struct job *j, const Ballast__R
 void emit_worker(struct coord *c, struct turn *t, const char *name,
                  const Ballast__RecordWorker *what);
 
-/* ---- calls.c ---- */
+/* ---- calls.c ------------------------------------------------------------------------------ */
 
 void call_submit(struct coord *c, struct turn *t, uint64_t peer, const char *user,
                  const Ballast__Envelope *e, const Ballast__SubmitRequest *request);
@@ -83,7 +83,7 @@ void call_ping(struct coord *c, struct turn *t, uint64_t peer, const char *user,
 /* Answers the waits that are satisfied or over; gives the next moment one is over. */
 uint64_t calls_answer_waits(struct coord *c, struct turn *t);
 
-/* ---- attach.c ---- */
+/* ---- attach.c ----------------------------------------------------------------------------- */
 
 void attach_hello(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                   const Ballast__Hello *hello);
@@ -97,7 +97,7 @@ void attach_goodbye(struct coord *c, struct turn *t, uint64_t peer, const Ballas
                     const Ballast__Goodbye *goodbye);
 uint64_t attach_tick(struct coord *c, struct turn *t);
 
-/* ---- attempt.c ---- */
+/* ---- attempt.c ---------------------------------------------------------------------------- */
 
 static inline bool rank_phase_has_ended(Ballast__RankPhase phase)
 {

@@ -29,7 +29,7 @@ void fleet_fini(struct fleet *f)
     *f = (struct fleet){0};
 }
 
-/* ---- two indexes ---------------------------------------------------------------------------
+/* ---- two indexes -----------------------------------------------------------------------------
  * Entries are never removed: one whose worker has another name or peer by now does not match. A
  * full index is built anew from the workers, which drops those. */
 
@@ -107,7 +107,7 @@ struct worker *fleet_by_peer(const struct fleet *f, uint64_t peer)
     return NULL;
 }
 
-/* ---- members --------------------------------------------------------------------------------- */
+/* ---- members ------------------------------------------------------------------------------ */
 
 static bool may_be_forgotten(const struct worker *w)
 {
@@ -190,7 +190,7 @@ bool fleet_is_free(const struct worker *w, uint64_t now_ns)
     return fleet_is_usable(w) && !w->job && !w->holds_foreign && now_ns >= w->free_from_ns;
 }
 
-/* ---- leases ---------------------------------------------------------------------------------- */
+/* ---- leases ------------------------------------------------------------------------------- */
 
 uint64_t fleet_interval_ns(const struct fleet *f)
 {
@@ -271,7 +271,7 @@ void fleet_renew(struct fleet *f, uint64_t now_ns)
     }
 }
 
-/* ---- for people ------------------------------------------------------------------------------ */
+/* ---- for people --------------------------------------------------------------------------- */
 
 static Ballast__WorkerState state_of(const struct worker *w)
 {

@@ -243,7 +243,7 @@ Ballast__Job *job_describe(const struct job *j, uint64_t now_ns, struct arena *a
     return out;
 }
 
-/* ---- the table ----------------------------------------------------------------------------- */
+/* ---- the table ---------------------------------------------------------------------------- */
 
 size_t job_table_above(const struct job_table *t, job_id id)
 {

@@ -129,7 +129,7 @@ void job_fold(struct job *j, uint32_t attempt, const Ballast__StepReports *repor
 const char    *job_reason(const struct job *j, uint64_t now_ns, struct arena *arena);
 Ballast__Job  *job_describe(const struct job *j, uint64_t now_ns, struct arena *arena);
 
-/* ---- the table: jobs by id, ascending ---- */
+/* ---- the table: jobs by id, ascending ----------------------------------------------------- */
 
 struct job_table {
     struct job **jobs;

@@ -48,7 +48,7 @@ void turn_refuse(struct turn *t, uint64_t peer, const Ballast__Envelope *request
                  Ballast__Code code, const char *reason, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
 
-/* ---- for the core -------------------------------------------------------------------------- */
+/* ---- for the core ------------------------------------------------------------------------- */
 
 /* A notice to a worker's life. payload must live as long as the turn. */
 void turn_notice(struct turn *t, uint64_t peer, uint64_t worker_epoch, Ballast__Method method,

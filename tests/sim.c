@@ -52,7 +52,7 @@ void sim_fail(struct sim *s, const char *format, ...)
     sim_say(s, "FAILURE: %s", s->failure);
 }
 
-/* ---- events: a heap by time, then by the order in which they were made -------------------------- */
+/* ---- events: a heap by time, then by the order in which they were made -------------------- */
 
 static bool is_before(const struct sim_event *a, const struct sim_event *b)
 {
@@ -111,7 +111,7 @@ void sim_run_until(struct sim *s, uint64_t at_ns)
         s->now_ns = at_ns;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------ */
+/* ---- life --------------------------------------------------------------------------------- */
 
 static struct coord_config quick_config(void)
 {

@@ -35,7 +35,7 @@ struct sim_event {
     void    *data; /* freed after the event */
 };
 
-/* ---- network ---- */
+/* ---- network ------------------------------------------------------------------------------ */
 
 struct sim_endpoint {
     bool     is_up;
@@ -57,7 +57,7 @@ struct sim_net {
     uint64_t delay_ns, slow_delay_ns; /* usual and rare maximum */
 };
 
-/* ---- coordinator ---- */
+/* ---- coordinator -------------------------------------------------------------------------- */
 
 struct sim_pending {
     struct turn turn;
@@ -73,7 +73,7 @@ struct sim_store {
     uint64_t          output[SIM_JOBS_MAX][SIM_ATTEMPTS_MAX][SIM_HOSTS_MAX]; /* stored bytes */
 };
 
-/* ---- hosts ---- */
+/* ---- hosts -------------------------------------------------------------------------------- */
 
 struct sim_trainer {
     struct sim_trainer *next;
@@ -101,7 +101,7 @@ struct sim_host {
     char          name[16], node[16];
 };
 
-/* ---- clients ---- */
+/* ---- clients ------------------------------------------------------------------------------ */
 
 struct sim_op {
     uint32_t        client;
@@ -158,7 +158,7 @@ struct sim {
     } counts;
 };
 
-/* ---- sim.c ---- */
+/* ---- sim.c -------------------------------------------------------------------------------- */
 
 /* A calm cluster: nothing is lost, every packet takes 1 ms, a trainer loads for 1 s and steps in
  * 1 s. Gives it; ended with sim_destroy. */
@@ -180,7 +180,7 @@ void sim_say(struct sim *s, const char *format, ...) __attribute__((format(print
 /* A rule is broken. */
 void sim_fail(struct sim *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* ---- sim_net.c ---- */
+/* ---- sim_net.c ---------------------------------------------------------------------------- */
 
 void net_to_coord(struct sim *s, uint32_t endpoint, const Ballast__Envelope *e,
                   const ProtobufCMessage *payload);
@@ -191,7 +191,7 @@ void net_to_peer(struct sim *s, uint64_t peer, const Ballast__Envelope *e,
 Ballast__Envelope *net_open(const struct sim_packet *p, struct arena *arena,
                             ProtobufCMessage **out_payload);
 
-/* ---- sim_coord.c ---- */
+/* ---- sim_coord.c -------------------------------------------------------------------------- */
 
 void coord_sim_start(struct sim *s);
 
@@ -202,7 +202,7 @@ void coord_sim_receive(struct sim *s, struct sim_packet *p); /* takes p */
 void coord_sim_peer_gone(struct sim *s, uint64_t peer);
 void coord_sim_fini(struct sim *s);
 
-/* ---- sim_host.c ---- */
+/* ---- sim_host.c --------------------------------------------------------------------------- */
 
 void host_start(struct sim *s, uint32_t host);
 void host_kill(struct sim *s, uint32_t host);      /* kill -9 of the daemon */
@@ -214,7 +214,7 @@ bool host_is_idle(const struct sim *s, uint32_t host);
 bool host_kill_trainer(struct sim *s, uint32_t host, int signal_number);
 void host_sim_fini(struct sim *s);
 
-/* ---- sim_client.c ---- */
+/* ---- sim_client.c ------------------------------------------------------------------------- */
 
 /* Gives the op's number. The payload is packed at once. */
 size_t client_call(struct sim *s, uint32_t client, Ballast__Method method,
@@ -227,7 +227,7 @@ size_t client_worker(struct sim *s, uint32_t client, Ballast__Method method, con
 void   client_receive(struct sim *s, uint32_t client, const struct sim_packet *p);
 bool   clients_are_done(const struct sim *s);
 
-/* ---- sim_check.c ---- */
+/* ---- sim_check.c -------------------------------------------------------------------------- */
 
 void check_record(struct sim *s, const Ballast__Record *r);
 void check_replay(struct sim *s);     /* live core against the committed log, if nothing waits */
@@ -237,7 +237,7 @@ void check_from_scratch(struct sim *s);
 /* Every job has ended or says why it waits, and nothing is left over. False: not yet. */
 bool check_is_settled(struct sim *s, char *out_why, size_t n_why);
 
-/* ---- sim_history.c ---- */
+/* ---- sim_history.c ------------------------------------------------------------------------ */
 
 /* One random history of that seed; 0, or -1 with s->failure. */
 int sim_history(struct sim *s);

@@ -29,7 +29,7 @@ static int64_t wall_ns(const struct sim *s)
     return 1700000000 * (int64_t)NS_PER_S + (int64_t)s->now_ns;
 }
 
-/* ---- store -------------------------------------------------------------------------------------- */
+/* ---- store -------------------------------------------------------------------------------- */
 
 static Ballast__Record *copy_record(const Ballast__Record *r)
 {
@@ -173,7 +173,7 @@ static void recall(struct sim *s, job_id job)
     free(records);
 }
 
-/* ---- turns --------------------------------------------------------------------------------------- */
+/* ---- turns -------------------------------------------------------------------------------- */
 
 static void send_out(struct sim *s, const struct turn *t)
 {
@@ -323,7 +323,7 @@ void coord_sim_peer_gone(struct sim *s, uint64_t peer)
     finish_turn(s, p);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------ */
+/* ---- life --------------------------------------------------------------------------------- */
 
 void coord_sim_start(struct sim *s)
 {

@@ -27,7 +27,7 @@ static uint64_t soon(struct sim *s, uint64_t most_s)
     return s->now_ns + sim_random(s, most_s * NS_PER_S);
 }
 
-/* ---- faults ---------------------------------------------------------------------------------------- */
+/* ---- faults ------------------------------------------------------------------------------- */
 
 static void crash_coordinator(struct sim *s)
 {
@@ -89,7 +89,7 @@ static void fault(struct sim *s, struct sim_event *e)
     sim_at(s, soon(s, e->a), fault, e->a, e->b, NULL);
 }
 
-/* ---- people ----------------------------------------------------------------------------------------- */
+/* ---- people ------------------------------------------------------------------------------- */
 
 static void submit_random(struct sim *s, uint32_t client)
 {
@@ -170,7 +170,7 @@ static void person(struct sim *s, struct sim_event *e)
     sim_at(s, soon(s, 8), person, client, e->b, NULL);
 }
 
-/* ---- the history --------------------------------------------------------------------------------------- */
+/* ---- the history -------------------------------------------------------------------------- */
 
 static void be_rough(struct sim *s)
 {

@@ -36,7 +36,7 @@ static struct sim_trainer *live_trainer(struct sim *s, uint32_t host, job_id job
     return NULL;
 }
 
-/* ---- the daemon carries out what its core says --------------------------------------------------- */
+/* ---- the daemon carries out what its core says -------------------------------------------- */
 
 static void spawn(struct sim *s, uint32_t host, const struct effect *e);
 static void forward(struct sim *s, uint32_t host, const struct effect *e);
@@ -148,7 +148,7 @@ void host_receive(struct sim *s, uint32_t host, const struct sim_packet *p)
     finish(s, host, &t);
 }
 
-/* ---- words of a trainer ------------------------------------------------------------------------------ */
+/* ---- words of a trainer ------------------------------------------------------------------- */
 
 static void say_state(struct sim *s, struct sim_trainer *t, Ballast__RankPhase phase,
                       uint64_t step, const char *text, bool retryable)
@@ -203,7 +203,7 @@ static void print(struct sim *s, struct sim_trainer *t, uint64_t n_bytes)
     finish(s, t->host, &turn);
 }
 
-/* ---- death --------------------------------------------------------------------------------------------- */
+/* ---- death -------------------------------------------------------------------------------- */
 
 static void die(struct sim *s, struct sim_event *e)
 {
@@ -262,7 +262,7 @@ static void forward(struct sim *s, uint32_t host, const struct effect *e)
     trainer_dies(s, t, 1, 0, s->now_ns + sim_random(s, NS_PER_S));
 }
 
-/* ---- gangs ----------------------------------------------------------------------------------------------- */
+/* ---- gangs -------------------------------------------------------------------------------- */
 
 static struct sim_gang *gang_of(struct sim *s, const struct sim_trainer *t)
 {
@@ -380,7 +380,7 @@ static void ready(struct sim *s, struct sim_event *e)
     sim_at(s, s->now_ns + s->step_ns, gang_step, g->job, g->attempt, NULL);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------- */
+/* ---- life --------------------------------------------------------------------------------- */
 
 static void spawn_fails(struct sim *s, struct sim_event *e)
 {

@@ -267,7 +267,7 @@ static void run_a_job(struct bench *b)
     expect_job(b, 1, JOB(RUNNING), NULL);
 }
 
-/* ---- submit ---------------------------------------------------------------------------------------- */
+/* ---- submit ------------------------------------------------------------------------------- */
 
 static void one_key_makes_one_job(void **state)
 {
@@ -326,7 +326,7 @@ static void a_job_waits_for_the_one_it_comes_after(void **state)
     assert_int_equal(last_state(b, 4)->state, JOB(CANCELLED)); /* down the line */
 }
 
-/* ---- an attempt -------------------------------------------------------------------------------------- */
+/* ---- an attempt --------------------------------------------------------------------------- */
 
 static void start_is_repeated_until_the_rank_shows(void **state)
 {
@@ -584,7 +584,7 @@ static void a_wait_is_answered_by_the_state_or_by_time(void **state)
     assert_non_null(sent(b, CLIENT, M(JOB_WAIT)));
 }
 
-/* ---- workers ------------------------------------------------------------------------------------------ */
+/* ---- workers ------------------------------------------------------------------------------ */
 
 static void a_second_life_waits_until_the_first_is_silent(void **state)
 {

@@ -61,8 +61,7 @@ static void every_history_keeps_the_rules(void **state)
     assert_int_equal(n_failed, 0);
 }
 
-/* ---- stories "
-                  "---------------------------------------------------------------------------------------- */
+/* ---- stories ------------------------------------------------------------------------------ */
 
 static struct sim *calm_cluster(uint32_t n_hosts)
 {

@@ -130,7 +130,7 @@ void agent_destroy(struct agent *a)
     free(a);
 }
 
-/* ---- effects -------------------------------------------------------------------------------------- */
+/* ---- effects ------------------------------------------------------------------------------ */
 
 void agent_turn_fini(struct agent_turn *t)
 {
@@ -183,7 +183,7 @@ static void note(struct agent_turn *t, const char *text)
     add_effect(t, EFFECT_NOTE, NULL)->note = text;
 }
 
-/* ---- attempts -------------------------------------------------------------------------------------- */
+/* ---- attempts ----------------------------------------------------------------------------- */
 
 static struct attempt *find(struct agent *a, job_id job, uint32_t attempt)
 {
@@ -362,7 +362,7 @@ static void stop_live(struct agent *a, struct agent_turn *t, struct attempt *x,
     report(a, t, x);
 }
 
-/* ---- coordinator ----------------------------------------------------------------------------------- */
+/* ---- coordinator -------------------------------------------------------------------------- */
 
 static void say_hello(struct agent *a, struct agent_turn *t)
 {
@@ -595,7 +595,7 @@ void agent_connected(struct agent *a, struct agent_turn *t)
     a->next_hello_ns = t->now_ns;
 }
 
-/* ---- trainer ----------------------------------------------------------------------------------------- */
+/* ---- trainer ------------------------------------------------------------------------------ */
 
 static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attempt *x,
                              const Ballast__RankState *s)
@@ -711,7 +711,7 @@ void agent_measured(struct agent *a, uint64_t loop_lag_ms, uint64_t memory_used_
     a->memory_used_bytes = memory_used_bytes;
 }
 
-/* ---- time --------------------------------------------------------------------------------------------- */
+/* ---- time --------------------------------------------------------------------------------- */
 
 void agent_begin(struct agent *a, struct agent_turn *t, uint64_t now_ns)
 {
