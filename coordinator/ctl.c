@@ -67,7 +67,7 @@ const struct ctl_command ctl_commands[] = {
      "  ballast balance --loads new.csv --devices 8 --previous placement.csv\n", ctl_balance},
     {"ping", "", 0, 0, "", "is the coordinator there, and which",
      "  ballast ping\n"
-     "  ballast ping --address tcp://127.0.0.1:7373\n", ctl_ping},
+     "  ballast ping --address tcp://127.0.0.1:7070\n", ctl_ping},
     {"doctor", "", 0, 0, "", "one screen: what is up, what is wrong, what to type next",
      "  ballast doctor\n", ctl_doctor},
     {"version", "", 0, 0, "", "versions of this program and its libraries",
