@@ -399,7 +399,7 @@ static void set_int(void *socket, int option, int value)
 static void set_options(struct link *l)
 {
     void *s = l->socket;
-    int64_t bytes_max = l->is_server ? MESSAGE_BYTES_MAX : BULK_BYTES_MAX;
+    int64_t bytes_max = l->is_server ? LOAD_BYTES_MAX : BULK_BYTES_MAX;
     zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &bytes_max, sizeof bytes_max);
     set_int(s, ZMQ_LINGER, LINGER_MS);
     set_int(s, ZMQ_SNDHWM, HIGH_WATER_MESSAGES);

@@ -18,6 +18,7 @@ typedef uint64_t record_seq; /* from 1, gapless */
 /* wire */
 #define MESSAGE_BYTES_MAX      (1u << 20)  /* one control frame */
 #define BULK_BYTES_MAX         (16u << 20) /* one bulk frame */
+#define LOAD_BYTES_MAX         (4u << 20)  /* one load report: what a coordinator reads at most */
 #define IDEMPOTENCY_KEY_BYTES  16
 #define DEADLINE_MS_MAX        (10u * 60 * 1000)
 #define WAIT_MS_MAX            60000u /* a long poll answers within this; ask again */
@@ -28,6 +29,12 @@ typedef uint64_t record_seq; /* from 1, gapless */
 #define REASON_BYTES_MAX 512
 #define TEXT_BYTES_MAX   1024 /* why something failed, one line */
 #define LOG_CHUNK_BYTES_MAX (64u << 10)
+
+/* people's SQL */
+#define SQL_BYTES_MAX      (64u << 10)
+#define SQL_ROWS_MAX       100000u
+#define SQL_COLUMNS_MAX    256u
+#define SQL_CELL_BYTES_MAX (64u << 10)
 
 /* cluster */
 #define WORKERS_MAX 16384u /* attached to one coordinator */
@@ -46,6 +53,7 @@ typedef uint64_t record_seq; /* from 1, gapless */
 /* model */
 #define LAYERS_MAX     1024u
 #define EXPERTS_MAX    8192u
+#define LOAD_COUNTS_MAX (1u << 20) /* of one layer in a load report: nodes x experts */
 #define TENSOR_DIMS_MAX 8
 #define SAFETENSORS_HEADER_BYTES_MAX (100u << 20)
 

@@ -91,6 +91,12 @@ void turn_store_steps(struct turn *t, job_id job, const Ballast__StepReports *re
     t->steps[t->n_steps++] = (struct turn_steps){.job = job, .reports = reports};
 }
 
+void turn_store_load(struct turn *t, job_id job, const Ballast__LoadReport *report)
+{
+    t->loads = grow(t, t->loads, t->n_loads, sizeof *t->loads);
+    t->loads[t->n_loads++] = (struct turn_load){.job = job, .report = report};
+}
+
 void turn_note(struct turn *t, const char *format, ...)
 {
     char text[2 * REASON_BYTES_MAX];

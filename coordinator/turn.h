@@ -21,6 +21,13 @@ struct turn_steps {
     const Ballast__StepReports  *reports; /* the caller's message, in its arena */
 };
 
+/* A load report to be stored, before turn.out is sent. One that is not newer than what is stored
+ * of its job changes nothing. The job may have ended already. */
+struct turn_load {
+    job_id                      job;
+    const Ballast__LoadReport  *report; /* the caller's message, in its arena */
+};
+
 struct turn {
     struct arena       arena;
     uint64_t           now_ns;
@@ -32,6 +39,8 @@ struct turn {
     size_t             n_out;
     struct turn_steps *steps;
     size_t             n_steps;
+    struct turn_load  *loads;
+    size_t             n_loads;
     char             **notes; /* lines worth a warning in the log: refused and fenced things */
     size_t             n_notes;
 };
@@ -55,6 +64,7 @@ void turn_notice(struct turn *t, uint64_t peer, uint64_t worker_epoch, Ballast__
                  const ProtobufCMessage *payload);
 void turn_record(struct turn *t, Ballast__Record *record);
 void turn_store_steps(struct turn *t, job_id job, const Ballast__StepReports *reports);
+void turn_store_load(struct turn *t, job_id job, const Ballast__LoadReport *report);
 void turn_note(struct turn *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -3,7 +3,7 @@
  * Frames, prelude, envelope, method, sender, key, sizes; then one walk over the payload by its
  * own description: texts are UTF-8 without control characters, lists have bounded counts, enums
  * are known, sub-messages are there. Bounds that differ from the general ones are rows of a
- * table; what fields mean together is a function per message. */
+ * table (check_bounds.c); what fields mean together is a function per message. */
 #include "proto/check.h"
 
 #include <errno.h>
@@ -11,13 +11,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/check_parts.h"
 #include "proto/job_spec.h"
 
 #define VIOLATIONS_MAX 16
-#define LIST_MAX       16384u
-#define RANK_STATES_MAX 1024u
-#define STEPS_MAX      4096u
-#define PHASES_MAX     64u
 #define FIELD_PATH_BYTES 160
 
 /* ---- violations --------------------------------------------------------------------------- */
@@ -77,90 +74,17 @@ static int violate_field(struct walk *w, const struct place *parent, const char 
     return violate(w, &at, text);
 }
 
-/* ---- the bounds that differ ---------------------------------------------------------------- */
-
-enum text_form { TEXT_FREE, TEXT_NAME, TEXT_NAME_OR_EMPTY };
-
-struct bound {
-    const ProtobufCMessageDescriptor *message;
-    const char    *field;
-    enum text_form form;
-    uint64_t       min, max; /* of a number; of the bytes of a text; of a list's count; a message
-                              * with a min of 1 must be there */
-};
-
-#define ROW(MSG, FIELD, FORM, MIN, MAX) {&ballast__##MSG##__descriptor, FIELD, FORM, MIN, MAX}
-static const struct bound bounds[] = {
-    ROW(submit_request, "spec", 0, 1, 1),
-    ROW(job_request, "job_id", 0, 1, UINT64_MAX),
-    ROW(job_request, "reason", TEXT_FREE, 0, REASON_BYTES_MAX),
-    ROW(job_list_request, "user", TEXT_FREE, 0, NAME_BYTES_MAX),
-    ROW(job_wait_request, "job_id", 0, 1, UINT64_MAX),
-    ROW(job_wait_request, "states", 0, 0, 16),
-    ROW(job_wait_request, "wait_ms", 0, 0, WAIT_MS_MAX),
-    ROW(worker_drain_request, "name", TEXT_NAME, 1, NAME_BYTES_MAX),
-    ROW(worker_drain_request, "reason", TEXT_FREE, 0, REASON_BYTES_MAX),
-    ROW(events_request, "wait_ms", 0, 0, WAIT_MS_MAX),
-    ROW(logs_request, "job_id", 0, 1, UINT64_MAX),
-    ROW(logs_request, "rank", 0, 0, RANKS_MAX - 1),
-    ROW(logs_request, "wait_ms", 0, 0, WAIT_MS_MAX),
-    ROW(metrics_request, "job_id", 0, 1, UINT64_MAX),
-    ROW(metrics_request, "wait_ms", 0, 0, WAIT_MS_MAX),
-    ROW(hello, "name", TEXT_NAME, 1, NAME_BYTES_MAX),
-    ROW(hello, "node", TEXT_NAME_OR_EMPTY, 0, NAME_BYTES_MAX),
-    ROW(hello, "device", TEXT_FREE, 0, REASON_BYTES_MAX),
-    ROW(hello, "version", TEXT_FREE, 0, NAME_BYTES_MAX),
-    ROW(hello, "ranks", 0, 0, RANK_STATES_MAX),
-    ROW(heartbeat, "ranks", 0, 0, RANK_STATES_MAX),
-    ROW(rank_state, "job_id", 0, 1, UINT64_MAX),
-    ROW(rank_state, "attempt", 0, 1, UINT32_MAX),
-    ROW(rank_state, "rank", 0, 0, RANKS_MAX - 1),
-    ROW(rank_state, "phase", 0, BALLAST__RANK_PHASE__RANK_SPAWNED, UINT32_MAX),
-    ROW(rank_state, "text", TEXT_FREE, 0, TEXT_BYTES_MAX),
-    ROW(step_reports, "job_id", 0, 1, UINT64_MAX),
-    ROW(step_reports, "attempt", 0, 1, UINT32_MAX),
-    ROW(step_reports, "steps", 0, 0, STEPS_MAX),
-    ROW(step_report, "step", 0, 1, INT64_MAX),
-    ROW(step_report, "phases", 0, 0, PHASES_MAX),
-    ROW(phase_time, "name", TEXT_FREE, 0, NAME_BYTES_MAX),
-    ROW(log_chunk, "job_id", 0, 1, UINT64_MAX),
-    ROW(log_chunk, "attempt", 0, 1, UINT32_MAX),
-    ROW(log_chunk, "rank", 0, 0, RANKS_MAX - 1),
-    ROW(log_chunk, "offset", 0, 0, INT64_MAX / 2),
-    ROW(log_chunk, "bytes", 0, 0, LOG_CHUNK_BYTES_MAX),
-    ROW(goodbye, "reason", TEXT_FREE, 0, REASON_BYTES_MAX),
-    ROW(start, "job_id", 0, 1, UINT64_MAX),
-    ROW(start, "attempt", 0, 1, UINT32_MAX),
-    ROW(start, "coll_id", 0, 16, 16),
-    ROW(start, "gang", 0, 1, RANKS_MAX),
-    ROW(start, "spec", 0, 1, 1),
-    ROW(gang_member, "worker", TEXT_NAME, 1, NAME_BYTES_MAX),
-    ROW(gang_member, "node", TEXT_NAME_OR_EMPTY, 0, NAME_BYTES_MAX),
-    ROW(stop, "job_id", 0, 1, UINT64_MAX),
-    ROW(stop, "mode", 0, BALLAST__STOP_MODE__STOP_CHECKPOINT, UINT32_MAX),
-    ROW(stop, "reason", TEXT_FREE, 0, TEXT_BYTES_MAX),
-};
-
-static struct bound bound_of(const ProtobufCMessageDescriptor *message,
-                             const ProtobufCFieldDescriptor *f)
-{
-    for (size_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++)
-        if (bounds[i].message == message && !strcmp(bounds[i].field, f->name))
-            return bounds[i];
-    bool is_list = f->label == PROTOBUF_C_LABEL_REPEATED;
-    uint64_t max = is_list ? LIST_MAX : f->type == PROTOBUF_C_TYPE_STRING ? PATH_BYTES_MAX
-                                                                          : UINT64_MAX;
-    return (struct bound){message, f->name, TEXT_FREE, 0, max};
-}
-
 /* ---- the walk ------------------------------------------------------------------------------ */
 
 static int walk_message(struct walk *w, const struct place *at, const ProtobufCMessage *m);
 
-static int check_text(struct walk *w, const struct place *at, const struct bound *b,
+static int check_text(struct walk *w, const struct place *at, const struct check_bound *b,
                       const char *text)
 {
     char why[128];
+    if (b->form == TEXT_LINES && strlen(text) <= b->max && strlen(text) >= b->min &&
+        check_is_lines(text, b->max))
+        return 0;
     if (b->form == TEXT_NAME || (b->form == TEXT_NAME_OR_EMPTY && text[0])) {
         if (check_is_name(text))
             return 0;
@@ -171,14 +95,16 @@ static int check_text(struct walk *w, const struct place *at, const struct bound
     if (strlen(text) > b->max)
         snprintf(why, sizeof why, "%zu bytes, at most %" PRIu64 " are allowed", strlen(text),
                  b->max);
-    else if (!check_is_text(text, b->max))
+    else if (b->form == TEXT_LINES && strlen(text) < b->min)
+        snprintf(why, sizeof why, "is empty");
+    else if (b->form == TEXT_LINES || !check_is_text(text, b->max))
         snprintf(why, sizeof why, "expected UTF-8 without control characters");
     else
         return 0;
     return violate(w, at, why);
 }
 
-static int check_number(struct walk *w, const struct place *at, const struct bound *b, uint64_t x)
+static int check_number(struct walk *w, const struct place *at, const struct check_bound *b, uint64_t x)
 {
     char why[96];
     if (x >= b->min && x <= b->max)
@@ -188,7 +114,7 @@ static int check_number(struct walk *w, const struct place *at, const struct bou
     return violate(w, at, why);
 }
 
-static int check_enum(struct walk *w, const struct place *at, const struct bound *b,
+static int check_enum(struct walk *w, const struct place *at, const struct check_bound *b,
                       const ProtobufCEnumDescriptor *words, int *x)
 {
     char why[96];
@@ -219,7 +145,7 @@ static size_t element_bytes(ProtobufCType type)
     }
 }
 
-static int check_value(struct walk *w, const struct place *at, const struct bound *b,
+static int check_value(struct walk *w, const struct place *at, const struct check_bound *b,
                        const ProtobufCFieldDescriptor *f, void *value)
 {
     char why[96];
@@ -246,7 +172,7 @@ static int check_value(struct walk *w, const struct place *at, const struct boun
     }
 }
 
-static int walk_list(struct walk *w, const struct place *parent, const struct bound *b,
+static int walk_list(struct walk *w, const struct place *parent, const struct check_bound *b,
                      const ProtobufCFieldDescriptor *f, uint8_t *bytes)
 {
     char why[96];
@@ -257,8 +183,9 @@ static int walk_list(struct walk *w, const struct place *parent, const struct bo
                  b->max);
         return violate(w, &at, why);
     }
-    struct bound element = {b->message, b->field, TEXT_FREE, 0,
-                            f->type == PROTOBUF_C_TYPE_STRING ? PATH_BYTES_MAX : UINT64_MAX};
+    struct check_bound element = {b->message, b->field, b->element_form, 0, b->element_max, 0, 0};
+    if (!element.max)
+        element.max = f->type == PROTOBUF_C_TYPE_STRING ? PATH_BYTES_MAX : UINT64_MAX;
     uint8_t *items = *(uint8_t **)(bytes + f->offset);
     for (size_t i = 0; i < n; i++) {
         at.index = (long)i;
@@ -275,7 +202,7 @@ static int walk_message(struct walk *w, const struct place *parent, const Protob
     uint8_t *bytes = (uint8_t *)m;
     for (unsigned i = 0; i < d->n_fields; i++) {
         const ProtobufCFieldDescriptor *f = &d->fields[i];
-        struct bound b = bound_of(d, f);
+        struct check_bound b = check_bound_of(d, f);
         struct place at = {parent, f->name, -1};
         int rc = 0;
         if (f->label == PROTOBUF_C_LABEL_REPEATED) {
@@ -284,7 +211,7 @@ static int walk_message(struct walk *w, const struct place *parent, const Protob
             if (*(uint32_t *)(bytes + f->quantifier_offset) == f->id)
                 rc = check_value(w, &at, &b, f, bytes + f->offset);
         } else if (f->type == PROTOBUF_C_TYPE_MESSAGE && !*(void **)(bytes + f->offset)) {
-            rc = b.min ? violate(w, &at, "is missing") : 0;
+            rc = w->is_response || !b.min ? 0 : violate(w, &at, "is missing");
         } else {
             rc = check_value(w, &at, &b, f, bytes + f->offset);
         }
@@ -312,19 +239,71 @@ int check_job_spec(const Ballast__JobSpec *spec, struct arena *arena, Ballast__S
     return -EINVAL;
 }
 
-static int check_start(struct walk *w, const struct place *at, const Ballast__Start *s)
+static int check_placement_at(struct walk *w, const char *field, const Ballast__Placement *p)
+{
+    struct err err = {0};
+    if (!p || check_placement(p, &err) == 0)
+        return 0;
+    return violate_field(w, NULL, field, err.text);
+}
+
+static int check_start(struct walk *w, const Ballast__Start *s)
 {
     if (s->rank >= s->n_gang)
-        return violate_field(w, at, "rank", "is not a rank of the gang");
-    return check_job_spec(s->spec, w->arena, w->status);
+        return violate_field(w, NULL, "rank", "is not a rank of the gang");
+    int rc = check_placement_at(w, "placement", s->placement);
+    return rc < 0 ? rc : check_job_spec(s->spec, w->arena, w->status);
+}
+
+static int check_prepare(struct walk *w, const Ballast__Prepare *p)
+{
+    if (!p->placement->n_layers)
+        return violate_field(w, NULL, "placement", "changes no layer");
+    if (p->placement->epoch <= p->base_epoch)
+        return violate_field(w, NULL, "placement", "is not newer than the one it starts from");
+    return check_placement_at(w, "placement", p->placement);
+}
+
+static int check_load(struct walk *w, const Ballast__LoadReport *r)
+{
+    struct err err = {0};
+    return check_load_report(r, &err) == 0 ? 0 : violate_field(w, NULL, "layers", err.text);
+}
+
+static int check_experts_request(struct walk *w, const Ballast__ExpertsRequest *r)
+{
+    static const char *const windows[] = {"", "last", "1m", "1h", "all"};
+    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
+        if (!strcmp(r->window, windows[i]))
+            return r->layer >= -1 && r->layer < (int32_t)LAYERS_MAX
+                       ? 0 : violate_field(w, NULL, "layer", "is no layer; -1 means all");
+    return violate_field(w, NULL, "window", "expected last, 1m, 1h or all");
+}
+
+static int check_backup_request(struct walk *w, const Ballast__DbBackupRequest *r)
+{
+    return r->path[0] == '/' ? 0
+                             : violate_field(w, NULL, "path", "expected an absolute path, on the "
+                                             "coordinator's machine");
 }
 
 static int check_together(struct walk *w, const ProtobufCMessage *m)
 {
-    if (m->descriptor == &ballast__submit_request__descriptor)
+    const ProtobufCMessageDescriptor *d = m->descriptor;
+    if (d == &ballast__submit_request__descriptor)
         return check_job_spec(((const Ballast__SubmitRequest *)m)->spec, w->arena, w->status);
-    if (m->descriptor == &ballast__start__descriptor)
-        return check_start(w, NULL, (const Ballast__Start *)m);
+    if (d == &ballast__start__descriptor)
+        return check_start(w, (const Ballast__Start *)m);
+    if (d == &ballast__prepare__descriptor)
+        return check_prepare(w, (const Ballast__Prepare *)m);
+    if (d == &ballast__load_report__descriptor)
+        return check_load(w, (const Ballast__LoadReport *)m);
+    if (d == &ballast__experts_request__descriptor)
+        return check_experts_request(w, (const Ballast__ExpertsRequest *)m);
+    if (d == &ballast__db_backup_request__descriptor)
+        return check_backup_request(w, (const Ballast__DbBackupRequest *)m);
+    if (d == &ballast__placement_reply__descriptor)
+        return check_placement_at(w, "placement", ((const Ballast__PlacementReply *)m)->placement);
     return 0;
 }
 
@@ -477,8 +456,9 @@ int check_trainer_message(const uint8_t *bytes, size_t n_bytes, struct arena *ar
         return err_set(err, -EPROTO, "a message of %zu bytes between daemon and trainer cannot be "
                        "read", n_bytes);
     int rc = walk_message(&w, NULL, &m->base);
-    if (rc == 0 && m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_START)
-        rc = check_start(&w, NULL, m->start);
+    /* Every member of the oneof is a pointer in the same place. */
+    if (rc == 0 && m->what_case != BALLAST__TRAINER_MESSAGE__WHAT__NOT_SET)
+        rc = check_together(&w, &m->start->base);
     if (rc < 0)
         return err_set(err, rc, "message between daemon and trainer: %s", status.message);
     if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT__NOT_SET)

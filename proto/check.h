@@ -56,6 +56,11 @@ int check_trainer_message(const uint8_t *bytes, size_t n_bytes, struct arena *ar
  * path in the job file. 0 or -EINVAL. */
 int check_job_spec(const Ballast__JobSpec *spec, struct arena *arena, Ballast__Status *out_status);
 
+/* Whether the arrays of a report or a placement fit each other and mean something: every window,
+ * layer, expert, slot, home and share. 0 or -EINVAL and what is wrong. */
+int check_load_report(const Ballast__LoadReport *r, struct err *err);
+int check_placement(const Ballast__Placement *p, struct err *err);
+
 /* A status in the arena; reason and message may be NULL. */
 void check_status(Ballast__Status *status, struct arena *arena, Ballast__Code code,
                   const char *reason, const char *format, ...)
@@ -69,5 +74,7 @@ bool check_is_name(const char *text);
 
 /* UTF-8 without control characters and within n_bytes_max. */
 bool check_is_text(const char *text, size_t n_bytes_max);
+/* The same, but lines may end and tabs stand in it. */
+bool check_is_lines(const char *text, size_t n_bytes_max);
 
 #endif

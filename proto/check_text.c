@@ -36,18 +36,29 @@ static size_t character_bytes(const unsigned char *s, size_t n)
     return c < smallest[size] || c > 0x10ffff || is_surrogate || is_c1 ? 0 : size;
 }
 
-bool check_is_text(const char *text, size_t n_bytes_max)
+static bool is_clean(const char *text, size_t n_bytes_max, const char *also)
 {
     size_t n = strlen(text);
     if (n > n_bytes_max)
         return false;
     for (size_t i = 0; i < n;) {
-        size_t size = character_bytes((const unsigned char *)text + i, n - i);
+        size_t size = strchr(also, text[i]) ? 1
+                    : character_bytes((const unsigned char *)text + i, n - i);
         if (!size)
             return false;
         i += size;
     }
     return true;
+}
+
+bool check_is_text(const char *text, size_t n_bytes_max)
+{
+    return is_clean(text, n_bytes_max, "");
+}
+
+bool check_is_lines(const char *text, size_t n_bytes_max)
+{
+    return is_clean(text, n_bytes_max, "\n\r\t");
 }
 
 const char *check_code_name(Ballast__Code code)

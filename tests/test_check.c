@@ -289,6 +289,236 @@ static void fields_of_requests(void **state)
     expect(&m, CHECK_CLIENT, BAD, "wait_ms", "a long wait");
 }
 
+/* ---- load, placements, the database ------------------------------------------------------------ */
+
+/* 2 nodes x 3 experts in layers 1 and 3; 2 devices x 2 slots. */
+struct balance {
+    uint32_t tokens[2][6];
+    Ballast__LayerLoad load[2], *loads[2];
+    Ballast__LoadReport report;
+    int32_t  experts[2][4];
+    double   share[2][4];
+    uint32_t home[2][3];
+    Ballast__PlacementLayer layer[2], *layers[2];
+    Ballast__Placement placement;
+    Ballast__Prepare prepare;
+};
+
+static void balance_make(struct balance *b)
+{
+    static const int32_t experts[4] = {0, 1, 2, 0};
+    static const double share[4] = {0.25, 1, 1, 0.75};
+    static const uint32_t home[3] = {3, 1, 2};
+    *b = (struct balance){0};
+    ballast__load_report__init(&b->report);
+    ballast__placement__init(&b->placement);
+    ballast__prepare__init(&b->prepare);
+    for (uint32_t i = 0; i < 2; i++) {
+        ballast__layer_load__init(&b->load[i]);
+        ballast__placement_layer__init(&b->layer[i]);
+        memcpy(b->experts[i], experts, sizeof experts);
+        memcpy(b->share[i], share, sizeof share);
+        memcpy(b->home[i], home, sizeof home);
+        b->load[i].layer = b->layer[i].layer = 1 + 2 * i;
+        b->load[i].tokens = b->tokens[i];
+        b->load[i].n_tokens = 6;
+        b->layer[i].experts = b->experts[i];
+        b->layer[i].share = b->share[i];
+        b->layer[i].n_experts = b->layer[i].n_share = 4;
+        b->layer[i].home = b->home[i];
+        b->layer[i].n_home = 3;
+        b->loads[i] = &b->load[i];
+        b->layers[i] = &b->layer[i];
+    }
+    b->report.job_id = b->report.attempt = b->report.first_step = 1;
+    b->report.last_step = 20;
+    b->report.n_nodes = 2;
+    b->report.n_experts = 3;
+    b->report.layers = b->loads;
+    b->report.n_layers = 2;
+    b->placement.epoch = 2;
+    b->placement.n_devices = b->placement.n_slots = 2;
+    b->placement.layers = b->layers;
+    b->placement.n_layers = 2;
+    b->prepare.job_id = b->prepare.attempt = b->prepare.base_epoch = 1;
+    b->prepare.placement = &b->placement;
+}
+
+enum balance_mistake {
+    NO_MISTAKE, NO_JOB, NO_STEP, BACKWARDS, NO_EXPERTS, MANY_EXPERTS, FEWER_COUNTS, LAYER_TWICE,
+    LAYER_BEYOND, NO_LAYERS, NOT_A_TIME, NOT_A_SPEED,
+    SLOT_MISSING, SHARE_MISSING, EXPERT_BEYOND, EXPERT_NOWHERE, EXPERT_TWICE, HOME_ELSEWHERE,
+    HOME_BEYOND, SHARE_NEGATIVE, SHARES_SHORT, MANY_SLOTS, PLAN_OLD, PLAN_EMPTY, OTHER_EXPERTS,
+};
+
+static void make_mistake(struct balance *b, enum balance_mistake which)
+{
+    static double speeds[2] = {1, 0};
+    switch (which) {
+    case NO_MISTAKE:    break;
+    case NO_JOB:        b->report.job_id = 0; b->prepare.job_id = 0; break;
+    case NO_STEP:       b->report.first_step = 0; break;
+    case BACKWARDS:     b->report.first_step = 21; break;
+    case NO_EXPERTS:    b->report.n_experts = 0; break;
+    case MANY_EXPERTS:  b->report.n_experts = EXPERTS_MAX + 1; break;
+    case FEWER_COUNTS:  b->load[1].n_tokens = 5; break;
+    case LAYER_TWICE:   b->load[1].layer = 1; b->layer[1].layer = 1; break;
+    case LAYER_BEYOND:  b->load[1].layer = LAYERS_MAX; b->layer[1].layer = LAYERS_MAX; break;
+    case NO_LAYERS:     b->report.n_layers = 0; break;
+    case NOT_A_TIME:    b->report.step_s = -1; break;
+    case NOT_A_SPEED:   b->report.speed = speeds; b->report.n_speed = 2; break;
+    case SLOT_MISSING:  b->layer[0].n_experts = 3; break;
+    case SHARE_MISSING: b->layer[0].n_share = 3; break;
+    case EXPERT_BEYOND: b->experts[0][2] = 3; break;
+    case EXPERT_NOWHERE: b->experts[0][2] = -1; b->share[0][2] = 0; break;
+    case EXPERT_TWICE:  b->experts[0][1] = 0; break;
+    case HOME_ELSEWHERE: b->home[0][1] = 0; break;
+    case HOME_BEYOND:   b->home[0][1] = 4; break;
+    case SHARE_NEGATIVE: b->share[0][0] = -0.25; break;
+    case SHARES_SHORT:  b->share[0][0] = 0.2; break;
+    case MANY_SLOTS:    b->placement.n_devices = RANKS_MAX; b->placement.n_slots = EXPERTS_MAX; break;
+    case PLAN_OLD:      b->prepare.base_epoch = 2; break;
+    case PLAN_EMPTY:    b->placement.n_layers = 0; break;
+    case OTHER_EXPERTS: b->experts[1][1] = b->experts[1][3] = -1; b->share[1][0] = 1;
+                        b->share[1][1] = b->share[1][3] = 0; b->layer[1].n_home = 1;
+                        b->experts[1][2] = -1; b->share[1][2] = 0; b->home[1][0] = 0; break;
+    }
+}
+
+static void loads_and_placements(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *what;
+        enum balance_mistake mistake;
+        const char *load_field, *prepare_field; /* NULL: accepted */
+    } rows[] = {
+        {"a good one", NO_MISTAKE, NULL, NULL},
+        {"no job", NO_JOB, "job_id", "job_id"},
+        {"no first step", NO_STEP, "first_step", NULL},
+        {"a window that ends before it begins", BACKWARDS, "layers", NULL},
+        {"no experts", NO_EXPERTS, "n_experts", NULL},
+        {"more experts than any model has", MANY_EXPERTS, "n_experts", NULL},
+        {"counts that do not fill the array", FEWER_COUNTS, "layers", NULL},
+        {"a layer twice", LAYER_TWICE, "layers", "placement"},
+        {"a layer beyond all", LAYER_BEYOND, "layers[1].layer", "placement.layers[1].layer"},
+        {"no layer", NO_LAYERS, "layers", NULL},
+        {"a time below 0", NOT_A_TIME, "layers", NULL},
+        {"a device that stands still", NOT_A_SPEED, "layers", NULL},
+        {"a slot too few", SLOT_MISSING, NULL, "placement"},
+        {"a share too few", SHARE_MISSING, NULL, "placement"},
+        {"an expert that is none", EXPERT_BEYOND, NULL, "placement"},
+        {"an expert in no slot", EXPERT_NOWHERE, NULL, "placement"},
+        {"an expert twice on a device", EXPERT_TWICE, NULL, "placement"},
+        {"a home without its expert", HOME_ELSEWHERE, NULL, "placement"},
+        {"a home beyond the slots", HOME_BEYOND, NULL, "placement"},
+        {"a share below 0", SHARE_NEGATIVE, NULL, "placement"},
+        {"shares that do not sum to 1", SHARES_SHORT, NULL, "placement"},
+        {"more slots than any cluster has", MANY_SLOTS, NULL, "placement"},
+        {"a plan that is not newer", PLAN_OLD, NULL, "placement"},
+        {"a plan of nothing", PLAN_EMPTY, NULL, "placement"},
+        {"layers of different experts", OTHER_EXPERTS, NULL, "placement"},
+    };
+    struct message m = {0};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char *field[2] = {rows[i].load_field, rows[i].prepare_field};
+        struct balance b;
+        balance_make(&b);
+        make_mistake(&b, rows[i].mistake);
+        pack(&m, NOTICE, M(LOAD), &b.report.base);
+        expect(&m, CHECK_WORKER, field[0] ? BALLAST__CODE__INVALID_ARGUMENT : -1,
+               field[0] ? field[0] : "", rows[i].what);
+        pack(&m, NOTICE, M(PREPARE), &b.prepare.base);
+        expect(&m, CHECK_COORDINATOR, field[1] ? BALLAST__CODE__INVALID_ARGUMENT : -1,
+               field[1] ? field[1] : "", rows[i].what);
+    }
+}
+
+/* 92 layers of 896 experts on 8 nodes, every count of three bytes. */
+static void the_largest_load_fits(void **state)
+{
+    (void)state;
+    enum { LAYERS = 92, COUNTS = 896 };
+    struct message m = {0};
+    Ballast__LoadReport r = BALLAST__LOAD_REPORT__INIT;
+    Ballast__LayerLoad layers[LAYERS], *pointers[LAYERS];
+    static uint32_t tokens[8 * COUNTS];
+    for (size_t i = 0; i < 8 * COUNTS; i++)
+        tokens[i] = 1u << 20;
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        ballast__layer_load__init(&layers[i]);
+        layers[i].layer = i;
+        layers[i].tokens = tokens;
+        layers[i].n_tokens = 8 * COUNTS;
+        pointers[i] = &layers[i];
+    }
+    r.job_id = r.attempt = r.first_step = r.last_step = 1;
+    r.n_nodes = 8;
+    r.n_experts = COUNTS;
+    r.layers = pointers;
+    r.n_layers = LAYERS;
+    pack(&m, NOTICE, M(LOAD), &r.base);
+    assert_true(m.frames[1].n_bytes > 1u << 20 && m.frames[1].n_bytes <= LOAD_BYTES_MAX);
+    expect(&m, CHECK_WORKER, -1, "", "a large load");
+}
+
+static void requests_about_balancing_and_the_database(void **state)
+{
+    (void)state;
+    enum { BAD = BALLAST__CODE__INVALID_ARGUMENT };
+    struct message m = {0};
+    static const struct {
+        char *window;
+        int32_t layer;
+        const char *field;
+    } rows[] = {
+        {"1m", -1, ""}, {"1h", 0, ""}, {"all", 7, ""}, {"last", LAYERS_MAX - 1, ""}, {"", -1, ""},
+        {"1d", -1, "window"}, {"1m ", -1, "window"}, {"1m", -2, "layer"},
+        {"1m", LAYERS_MAX, "layer"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Ballast__ExpertsRequest r = BALLAST__EXPERTS_REQUEST__INIT;
+        r.job_id = 1;
+        r.window = rows[i].window;
+        r.layer = rows[i].layer;
+        pack(&m, REQUEST, M(EXPERTS), &r.base);
+        expect(&m, CHECK_CLIENT, *rows[i].field ? BAD : -1, rows[i].field, rows[i].window);
+    }
+    char *longest = xcalloc(1, SQL_BYTES_MAX + 2);
+    memset(longest, ' ', SQL_BYTES_MAX + 1);
+    Ballast__DbQueryRequest query = BALLAST__DB_QUERY_REQUEST__INIT;
+    pack(&m, REQUEST, M(DB_QUERY), &query.base);
+    expect(&m, CHECK_CLIENT, BAD, "sql", "no SQL");
+    query.sql = longest;
+    pack(&m, REQUEST, M(DB_QUERY), &query.base);
+    expect(&m, CHECK_CLIENT, BAD, "sql", "long SQL");
+    query.sql = "SELECT '\x1b'";
+    pack(&m, REQUEST, M(DB_QUERY), &query.base);
+    expect(&m, CHECK_CLIENT, BAD, "sql", "SQL that steers terminals");
+    query.sql = "SELECT 1\n\tFROM jobs";
+    pack(&m, REQUEST, M(DB_QUERY), &query.base);
+    expect(&m, CHECK_CLIENT, -1, "", "SQL of several lines");
+    free(longest);
+
+    Ballast__DbBackupRequest backup = BALLAST__DB_BACKUP_REQUEST__INIT;
+    static char *const paths[] = {"", "backup.db", "../b", "~/b"};
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        backup.path = paths[i];
+        pack(&m, REQUEST, M(DB_BACKUP), &backup.base);
+        expect(&m, CHECK_CLIENT, BAD, "path", paths[i]);
+    }
+    backup.path = "/backups/b.db";
+    pack(&m, REQUEST, M(DB_BACKUP), &backup.base);
+    expect(&m, CHECK_CLIENT, -1, "", "a good path");
+
+    Ballast__RebalanceRequest rebalance = BALLAST__REBALANCE_REQUEST__INIT;
+    pack(&m, REQUEST, M(REBALANCE_PLAN), &rebalance.base);
+    expect(&m, CHECK_CLIENT, BAD, "job_id", "a plan for no job");
+    rebalance.job_id = 1;
+    pack(&m, REQUEST, M(REBALANCE_APPLY), &rebalance.base);
+    expect(&m, CHECK_CLIENT, -1, "", "a good apply");
+}
+
 static void answers_are_checked_too(void **state)
 {
     (void)state;
@@ -342,6 +572,24 @@ static void messages_of_a_trainer(void **state)
     n = ballast__trainer_message__pack(&m, bytes);
     assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), -EINVAL);
     assert_non_null(strstr(err.text, "rank"));
+
+    struct balance b;
+    balance_make(&b);
+    b.share[1][0] = 0.5;
+    ballast__trainer_message__init(&m);
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_PREPARE;
+    m.prepare = &b.prepare;
+    n = ballast__trainer_message__pack(&m, bytes);
+    assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "layer 3"));
+    b.share[1][0] = 0.25;
+    n = ballast__trainer_message__pack(&m, bytes);
+    assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), 0);
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_LOAD;
+    m.load = &b.report;
+    b.load[0].n_tokens = 1;
+    n = ballast__trainer_message__pack(&m, bytes);
+    assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), -EINVAL);
     a_job_fini(&spec);
     arena_fini(&arena);
 }
@@ -381,6 +629,9 @@ int main(void)
         cmocka_unit_test(methods_senders_and_keys),
         cmocka_unit_test(fields_of_notices),
         cmocka_unit_test(fields_of_requests),
+        cmocka_unit_test(loads_and_placements),
+        cmocka_unit_test(the_largest_load_fits),
+        cmocka_unit_test(requests_about_balancing_and_the_database),
         cmocka_unit_test(answers_are_checked_too),
         cmocka_unit_test(messages_of_a_trainer),
         cmocka_unit_test(noise),

@@ -198,8 +198,8 @@ static void an_oversize_peer_is_cut_off(void **state)
     struct end good = {0};
     connect_to(&n, &good);
     assert_true(turn_until(&n, &n.client.n_up, 1));
-    char *big = xcalloc(1, MESSAGE_BYTES_MAX + 1);
-    struct link_frame frame = {big, MESSAGE_BYTES_MAX + 1};
+    char *big = xcalloc(1, LOAD_BYTES_MAX + 1);
+    struct link_frame frame = {big, LOAD_BYTES_MAX + 1};
     assert_int_equal(link_send(n.client.link, LINK_SERVER, &frame, 1), 0);
     assert_true(turn_until(&n, &n.client.n_down, 1));
     assert_int_equal(n.server.n_messages, 0);

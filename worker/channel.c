@@ -30,7 +30,7 @@
 size_t channel_pack(const Ballast__TrainerMessage *m, uint8_t **out_bytes)
 {
     size_t n = ballast__trainer_message__get_packed_size(m);
-    assert(n <= MESSAGE_BYTES_MAX);
+    assert(n <= BULK_BYTES_MAX);
     uint8_t *bytes = xcalloc(1, LENGTH_BYTES + n);
     for (int i = 0; i < LENGTH_BYTES; i++)
         bytes[i] = (uint8_t)(n >> (8 * i));
@@ -64,9 +64,9 @@ int channel_reader_next(struct channel_reader *r, const uint8_t **out_bytes, siz
         return 0;
     const uint8_t *p = r->bytes + r->n_taken;
     uint32_t n = (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-    if (n > MESSAGE_BYTES_MAX)
+    if (n > BULK_BYTES_MAX)
         return err_set(err, -EPROTO, "a frame of %u bytes between daemon and trainer; at most %u",
-                       n, MESSAGE_BYTES_MAX);
+                       n, BULK_BYTES_MAX);
     if (n_here - LENGTH_BYTES < n)
         return 0;
     r->n_taken += LENGTH_BYTES + n;
