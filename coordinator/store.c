@@ -14,14 +14,16 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/log.h"
 #include "coordinator/store_parts.h"
 
-#define WAL_BYTES_IDLE (1 << 20)  /* checkpointed when nothing waits */
-#define WAL_BYTES_BUSY (16 << 20) /* checkpointed although something does */
-#define GROUP_MAX      256        /* batches in one commit */
+#define WAL_PAGES_IDLE 256  /* checkpointed when nothing has come for QUIET_NS */
+#define WAL_PAGES_BUSY 4096 /* checkpointed in any case */
+#define QUIET_NS       (100 * (long)NS_PER_MS)
+#define GROUP_MAX      256  /* batches in one commit */
 
 struct list {
     struct store_batch *first, *last;
@@ -32,7 +34,8 @@ struct store {
     int    lock_fd;
     void (*notify)(void *context);
     void  *context;
-    struct store_tables tables; /* the writer's while it runs */
+    struct store_tables tables; /* the writer's while it runs, and so are these */
+    int    state_wal_pages, stats_wal_pages; /* since the last checkpoint */
     pthread_t       writer;
     bool            has_writer;
 
@@ -175,34 +178,54 @@ static void serve_group(struct store *s, struct store_batch *first)
     }
 }
 
-static int64_t wal_bytes(const struct store *s, const char *name)
+/* ---- checkpoints: on our own schedule, because SQLite's would come in the middle of a commit --- */
+
+static int count_wal_pages(void *n_pages, sqlite3 *db, const char *name, int n)
 {
-    struct stat st;
-    char path[PATH_BYTES_MAX];
-    snprintf(path, sizeof path, "%s/%s.db-wal", s->state_dir, name);
-    return stat(path, &st) == 0 ? st.st_size : 0;
+    (void)db;
+    (void)name;
+    *(int *)n_pages = n;
+    return SQLITE_OK;
 }
 
-/* Our own schedule, because SQLite's would come in the middle of somebody's commit. The file
- * keeps its size after a checkpoint, so what was written since then is counted from commits. */
-static void checkpoint_if_due(struct store *s, uint64_t *n_groups, bool is_idle)
+static void checkpoint(struct store *s)
 {
-    if (*n_groups < 64 && !(is_idle && *n_groups))
-        return;
-    int64_t n_bytes = wal_bytes(s, "state") + wal_bytes(s, "stats");
-    if (n_bytes < (is_idle ? WAL_BYTES_IDLE : WAL_BYTES_BUSY) && *n_groups < 4096)
-        return;
     db_checkpoint(s->tables.state);
     db_checkpoint(s->tables.stats);
-    *n_groups = 0;
+    s->state_wal_pages = s->stats_wal_pages = 0;
+}
+
+static bool wal_has(const struct store *s, int n_pages)
+{
+    return s->state_wal_pages >= n_pages || s->stats_wal_pages >= n_pages;
+}
+
+/* Waits for work; a quiet moment is good for a checkpoint. Called with the lock held. */
+static void wait_for_work(struct store *s)
+{
+    while (!s->waiting.first && !s->is_stopping) {
+        if (!wal_has(s, WAL_PAGES_IDLE)) {
+            pthread_cond_wait(&s->wake, &s->lock);
+            continue;
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += QUIET_NS;
+        until.tv_sec += until.tv_nsec / (long)NS_PER_S;
+        until.tv_nsec %= (long)NS_PER_S;
+        if (pthread_cond_timedwait(&s->wake, &s->lock, &until) != ETIMEDOUT)
+            continue;
+        pthread_mutex_unlock(&s->lock);
+        checkpoint(s);
+        pthread_mutex_lock(&s->lock);
+    }
 }
 
 /* The next group, in order; false when stopping and nothing is left. */
-static bool take_group(struct store *s, struct list *out_group, bool *out_is_idle)
+static bool take_group(struct store *s, struct list *out_group)
 {
     pthread_mutex_lock(&s->lock);
-    while (!s->waiting.first && !s->is_stopping)
-        pthread_cond_wait(&s->wake, &s->lock);
+    wait_for_work(s);
     *out_group = s->waiting;
     struct store_batch *b = s->waiting.first;
     for (int n = 1; b && b->next && n < GROUP_MAX; n++)
@@ -214,7 +237,6 @@ static bool take_group(struct store *s, struct list *out_group, bool *out_is_idl
             s->waiting.last = NULL;
         b->next = NULL;
     }
-    *out_is_idle = !s->waiting.first;
     pthread_mutex_unlock(&s->lock);
     return out_group->first != NULL;
 }
@@ -235,14 +257,12 @@ static void *run_writer(void *context)
 {
     struct store *s = context;
     struct list group;
-    uint64_t n_groups = 0; /* since the last checkpoint */
-    bool is_idle;
     pthread_setname_np(pthread_self(), "store");
-    while (take_group(s, &group, &is_idle)) {
+    while (take_group(s, &group)) {
         serve_group(s, group.first);
         give_back(s, &group);
-        n_groups++;
-        checkpoint_if_due(s, &n_groups, is_idle);
+        if (wal_has(s, WAL_PAGES_BUSY))
+            checkpoint(s);
     }
     return NULL;
 }
@@ -258,11 +278,17 @@ int store_open(const char *state_dir, void (*notify)(void *context), void *conte
     s->notify = notify;
     s->context = context;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->wake, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     int rc = take_folder(s, err);
     if (rc == 0)
         rc = tables_open(&s->tables, state_dir, err);
     if (rc == 0) {
+        sqlite3_wal_hook(s->tables.state, count_wal_pages, &s->state_wal_pages);
+        sqlite3_wal_hook(s->tables.stats, count_wal_pages, &s->stats_wal_pages);
         s->has_writer = pthread_create(&s->writer, NULL, run_writer, s) == 0;
         if (!s->has_writer)
             rc = err_set(err, -EAGAIN, "the writer thread cannot be started");

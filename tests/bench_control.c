@@ -167,15 +167,31 @@ static int compare(const void *a, const void *b)
     return (*x > *y) - (*x < *y);
 }
 
-static void print_latencies(const char *what, uint64_t *ns, size_t n, double seconds)
+static void print_latencies(const char *what, uint64_t *ns, size_t n, double seconds, double cpu)
 {
     qsort(ns, n, sizeof *ns, compare);
     printf("%-58s p50 %8.2f ms  p99 %8.2f ms", what, (double)ns[n / 2] / 1e6,
            (double)ns[n * 99 / 100] / 1e6);
+    if (cpu > 0)
+        printf("  cpu %6.1f us each", cpu * 1e6 / (double)n);
     if (seconds > 0)
         printf("  %8.0f/s", (double)n / seconds);
     printf("\n");
     fflush(stdout);
+}
+
+/* What the coordinator has used so far: load on the machine changes latencies, hardly this. */
+static double cpu_seconds(void)
+{
+    char path[64], text[1024] = "";
+    unsigned long user = 0, kernel = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    MUST(f && fgets(text, sizeof text, f));
+    fclose(f);
+    sscanf(strrchr(text, ')') + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
+           &kernel);
+    return (double)(user + kernel) / (double)sysconf(_SC_CLK_TCK);
 }
 
 static Ballast__JobSpec spec;
@@ -186,13 +202,14 @@ static void measure_submit(void)
 {
     enum { N = 2000 };
     static uint64_t ns[N];
+    double cpu = cpu_seconds();
     void *s = client();
     for (int i = 0; i < N; i++) {
         uint64_t from_ns = clock_now_ns();
         call(s, M(SUBMIT), ++n_intents, &submit_request.base);
         ns[i] = clock_now_ns() - from_ns;
     }
-    print_latencies("durable submit, RPC, one client", ns, N, 0);
+    print_latencies("durable submit, RPC, one client", ns, N, 0, cpu_seconds() - cpu);
     zmq_close(s);
 }
 
@@ -200,6 +217,7 @@ static void measure_list(void)
 {
     enum { N = 50 };
     static uint64_t ns[N];
+    double cpu = cpu_seconds();
     Ballast__JobListRequest list = BALLAST__JOB_LIST_REQUEST__INIT;
     void *s = client();
     size_t n = 0;
@@ -211,7 +229,7 @@ static void measure_list(void)
         n = ((Ballast__JobListReply *)m->payload)->n_jobs;
     }
     MUST(n == 1000);
-    print_latencies("list of 1,000 live jobs, RPC", ns, N, 0);
+    print_latencies("list of 1,000 live jobs, RPC", ns, N, 0, cpu_seconds() - cpu);
     zmq_close(s);
 }
 
@@ -231,6 +249,7 @@ static void measure_clients(const char *what, Ballast__Method method, double sec
         items[i] = (zmq_pollitem_t){sockets[i], 0, ZMQ_POLLIN, 0};
         call(sockets[i], M(PING), 0, &ping.base);
     }
+    double cpu = cpu_seconds();
     uint64_t from_ns = clock_now_ns(), now_ns = from_ns;
     while ((double)(now_ns - from_ns) / 1e9 < seconds) {
         size_t allowed = rate_max > 0 ? (size_t)((double)(now_ns - from_ns) / 1e9 * rate_max)
@@ -259,7 +278,8 @@ static void measure_clients(const char *what, Ballast__Method method, double sec
             asked_ns[i] = 0;
         }
     }
-    print_latencies(what, ns, n, (double)(now_ns - from_ns) / 1e9);
+    print_latencies(what, ns, n, (double)(now_ns - from_ns) / 1e9,
+                    cpu_seconds() - cpu);
     free(ns);
     for (int i = 0; i < N_CLIENTS; i++) {
         zmq_close(sockets[i]);
@@ -272,6 +292,7 @@ static void measure_start(void)
 {
     enum { N = 200 };
     static uint64_t ns[N];
+    double cpu = cpu_seconds();
     void *worker = client(), *s = client();
     Ballast__Hello hello = BALLAST__HELLO__INIT;
     hello.name = "w0";
@@ -300,7 +321,7 @@ static void measure_start(void)
             MUST(m = hear(worker, 10000));
         while (m->envelope->method != M(ACK) || !((Ballast__Ack *)m->payload)->ended);
     }
-    print_latencies("submit to START at an idle worker", ns, N, 0);
+    print_latencies("submit to START at an idle worker", ns, N, 0, cpu_seconds() - cpu);
     zmq_close(worker);
     zmq_close(s);
 }
