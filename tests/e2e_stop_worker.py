@@ -1,25 +1,52 @@
 """A worker that is told to end lets its trainer write a checkpoint; the job goes on elsewhere."""
+import os
 import signal
+import time
 
-from cluster import Cluster, expect, tell, until
+from cluster import Cluster, expect, is_alive, tell, until
+
+
+def told_once(c):
+    job = c.submit(c.job(steps=200, checkpoint_every=1000))
+    c.wait_step(job, 20)
+    victim = c.daemon_of(c.trainers(job)[1])
+    process = c.processes.pop(victim)
+    process.send_signal(signal.SIGTERM)
+    expect(process.wait(20) == 0, f"{victim} ended with {process.returncode}")
+    gone = "w" + victim[7:]
+    expect(c.workers()[gone]["state"] == "GONE", f"{gone}: {c.workers()[gone]}")
+    shown = until(lambda: c.show(job)["attempt"] == 2 and c.show(job), 20, "a second attempt")
+    c.wait(job, "DONE")
+    expect(len(c.steps(job)) == 200, "a step is missing")
+    print(f"checkpoint of the stop: step {shown['checkpoint_step']}")
+    expect(shown["checkpoint_step"] >= 20, "the stop cost all progress: no checkpoint")
+    c.start_worker(int(victim[7:]))
+
+
+def told_twice(c):
+    """Its trainer hangs, so the first word would take its full grace."""
+    until(lambda: c.n_idle() == 5, 20, "every worker idle")
+    job = c.submit(c.job(steps=100000))
+    c.wait_step(job, 5)
+    trainer = c.trainers(job)[1]
+    victim = c.daemon_of(trainer)
+    os.kill(trainer, signal.SIGSTOP)
+    process = c.processes.pop(victim)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    expect(process.poll() is None, "it did not wait for its trainer")
+    process.send_signal(signal.SIGTERM)
+    expect(process.wait(5) == 0, f"{victim} ended with {process.returncode}")
+    until(lambda: not is_alive(trainer), 2, "its trainer is killed")
+    c.ok("job", "cancel", job)
+    c.wait(job, "CANCELLED")
 
 
 def story():
-    """SIGTERM to a worker in mid-job: a checkpoint, goodbye, and no step is done twice for long"""
+    """SIGTERM to a worker in mid-job: a checkpoint and goodbye; a second SIGTERM ends it at once"""
     with Cluster(n_workers=5) as c:
-        job = c.submit(c.job(steps=200, checkpoint_every=1000))
-        c.wait_step(job, 20)
-        victim = c.daemon_of(c.trainers(job)[1])
-        process = c.processes.pop(victim)
-        process.send_signal(signal.SIGTERM)
-        expect(process.wait(20) == 0, f"{victim} ended with {process.returncode}")
-        gone = "w" + victim[7:]
-        expect(c.workers()[gone]["state"] == "GONE", f"{gone}: {c.workers()[gone]}")
-        shown = until(lambda: c.show(job)["attempt"] == 2 and c.show(job), 20, "a second attempt")
-        c.wait(job, "DONE")
-        expect(len(c.steps(job)) == 200, "a step is missing")
-        print(f"checkpoint of the stop: step {shown['checkpoint_step']}")
-        expect(shown["checkpoint_step"] >= 20, "the stop cost all progress: no checkpoint")
+        told_once(c)
+        told_twice(c)
 
 
 tell(story)
