@@ -231,6 +231,8 @@ static void any_group_and_size_gives_the_plain_sum(void **state)
 
 /* ---- what goes wrong ------------------------------------------------------------------------ */
 
+static FILE *trace;
+
 static void one_does_not_come(struct rank *r, struct coll *c)
 {
     float x[4] = {0};
@@ -240,6 +242,8 @@ static void one_does_not_come(struct rank *r, struct coll *c)
         r->rc = c->ops->barrier(c, &c->world_group, &r->err);
     else
         nanosleep(&(struct timespec){.tv_nsec = 900 * 1000 * 1000}, NULL);
+    if (c->rank == 0)
+        c->ops->trace(c, trace);
 }
 
 static void a_member_that_stays_away_is_named(void **state)
@@ -247,7 +251,15 @@ static void a_member_that_stays_away_is_named(void **state)
     (void)state;
     struct rank ranks[WORLD_MAX];
     uint64_t began = clock_now_ns();
+    char *lines = NULL;
+    size_t n = 0;
+    trace = open_memstream(&lines, &n);
     run_ranks(ranks, 3, one_does_not_come, 300 * NS_PER_MS);
+    fclose(trace);
+    assert_non_null(strstr(lines, "rank=0 op=barrier number=2 group=0 layer=7 n=0 ago_ms="));
+    assert_non_null(strstr(lines, "rank=1 op=all_reduce number=1 group=0 layer=7 n=4 ago_ms="));
+    assert_non_null(strstr(lines, " inside_ms="));
+    free(lines);
     assert_true(clock_now_ns() - began < 3 * NS_PER_S);
     const char *text = ranks[0].rc == -ETIMEDOUT ? ranks[0].err.text : ranks[2].err.text;
     assert_true(ranks[0].rc == -ETIMEDOUT || ranks[2].rc == -ETIMEDOUT);
