@@ -16,7 +16,7 @@
 #include "common/mem.h"
 #include "worker/channel.h"
 
-/* ---- the trainer: says what it was told, then does as its job id says --------------------------- */
+/* ---- the trainer: says what it was told, then does as its job id says --- */
 
 enum { JOB_FINISHES = 1, JOB_FLOODS, JOB_HANGS, JOB_LEAVES_A_CHILD, JOB_SENDS_NONSENSE };
 
@@ -65,7 +65,7 @@ static int trainer(const char *label)
     return 5;
 }
 
-/* ---- the daemon's side ------------------------------------------------------------------------ */
+/* ---- the daemon's side ---------------------------------------------------------------------- */
 
 struct story {
     uv_loop_t loop;

@@ -181,8 +181,8 @@ static int start_trainer(struct attempt *a, const Ballast__Start *start, struct 
 {
     const struct attempts_shell *shell = &a->all->shell;
     const struct worker_config *config = shell->config;
-    char *path = xasprintf("%s/output-%" PRIu64 "-%u-%u", config->state_dir, a->job, a->number,
-                           a->rank);
+    char *path = xasprintf("%s/" SPOOL_PREFIX "%" PRIu64 "-%u-%u", config->state_dir, a->job,
+                           a->number, a->rank);
     int rc = spool_open(path, &a->spool, err);
     free(path);
     if (rc < 0)

@@ -8,9 +8,9 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -26,6 +26,7 @@
 #include "common/version.h"
 #include "proto/check.h"
 #include "worker/attempts.h"
+#include "worker/spool.h"
 
 struct control {
     const struct worker_config *config; /* borrowed */
@@ -154,10 +155,12 @@ static bool is_done(const struct control *c)
 
 static void rearm(struct control *c)
 {
-    uint64_t due_ns = is_done(c) ? 0 : agent_next_deadline_ns(c->agent);
-    if (attempts_has_failed(c->attempts))
+    if (c->is_closing)
+        return;
+    uint64_t due_ns = agent_next_deadline_ns(c->agent);
+    if (is_done(c) || attempts_has_failed(c->attempts))
         due_ns = 0;
-    if (c->is_closing || due_ns == UINT64_MAX) {
+    if (due_ns == UINT64_MAX) {
         uv_timer_stop(&c->timer);
         return;
     }
@@ -212,12 +215,13 @@ static void on_signal(uv_signal_t *handle, int number)
         return;
     }
     if (c->is_told_to_end) {
-        log_warn("msg=\"told twice to end: trainers are killed\"");
+        log_warn("msg=\"told twice to end: the trainer is killed\"");
         if (!c->is_closing)
             close_all(c);
         return;
     }
-    log_info("signal=%d msg=\"ending: trainers are stopped first; once more ends at once\"", number);
+    log_info("signal=%d msg=\"ending: the trainer is stopped first; once more ends at once\"",
+             number);
     c->is_told_to_end = true;
     struct agent_turn t;
     turn_begin(c, &t);
@@ -226,6 +230,19 @@ static void on_signal(uv_signal_t *handle, int number)
 }
 
 /* ---- start and end -------------------------------------------------------------------------- */
+
+/* An earlier life that was killed left the output of trainers that died with it. */
+static void remove_old_output(const char *dir)
+{
+    char *pattern = xasprintf("%s/" SPOOL_PREFIX "*", dir);
+    glob_t found;
+    if (glob(pattern, GLOB_NOSORT, NULL, &found) == 0) {
+        for (size_t i = 0; i < found.gl_pathc; i++)
+            unlink(found.gl_pathv[i]);
+        globfree(&found);
+    }
+    free(pattern);
+}
 
 static int make_state_dir(struct control *c, struct err *err)
 {
@@ -241,6 +258,7 @@ static int make_state_dir(struct control *c, struct err *err)
     if (flock(c->lock_fd, LOCK_EX | LOCK_NB) < 0)
         return err_set(err, -EBUSY, "state_dir '%s' is in use by another worker; each needs its "
                        "own", dir);
+    remove_old_output(dir);
     return 0;
 }
 

@@ -10,6 +10,8 @@
 #include "common/err.h"
 #include "common/types.h"
 
+#define SPOOL_PREFIX "output-" /* of every spool's file in a worker's state_dir */
+
 #define SPOOL_BYTES_MAX (64u << 20)   /* kept and not stored elsewhere yet */
 #define SPOOL_RATE_BYTES_PER_S (1u << 20)
 #define SPOOL_BURST_BYTES (8u << 20)
