@@ -272,6 +272,8 @@ static void *run_writer(void *context)
 int store_open(const char *state_dir, void (*notify)(void *context), void *context,
                struct store **out_store, struct err *err)
 {
+    /* Nobody reads SQLite's memory statistics, and every allocation would take a lock for them. */
+    sqlite3_config(SQLITE_CONFIG_MEMSTATUS, 0);
     struct store *s = xcalloc(1, sizeof *s);
     s->state_dir = xstrdup(state_dir);
     s->lock_fd = -1;
