@@ -2,53 +2,15 @@
 #include "proto/placed.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 
-/* The layer as a placement whose arrays are the message's. */
-static int view(const Ballast__Placement *m, size_t i, struct placement *out, struct err *err)
+void placed_layer(const Ballast__Placement *m, size_t i, struct placement *out)
 {
     const Ballast__PlacementLayer *l = m->layers[i];
-    uint64_t n_total = (uint64_t)m->n_devices * m->n_slots;
-    if (!n_total || n_total > PLACEMENT_SLOTS_MAX)
-        return err_set(err, -EINVAL, "%u devices with %u slots each: must be 1 to %u slots",
-                       m->n_devices, m->n_slots, PLACEMENT_SLOTS_MAX);
-    if (l->n_experts != n_total || l->n_share != n_total)
-        return err_set(err, -EINVAL, "layer %u: %zu experts and %zu shares for %u devices with "
-                       "%u slots each", l->layer, l->n_experts, l->n_share, m->n_devices,
-                       m->n_slots);
-    if (!l->n_home || l->n_home > EXPERTS_MAX)
-        return err_set(err, -EINVAL, "layer %u: %zu homes, expected 1 to %u", l->layer, l->n_home,
-                       EXPERTS_MAX);
-    *out = (struct placement){
+    assert(l->n_experts == (size_t)m->n_devices * m->n_slots && l->n_share == l->n_experts);
+    placement_init_like(out, &(struct placement){
         .n_experts = (uint32_t)l->n_home, .n_devices = m->n_devices, .n_slots = m->n_slots,
-        .expert = l->experts, .share = l->share, .home = l->home};
-    if (placement_check(out, err) < 0)
-        return err_prefix(err, "layer %u", l->layer);
-    return 0;
-}
-
-int placed_layer(const Ballast__Placement *m, size_t i, struct placement *out, struct err *err)
-{
-    struct placement p;
-    int rc = view(m, i, &p, err);
-    if (rc == 0)
-        placement_init_like(out, &p);
-    return rc;
-}
-
-int placed_check(const Ballast__Placement *m, struct err *err)
-{
-    for (size_t i = 0; i < m->n_layers; i++) {
-        struct placement p;
-        if (i && m->layers[i]->layer <= m->layers[i - 1]->layer)
-            return err_set(err, -EINVAL, "layer %u comes after layer %u", m->layers[i]->layer,
-                           m->layers[i - 1]->layer);
-        int rc = view(m, i, &p, err);
-        if (rc < 0)
-            return rc;
-    }
-    return 0;
+        .expert = l->experts, .share = l->share, .home = l->home});
 }
 
 long placed_find(const Ballast__Placement *m, uint32_t layer)

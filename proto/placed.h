@@ -6,12 +6,9 @@
 #include "common/placement.h"
 #include "proto/ballast.pb-c.h"
 
-/* -EINVAL, and why in words, unless layers are in ascending order and each is a valid placement
- * of the message's shape. No layers at all are valid: experts in order. */
-int placed_check(const Ballast__Placement *m, struct err *err);
-
-/* The i-th layer. Gives *out, ended with placement_fini. -EINVAL if it is not valid. */
-int placed_layer(const Ballast__Placement *m, size_t i, struct placement *out, struct err *err);
+/* The i-th layer of a message that passed check_placement. Gives *out, ended with
+ * placement_fini. */
+void placed_layer(const Ballast__Placement *m, size_t i, struct placement *out);
 
 /* The layer of that number, or -1. */
 long placed_find(const Ballast__Placement *m, uint32_t layer);

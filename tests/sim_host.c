@@ -252,7 +252,9 @@ static void forward(struct sim *s, uint32_t host, const struct effect *e)
     struct sim_trainer *t = live_trainer(s, host, e->job, e->attempt);
     if (!t || t->is_closing)
         return;
-    if (e->stop->mode == BALLAST__STOP_MODE__STOP_CHECKPOINT) {
+    if (e->message->what_case != BALLAST__TRAINER_MESSAGE__WHAT_STOP)
+        return;
+    if (e->message->stop->mode == BALLAST__STOP_MODE__STOP_CHECKPOINT) {
         t->wants_stop = true;
         return;
     }

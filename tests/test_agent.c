@@ -272,7 +272,7 @@ static void a_stop_is_bounded(void **state)
     struct bench *b = *state;
     start(b, 7, 1);
     stop(b, 7, 1, BALLAST__STOP_MODE__STOP_CHECKPOINT, 5000);
-    assert_int_equal(effect(b, EFFECT_FORWARD, 0)->stop->mode,
+    assert_int_equal(effect(b, EFFECT_FORWARD, 0)->message->stop->mode,
                      BALLAST__STOP_MODE__STOP_CHECKPOINT);
     stop(b, 7, 1, BALLAST__STOP_MODE__STOP_CHECKPOINT, 5000);
     assert_null(effect(b, EFFECT_FORWARD, 0));
@@ -435,7 +435,151 @@ static void steps_are_kept_until_they_are_stored(void **state)
     assert_int_equal(rest->steps[0]->step, 2);
     for (uint64_t step = 3; step < 10; step++)
         trainer_steps(b, 7, step); /* the box holds 4 */
-    assert_int_equal(agent_n_steps_dropped(b->a), 4);
+    assert_int_equal(agent_n_reports_dropped(b->a), 4);
+}
+
+/* ---- plans and loads ----------------------------------------------------------------------- */
+
+static void prepare(struct bench *b, uint32_t epoch)
+{
+    Ballast__Placement placement = BALLAST__PLACEMENT__INIT;
+    Ballast__Prepare p = BALLAST__PREPARE__INIT;
+    placement.epoch = epoch;
+    p.job_id = 7;
+    p.attempt = 1;
+    p.placement = &placement;
+    receive(b, M(PREPARE), &p.base);
+}
+
+static void abort_plan(struct bench *b, uint32_t epoch)
+{
+    Ballast__AbortPlan p = BALLAST__ABORT_PLAN__INIT;
+    p.job_id = 7;
+    p.attempt = 1;
+    p.epoch = epoch;
+    receive(b, M(ABORT_PLAN), &p.base);
+}
+
+static void plan_state(struct bench *b, uint32_t prepared, uint32_t rejected, uint32_t placement)
+{
+    Ballast__RankState s = BALLAST__RANK_STATE__INIT;
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    s.phase = PHASE(RUNNING);
+    s.prepared_epoch = prepared;
+    s.rejected_epoch = rejected;
+    s.plan_text = "no room";
+    s.placement_epoch = placement;
+    s.moved_bytes = 100 * placement;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STATE;
+    m.state = &s;
+    begin(b);
+    agent_trainer_message(b->a, &b->turn, 7, 1, &m);
+    finish(b);
+}
+
+/* What was sent to the trainer in the newest turn. */
+static Ballast__TrainerMessage__WhatCase forwarded(const struct bench *b)
+{
+    const struct effect *e = effect(b, EFFECT_FORWARD, 0);
+    return e ? e->message->what_case : BALLAST__TRAINER_MESSAGE__WHAT__NOT_SET;
+}
+
+#define WHAT(x) BALLAST__TRAINER_MESSAGE__WHAT_##x
+
+static void a_plan_goes_to_the_trainer_once(void **state)
+{
+    struct bench *b = *state;
+    prepare(b, 1);
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET)); /* nothing runs here */
+    start(b, 7, 1);
+    prepare(b, 1);
+    assert_int_equal(forwarded(b), WHAT(PREPARE));
+    prepare(b, 1);
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET));
+    plan_state(b, 1, 0, 0);
+    assert_int_equal(reported(b)->prepared_epoch, 1);
+    plan_state(b, 1, 0, 1);
+    assert_int_equal(reported(b)->placement_epoch, 1);
+    assert_int_equal(reported(b)->moved_bytes, 100);
+    plan_state(b, 0, 0, 0); /* facts only grow */
+    assert_null(sent(b, M(RANK_STATE)));
+    prepare(b, 1);
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET));
+    assert_int_equal(reported(b)->placement_epoch, 1);
+    pass(b, 1.1);
+    const Ballast__Heartbeat *h = (const void *)sent(b, M(HEARTBEAT))->payload;
+    assert_int_equal(h->ranks[0]->placement_epoch, 1);
+}
+
+static void a_plan_that_was_given_up_never_comes_back(void **state)
+{
+    struct bench *b = *state;
+    start(b, 7, 1);
+    prepare(b, 1);
+    abort_plan(b, 1);
+    assert_int_equal(forwarded(b), WHAT(ABORT_PLAN));
+    abort_plan(b, 1);
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET));
+    assert_int_equal(reported(b)->rejected_epoch, 0); /* the trainer's word is awaited */
+    plan_state(b, 1, 1, 0);
+    assert_int_equal(reported(b)->rejected_epoch, 1);
+    assert_string_equal(reported(b)->plan_text, "no room");
+
+    abort_plan(b, 2); /* overtook its PREPARE: final at once */
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET));
+    assert_int_equal(reported(b)->rejected_epoch, 2);
+    prepare(b, 2);
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET));
+    assert_int_equal(reported(b)->rejected_epoch, 2);
+    prepare(b, 3);
+    assert_int_equal(forwarded(b), WHAT(PREPARE));
+}
+
+static void trainer_loads(struct bench *b, uint64_t first, uint64_t last)
+{
+    uint32_t tokens[] = {3, 4};
+    Ballast__LayerLoad layer = BALLAST__LAYER_LOAD__INIT, *layers = &layer;
+    Ballast__LoadReport r = BALLAST__LOAD_REPORT__INIT;
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    layer.tokens = tokens;
+    layer.n_tokens = 2;
+    r.job_id = 7;
+    r.attempt = 1;
+    r.first_step = first;
+    r.last_step = last;
+    r.layers = &layers;
+    r.n_layers = 1;
+    m.what_case = WHAT(LOAD);
+    m.load = &r;
+    begin(b);
+    agent_trainer_message(b->a, &b->turn, 7, 1, &m);
+    finish(b);
+}
+
+static void loads_are_kept_until_they_are_stored(void **state)
+{
+    struct bench *b = *state;
+    start(b, 7, 1);
+    trainer_loads(b, 1, 5);
+    trainer_loads(b, 6, 10);
+    assert_null(sent(b, M(LOAD))); /* one at a time */
+    pass(b, 2.1);
+    const Ballast__LoadReport *r = (const void *)sent(b, M(LOAD))->payload;
+    assert_int_equal(r->last_step, 5);
+    assert_int_equal(r->layers[0]->tokens[1], 4);
+    Ballast__Ack a = BALLAST__ACK__INIT;
+    a.job_id = 7;
+    a.attempt = 1;
+    a.load_step = 5;
+    receive(b, M(ACK), &a.base);
+    assert_int_equal(((const Ballast__LoadReport *)sent(b, M(LOAD))->payload)->last_step, 10);
+    trainer_exits(b, 7, 1, 1, 0);
+    ack_ended(b, 7, 1);
+    assert_null(effect(b, EFFECT_FORGET, 0)); /* one report is not stored yet */
+    a.load_step = 10;
+    receive(b, M(ACK), &a.base);
+    assert_non_null(effect(b, EFFECT_FORGET, 0));
+    assert_true(agent_is_idle(b->a));
 }
 
 static void output_is_sent_in_a_window_and_again_when_lost(void **state)
@@ -508,9 +652,9 @@ static void an_outbox_acknowledges_in_order(void **state)
     Ballast__StepReport r = BALLAST__STEP_REPORT__INIT;
     outbox_init(&o, 1000, 1 << 20);
     for (r.step = 1; r.step <= 3; r.step++)
-        outbox_add(&o, 1, 1, &r);
+        outbox_add(&o, 1, 1, r.step, &r.base);
     r.step = 2;
-    outbox_add(&o, 1, 2, &r); /* the next attempt does it again */
+    outbox_add(&o, 1, 2, r.step, &r.base); /* the next attempt does it again */
     assert_int_equal(outbox_batch(&o, &arena)->n_steps, 3);
     assert_int_equal(outbox_ack(&o, 1, 2, 9), 0); /* not its turn */
     assert_int_equal(outbox_ack(&o, 1, 1, 2), 2);
@@ -539,6 +683,9 @@ int main(void)
         ATTACHED(a_start_that_was_long_under_way_is_refused),
         ATTACHED(a_new_coordinator_hears_everything_again),
         ATTACHED(steps_are_kept_until_they_are_stored),
+        ATTACHED(a_plan_goes_to_the_trainer_once),
+        ATTACHED(a_plan_that_was_given_up_never_comes_back),
+        ATTACHED(loads_are_kept_until_they_are_stored),
         ATTACHED(output_is_sent_in_a_window_and_again_when_lost),
         ATTACHED(leaving_stops_the_trainer_first),
         cmocka_unit_test_setup_teardown(a_refusal_is_noted_once, setup, teardown),

@@ -35,8 +35,14 @@ struct attempt {
     int32_t            exit_code, exit_signal;
     char              *text;
     bool               is_retryable;
+    uint32_t           placement_epoch, prepared_epoch, rejected_epoch;
+    char              *plan_text;
+    uint64_t           moved_bytes;
+    double             pause_s;
 
     /* LIVE */
+    uint32_t           forwarded_epoch; /* newest plan that the trainer was asked to prepare */
+    uint32_t           aborted_epoch;   /* newest plan that it was told to give up */
     bool               says_finished, says_failed;
     Ballast__StopMode  stop_mode; /* UNKNOWN: not told to stop */
     uint64_t           kill_ns;   /* UINT64_MAX: no reason to */
@@ -61,8 +67,8 @@ struct agent {
     size_t              n_attempts;
     struct seen         seen[SEEN_MAX]; /* a ring */
     size_t              n_seen;
-    struct outbox       steps;
-    uint64_t            steps_resend_ns; /* 0: no batch is under way */
+    struct outbox       steps, loads;
+    uint64_t            steps_resend_ns, loads_resend_ns; /* 0: nothing is under way */
 
     uint64_t    seq, next_request_id;
     struct beat beats[BEATS_MAX]; /* a ring */
@@ -91,6 +97,8 @@ struct agent_config agent_config_default(void)
         .closed_grace_ns = 5 * NS_PER_S,
         .steps_max = 100000,
         .step_bytes_max = 16u << 20,
+        .loads_max = 256,
+        .load_bytes_max = 32u << 20,
         .log_window_bytes = 512u << 10,
     };
 }
@@ -105,6 +113,7 @@ struct agent *agent_create(const struct agent_config *config)
     a->config.version = xstrdup(config->version);
     a->hello_wait_ns = config->hello_base_ns;
     outbox_init(&a->steps, config->steps_max, config->step_bytes_max);
+    outbox_init(&a->loads, config->loads_max, config->load_bytes_max);
     return a;
 }
 
@@ -113,6 +122,7 @@ static void attempt_fini(struct attempt *x)
     if (x->start)
         ballast__start__free_unpacked(x->start, NULL);
     free(x->text);
+    free(x->plan_text);
 }
 
 void agent_destroy(struct agent *a)
@@ -122,6 +132,7 @@ void agent_destroy(struct agent *a)
     for (size_t i = 0; i < a->n_attempts; i++)
         attempt_fini(&a->attempts[i]);
     outbox_fini(&a->steps);
+    outbox_fini(&a->loads);
     free((char *)a->config.name);
     free((char *)a->config.node);
     free((char *)a->config.device);
@@ -244,7 +255,7 @@ static struct attempt *add_attempt(struct agent *a, struct agent_turn *t, job_id
     }
     struct attempt *x = &a->attempts[a->n_attempts++];
     *x = (struct attempt){.job = job, .attempt = attempt, .rank = rank, .life = life,
-                          .kill_ns = UINT64_MAX, .text = xstrdup("")};
+                          .kill_ns = UINT64_MAX, .text = xstrdup(""), .plan_text = xstrdup("")};
     see(a, job, attempt);
     return x;
 }
@@ -264,6 +275,12 @@ static Ballast__RankState *describe(const struct attempt *x, struct arena *arena
     s->exit_signal = x->exit_signal;
     s->text = arena_strdup(arena, x->text);
     s->retryable = x->is_retryable;
+    s->placement_epoch = x->placement_epoch;
+    s->prepared_epoch = x->prepared_epoch;
+    s->rejected_epoch = x->rejected_epoch;
+    s->plan_text = arena_strdup(arena, x->plan_text);
+    s->moved_bytes = x->moved_bytes;
+    s->pause_s = x->pause_s;
     return s;
 }
 
@@ -287,12 +304,17 @@ static size_t describe_all(struct agent *a, struct arena *arena, Ballast__RankSt
     return n;
 }
 
-static void set_text(struct attempt *x, const char *text)
+static void set_line(char **line, const char *text)
 {
     char *copy = xstrdup(text);
     copy[strnlen(copy, REASON_BYTES_MAX - 1)] = '\0';
-    free(x->text);
-    x->text = copy;
+    free(*line);
+    *line = copy;
+}
+
+static void set_text(struct attempt *x, const char *text)
+{
+    set_line(&x->text, text);
 }
 
 static void end(struct agent *a, struct agent_turn *t, struct attempt *x,
@@ -341,6 +363,14 @@ static void kill_by(struct attempt *x, uint64_t at_ns)
         x->kill_ns = at_ns;
 }
 
+static Ballast__TrainerMessage *forward(struct agent_turn *t, const struct attempt *x)
+{
+    Ballast__TrainerMessage *m = arena_alloc(&t->arena, sizeof *m);
+    ballast__trainer_message__init(m);
+    add_effect(t, EFFECT_FORWARD, x)->message = m;
+    return m;
+}
+
 static void stop_live(struct agent *a, struct agent_turn *t, struct attempt *x,
                       Ballast__StopMode mode, uint64_t grace_ns, const char *reason)
 {
@@ -358,7 +388,9 @@ static void stop_live(struct agent *a, struct agent_turn *t, struct attempt *x,
     x->phase = BALLAST__RANK_PHASE__RANK_STOPPING;
     set_text(x, reason);
     kill_by(x, t->now_ns + grace_ns);
-    add_effect(t, EFFECT_FORWARD, x)->stop = s;
+    Ballast__TrainerMessage *m = forward(t, x);
+    m->what_case = BALLAST__TRAINER_MESSAGE__WHAT_STOP;
+    m->stop = s;
     report(a, t, x);
 }
 
@@ -435,7 +467,7 @@ static void set_interval(struct agent *a, uint32_t interval_ms, uint64_t now_ns)
 
 static void resend_everything(struct agent *a)
 {
-    a->steps_resend_ns = 0;
+    a->steps_resend_ns = a->loads_resend_ns = 0;
     for (size_t i = 0; i < a->n_attempts; i++)
         a->attempts[i].log_sent = a->attempts[i].log_acked;
 }
@@ -535,6 +567,47 @@ static void on_stop(struct agent *a, struct agent_turn *t, const Ballast__Stop *
     }
 }
 
+/* A plan that this rank has answered, or was told to give up, is not prepared (again). */
+static bool plan_is_over(const struct attempt *x, uint32_t epoch)
+{
+    return epoch <= x->placement_epoch || epoch <= x->rejected_epoch || epoch <= x->aborted_epoch;
+}
+
+static void on_prepare(struct agent *a, struct agent_turn *t, const Ballast__Prepare *p)
+{
+    struct attempt *x = find(a, p->job_id, p->attempt);
+    if (!x || x->life != LIFE_LIVE || x->stop_mode)
+        return;
+    uint32_t epoch = p->placement->epoch;
+    if (epoch <= x->forwarded_epoch || plan_is_over(x, epoch)) {
+        report(a, t, x); /* said again because our answer was lost, or is still to come */
+        return;
+    }
+    Ballast__TrainerMessage *m = forward(t, x);
+    m->what_case = BALLAST__TRAINER_MESSAGE__WHAT_PREPARE;
+    m->prepare = (Ballast__Prepare *)p;
+    x->forwarded_epoch = epoch;
+}
+
+/* A plan that the trainer never had is given up here, and refused from now on. */
+static void on_abort(struct agent *a, struct agent_turn *t, const Ballast__AbortPlan *p)
+{
+    struct attempt *x = find(a, p->job_id, p->attempt);
+    if (!x || x->life != LIFE_LIVE)
+        return;
+    if (p->epoch > x->forwarded_epoch && p->epoch > x->rejected_epoch) {
+        x->rejected_epoch = p->epoch;
+        set_line(&x->plan_text, "given up before it came");
+    } else if (p->epoch > x->aborted_epoch && !plan_is_over(x, p->epoch)) {
+        Ballast__TrainerMessage *m = forward(t, x);
+        m->what_case = BALLAST__TRAINER_MESSAGE__WHAT_ABORT_PLAN;
+        m->abort_plan = (Ballast__AbortPlan *)p;
+    }
+    if (p->epoch > x->aborted_epoch)
+        x->aborted_epoch = p->epoch;
+    report(a, t, x);
+}
+
 static void on_ack(struct agent *a, struct agent_turn *t, const Ballast__Ack *ack)
 {
     if (!ack->job_id && !ack->alive) {
@@ -547,6 +620,8 @@ static void on_ack(struct agent *a, struct agent_turn *t, const Ballast__Ack *ac
     }
     if (ack->step && outbox_ack(&a->steps, ack->job_id, ack->attempt, ack->step))
         a->steps_resend_ns = 0;
+    if (ack->load_step && outbox_ack(&a->loads, ack->job_id, ack->attempt, ack->load_step))
+        a->loads_resend_ns = 0;
     struct attempt *x = find(a, ack->job_id, ack->attempt);
     if (!x)
         return;
@@ -580,6 +655,12 @@ void agent_message(struct agent *a, struct agent_turn *t, const Ballast__Envelop
     case BALLAST__METHOD__METHOD_STOP:
         on_stop(a, t, (const Ballast__Stop *)payload);
         break;
+    case BALLAST__METHOD__METHOD_PREPARE:
+        on_prepare(a, t, (const Ballast__Prepare *)payload);
+        break;
+    case BALLAST__METHOD__METHOD_ABORT_PLAN:
+        on_abort(a, t, (const Ballast__AbortPlan *)payload);
+        break;
     case BALLAST__METHOD__METHOD_ACK:
         on_ack(a, t, (const Ballast__Ack *)payload);
         break;
@@ -597,10 +678,33 @@ void agent_connected(struct agent *a, struct agent_turn *t)
 
 /* ---- trainer ------------------------------------------------------------------------------ */
 
+/* What a trainer says of plans only grows. True if it is news. */
+static bool merge_plan(struct attempt *x, const Ballast__RankState *s)
+{
+    bool is_news = false;
+    if (s->prepared_epoch > x->prepared_epoch) {
+        x->prepared_epoch = s->prepared_epoch;
+        is_news = true;
+    }
+    if (s->rejected_epoch > x->rejected_epoch) {
+        x->rejected_epoch = s->rejected_epoch;
+        set_line(&x->plan_text, s->plan_text);
+        is_news = true;
+    }
+    if (s->placement_epoch > x->placement_epoch) {
+        x->placement_epoch = s->placement_epoch;
+        x->moved_bytes = s->moved_bytes;
+        x->pause_s = s->pause_s;
+        is_news = true;
+    }
+    return is_news;
+}
+
 static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attempt *x,
                              const Ballast__RankState *s)
 {
     bool is_news = s->checkpoint_step > x->checkpoint_step;
+    is_news |= merge_plan(x, s);
     if (s->step > x->step)
         x->step = s->step;
     if (s->checkpoint_step > x->checkpoint_step)
@@ -645,7 +749,10 @@ void agent_trainer_message(struct agent *a, struct agent_turn *t, job_id job, ui
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STEP) {
         if (m->step->step > x->step)
             x->step = m->step->step;
-        outbox_add(&a->steps, job, attempt, m->step);
+        outbox_add(&a->steps, job, attempt, m->step->step, &m->step->base);
+    } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_LOAD && m->load->job_id == job &&
+               m->load->attempt == attempt) {
+        outbox_add(&a->loads, job, attempt, m->load->last_step, &m->load->base);
     }
 }
 
@@ -777,6 +884,15 @@ static void tick_steps(struct agent *a, struct agent_turn *t)
     a->steps_resend_ns = t->now_ns + 2 * a->interval_ns;
 }
 
+static void tick_loads(struct agent *a, struct agent_turn *t)
+{
+    if (!a->is_attached || !a->loads.n || (a->loads_resend_ns && t->now_ns < a->loads_resend_ns))
+        return;
+    say(a, t, BALLAST__KIND__KIND_NOTICE, BALLAST__METHOD__METHOD_LOAD,
+        &outbox_load(&a->loads, &t->arena)->base);
+    a->loads_resend_ns = t->now_ns + 2 * a->interval_ns;
+}
+
 static void tick_log(struct agent *a, struct agent_turn *t, struct attempt *x)
 {
     if (x->log_sent > x->log_acked && t->now_ns >= x->log_resend_ns)
@@ -808,7 +924,8 @@ static void forget_settled(struct agent *a, struct agent_turn *t)
         struct attempt *x = &a->attempts[i];
         bool is_log_stored = !x->has_spool || (x->is_log_closed && x->log_acked == x->log_spooled);
         if (x->life == LIFE_ENDED && x->is_acked && is_log_stored &&
-            !outbox_has(&a->steps, x->job, x->attempt))
+            !outbox_has(&a->steps, x->job, x->attempt) &&
+            !outbox_has(&a->loads, x->job, x->attempt))
             forget(a, t, x);
     }
 }
@@ -820,6 +937,7 @@ void agent_tick(struct agent *a, struct agent_turn *t)
     tick_trainers(a, t);
     tick_coordinator(a, t);
     tick_steps(a, t);
+    tick_loads(a, t);
     tick_logs(a, t);
     forget_settled(a, t);
     if (a->is_leaving && !in_life(a, LIFE_LIVE)) {
@@ -854,17 +972,19 @@ uint64_t agent_next_deadline_ns(const struct agent *a)
     }
     if (a->is_attached && a->steps.n)
         next_ns = min_u64(next_ns, a->steps_resend_ns);
+    if (a->is_attached && a->loads.n)
+        next_ns = min_u64(next_ns, a->loads_resend_ns);
     return next_ns;
 }
 
-uint64_t agent_n_steps_dropped(const struct agent *a)
+uint64_t agent_n_reports_dropped(const struct agent *a)
 {
-    return a->steps.n_dropped;
+    return a->steps.n_dropped + a->loads.n_dropped;
 }
 
 bool agent_is_idle(const struct agent *a)
 {
-    return !a->n_attempts && !a->steps.n;
+    return !a->n_attempts && !a->steps.n && !a->loads.n;
 }
 
 bool agent_is_attached(const struct agent *a)

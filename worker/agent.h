@@ -30,7 +30,7 @@ enum effect_kind {
     EFFECT_SPAWN,    /* start a trainer for start->job_id, attempt, rank with an empty spool for
                       * its output and give it start as the first message. If that fails, call
                       * agent_trainer_exited with the reason. */
-    EFFECT_FORWARD,  /* send stop to the live trainer */
+    EFFECT_FORWARD,  /* send message to the live trainer */
     EFFECT_KILL,     /* SIGKILL to the live trainer (its process group) */
     EFFECT_SEND_LOG, /* send a LOG notice with these bytes of the attempt's spool */
     EFFECT_FORGET,   /* the attempt's spool is no longer needed */
@@ -45,7 +45,7 @@ struct effect {
                                        * that the coordinator knows an overtaken message */
     const ProtobufCMessage *payload;  /* SEND */
     const Ballast__Start   *start;    /* SPAWN */
-    const Ballast__Stop    *stop;     /* FORWARD */
+    const Ballast__TrainerMessage *message; /* FORWARD */
     uint64_t                offset;   /* SEND_LOG: first byte of the spool */
     uint32_t                n_bytes;  /* SEND_LOG: at most LOG_CHUNK_BYTES_MAX */
     uint64_t                dropped_bytes; /* SEND_LOG: for the chunk's field of that name */
@@ -72,10 +72,12 @@ struct agent_config {
     uint64_t closed_grace_ns;      /* from the end of a trainer's channel to SIGKILL */
     uint32_t steps_max;            /* step reports kept while they are not acknowledged, */
     size_t   step_bytes_max;       /* and their packed bytes; beyond it the oldest go */
+    uint32_t loads_max;            /* load reports, the same */
+    size_t   load_bytes_max;
     uint64_t log_window_bytes;     /* sent and not acknowledged at most */
 };
 
-/* 200 ms to 5 s, 5 s, 100,000 reports or 16 MiB, 512 KiB; the rest zero or "". */
+/* 200 ms to 5 s, 5 s, 100,000 reports or 16 MiB, 256 or 32 MiB, 512 KiB; the rest zero or "". */
 struct agent_config agent_config_default(void);
 
 struct agent;
@@ -86,7 +88,7 @@ void agent_destroy(struct agent *a);
 void agent_begin(struct agent *a, struct agent_turn *t, uint64_t now_ns);
 
 /* A checked message of the coordinator: WELCOME (a response to HELLO, or its refusal: payload
- * NULL, status in the envelope), START, STOP, ACK. Messages of an older coordinator epoch or for
+ * NULL, status in the envelope), START, STOP, ACK, PREPARE, ABORT_PLAN. Messages of an older coordinator epoch or for
  * another life of this worker are ignored. */
 void agent_message(struct agent *a, struct agent_turn *t, const Ballast__Envelope *envelope,
                    const ProtobufCMessage *payload);
@@ -95,7 +97,7 @@ void agent_message(struct agent *a, struct agent_turn *t, const Ballast__Envelop
  * it the agent notices by itself, later. */
 void agent_connected(struct agent *a, struct agent_turn *t);
 
-/* A checked message from the trainer of that attempt: state or step. */
+/* A checked message from the trainer of that attempt: state, step or load. */
 void agent_trainer_message(struct agent *a, struct agent_turn *t, job_id job, uint32_t attempt,
                            const Ballast__TrainerMessage *message);
 
@@ -130,8 +132,8 @@ void agent_tick(struct agent *a, struct agent_turn *t);
 /* When the next turn must begin even without an input; UINT64_MAX: never. */
 uint64_t agent_next_deadline_ns(const struct agent *a);
 
-/* For a person: how many step reports were dropped because the buffer was full. */
-uint64_t agent_n_steps_dropped(const struct agent *a);
+/* For a person: how many step and load reports were dropped because the buffer was full. */
+uint64_t agent_n_reports_dropped(const struct agent *a);
 
 /* Whether it holds nothing: no attempt, and no report or output that is not stored yet. */
 bool agent_is_idle(const struct agent *a);

@@ -221,14 +221,6 @@ static void spawn(struct attempts *all, const struct effect *e)
         a->spawn_failure = xstrdup(err.text);
 }
 
-static void forward(const struct attempt *a, const Ballast__Stop *stop)
-{
-    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
-    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STOP;
-    m.stop = (Ballast__Stop *)stop;
-    child_send(a->child, &m);
-}
-
 void attempts_carry_out(struct attempts *all, const struct effect *e)
 {
     if (e->kind == EFFECT_SPAWN) {
@@ -239,7 +231,7 @@ void attempts_carry_out(struct attempts *all, const struct effect *e)
     if (!a)
         return; /* forgotten since */
     if (e->kind == EFFECT_FORWARD && a->child) {
-        forward(a, e->stop);
+        child_send(a->child, e->message);
     } else if (e->kind == EFFECT_KILL && a->child) {
         child_kill(a->child);
     } else if (e->kind == EFFECT_SEND_LOG) {

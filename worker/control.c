@@ -174,8 +174,8 @@ static void rearm(struct control *c)
 
 static void dump(const struct control *c)
 {
-    log_info("attached=%d seq=%" PRIu64 " steps_dropped=%" PRIu64 " msg=\"state asked for\"",
-             agent_is_attached(c->agent), c->seq, agent_n_steps_dropped(c->agent));
+    log_info("attached=%d seq=%" PRIu64 " reports_dropped=%" PRIu64 " msg=\"state asked for\"",
+             agent_is_attached(c->agent), c->seq, agent_n_reports_dropped(c->agent));
     attempts_log(c->attempts);
 }
 

@@ -1,4 +1,4 @@
-/* outbox.c - step reports that the coordinator has not stored yet, oldest first */
+/* outbox.c - reports that the coordinator has not stored yet, oldest first */
 #include "worker/outbox.h"
 
 #include <assert.h>
@@ -48,18 +48,19 @@ static void make_room(struct outbox *o)
     o->head = 0;
 }
 
-void outbox_add(struct outbox *o, job_id job, uint32_t attempt, const Ballast__StepReport *report)
+void outbox_add(struct outbox *o, job_id job, uint32_t attempt, uint64_t step,
+                const ProtobufCMessage *report)
 {
-    size_t n_bytes = ballast__step_report__get_packed_size(report);
+    size_t n_bytes = protobuf_c_message_get_packed_size(report);
     while (o->n && (o->n >= o->n_max || o->n_bytes + n_bytes > o->bytes_max)) {
         drop_first(o);
         o->n_dropped++;
     }
     make_room(o);
     struct outbox_item *item = at(o, o->n++);
-    *item = (struct outbox_item){.job = job, .attempt = attempt, .step = report->step,
+    *item = (struct outbox_item){.job = job, .attempt = attempt, .step = step,
                                  .n_bytes = (uint32_t)n_bytes, .bytes = xcalloc(1, n_bytes)};
-    ballast__step_report__pack(report, item->bytes);
+    protobuf_c_message_pack(report, item->bytes);
     o->n_bytes += n_bytes;
 }
 
@@ -97,6 +98,17 @@ Ballast__StepReports *outbox_batch(const struct outbox *o, struct arena *arena)
         batch->steps[batch->n_steps++] = report;
     }
     return batch;
+}
+
+Ballast__LoadReport *outbox_load(const struct outbox *o, struct arena *arena)
+{
+    if (!o->n)
+        return NULL;
+    const struct outbox_item *first = at(o, 0);
+    Ballast__LoadReport *report = ballast__load_report__unpack(arena_pb(arena), first->n_bytes,
+                                                               first->bytes);
+    assert(report);
+    return report;
 }
 
 bool outbox_has(const struct outbox *o, job_id job, uint32_t attempt)

@@ -1,5 +1,6 @@
-/* outbox.h - step reports that the coordinator has not stored yet, oldest first
+/* outbox.h - reports that the coordinator has not stored yet, oldest first
  *
+ * One box holds one kind: step reports, which travel in batches, or load reports, one by one.
  * One batch is under way at a time, so an acknowledged step means that all before it of the same
  * attempt are stored, whatever was lost. When the box is full the oldest report goes, and is
  * counted. */
@@ -28,13 +29,19 @@ struct outbox {
 
 void outbox_init(struct outbox *o, uint32_t n_max, size_t bytes_max);
 void outbox_fini(struct outbox *o);
-void outbox_add(struct outbox *o, job_id job, uint32_t attempt, const Ballast__StepReport *report);
+/* Packs the report. step: of a step report, or the last one of a load report; grows. */
+void outbox_add(struct outbox *o, job_id job, uint32_t attempt, uint64_t step,
+                const ProtobufCMessage *report);
 
 /* Stored: reports of that attempt up to that step. Returns how many left the box. */
 size_t outbox_ack(struct outbox *o, job_id job, uint32_t attempt, uint64_t step);
 
-/* The oldest reports, all of one attempt, as one message in the arena; NULL if there are none. */
+/* The oldest step reports, all of one attempt, as one message in the arena; NULL if there are
+ * none. */
 Ballast__StepReports *outbox_batch(const struct outbox *o, struct arena *arena);
+
+/* The oldest load report, in the arena; NULL if there is none. */
+Ballast__LoadReport *outbox_load(const struct outbox *o, struct arena *arena);
 
 bool outbox_has(const struct outbox *o, job_id job, uint32_t attempt);
 
