@@ -347,11 +347,6 @@ void store_resume(struct store *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-int store_rebuild(struct store *s, struct err *err)
-{
-    return write_rebuild(&s->tables, err);
-}
-
 const char *store_library_version(void)
 {
     return sqlite3_libversion();

@@ -32,6 +32,7 @@ enum store_read_kind {
     STORE_EVENTS,  /* events: from seq `from` (or the newest limit with is_newest), of job or all */
     STORE_STEPS,   /* steps: above step `from`, at most limit; jobs[0] */
     STORE_OUTPUT,  /* bytes: of a rank's log, from byte `from`, at most limit; jobs[0] */
+    STORE_REBUILD, /* nothing: makes the query tables again from the log, for repair and tests */
 };
 
 struct store_key {
@@ -119,10 +120,6 @@ struct store_batch *store_take_done(struct store *s);
 
 /* Accept batches again; call it when the failed one and all after it are back. */
 void store_resume(struct store *s);
-
-/* Makes the query tables again from the log, in one transaction. For repair and for tests: no
- * batch may be under way. */
-int store_rebuild(struct store *s, struct err *err);
 
 const char *store_library_version(void); /* of SQLite, "3.40.1" */
 

@@ -355,6 +355,8 @@ static int run(struct store_tables *t, struct store_read *r)
         return rc < 0 ? rc : read_steps(t, r);
     case STORE_OUTPUT:
         return rc < 0 ? rc : log_read(t, r);
+    case STORE_REBUILD:
+        return write_rebuild(t, &r->err);
     }
     return err_set(&r->err, -EINVAL, "no such read");
 }
