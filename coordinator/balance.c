@@ -18,7 +18,7 @@
 #include "coordinator/arrange.h"
 
 #define HOME_MARGIN    0.03 /* of the ratio, that a plan which moves homes must win by */
-#define REPEATS_MAX    3    /* a plan is improved until nothing is left to propose */
+#define REPEATS_MAX    4    /* a plan is improved until nothing is left to propose */
 #define TRIAL_WINDOWS  3    /* after which a plan has won or lost */
 #define BARRED_WINDOWS 8    /* for which a kind that lost is not proposed; doubles */
 
@@ -232,6 +232,12 @@ static bool is_worth_it(const struct balance *b, const struct candidate *c)
     return v->n_moves && c->net > 0 && sure >= b->policy.min_gain * v->ratio_before;
 }
 
+/* Nobody could win min_gain any more. */
+static bool is_even_enough(const struct balance *b, const struct candidate *c)
+{
+    return mean_ratio(c) < 1 + b->policy.min_gain;
+}
+
 static void say_why(const struct balance *b, const struct candidate *stay,
                     struct candidate *best, struct balance_verdict *out)
 {
@@ -287,15 +293,31 @@ static void make(const struct balance *b, struct arrange *a, const struct placem
     placement_keep_homes(p, from);
 }
 
-/* The best of all kinds from `from`, weighed against `stay`. Takes *best's place if better. */
-static void improve(const struct balance *b, struct arrange *a, const struct placement *from,
-                    const struct candidate *stay, struct candidate *best)
+static float move_price(const struct balance *b)
 {
+    const struct balance_policy *p = &b->policy;
+    if (b->is_free)
+        return 0;
+    /* A device sends and receives at once, so moves share rounds; half of them do, say. */
+    double seconds = (double)(p->costs.weight_bytes + p->costs.state_bytes) / p->costs.link_bytes_s;
+    return (float)(seconds * (1 - p->hidden_share) / p->window_s / p->horizon_windows * 2 /
+                   b->n_devices);
+}
+
+/* The best of all kinds against `stay`, which is in force; a copy of stay if none is better. */
+static void best_against(const struct balance *b, struct arrange *a, const struct candidate *stay,
+                         struct candidate *best)
+{
+    *best = *stay;
+    best->net = 0;
+    best->verdict = (struct balance_verdict){ .kind = BALANCE_STAY };
+    placement_init_like(&best->placement, &stay->placement);
+    a->problem.move_price = move_price(b);
     for (enum balance_kind kind = BALANCE_COPIES; kind < BALANCE_KINDS; kind++) {
         struct candidate c;
-        if (b->barred[kind] || (kind == BALANCE_STEPS && b->is_free))
+        if (b->barred[kind])
             continue;
-        make(b, a, from, kind, &c);
+        make(b, a, &stay->placement, kind, &c);
         judge(b, a, &c);
         weigh(b, stay, &c);
         double margin = 0;
@@ -308,17 +330,6 @@ static void improve(const struct balance *b, struct arrange *a, const struct pla
             placement_fini(&c.placement);
         }
     }
-}
-
-static float move_price(const struct balance *b)
-{
-    const struct balance_policy *p = &b->policy;
-    if (b->is_free)
-        return 0;
-    /* A device sends and receives at once, so moves share rounds; half of them do, say. */
-    double seconds = (double)(p->costs.weight_bytes + p->costs.state_bytes) / p->costs.link_bytes_s;
-    return (float)(seconds * (1 - p->hidden_share) / p->window_s / p->horizon_windows * 2 /
-                   b->n_devices);
 }
 
 static bool has_nothing_to_do(const struct balance *b, struct balance_verdict *v)
@@ -336,25 +347,45 @@ static bool has_nothing_to_do(const struct balance *b, struct balance_verdict *v
     return true;
 }
 
-static void decide(const struct balance *b, struct arrange *a, const struct placement *in_force,
+/* Goes on from the best as if it were in force, until nothing is left that would be proposed then:
+ * so the plan of a plan is empty. */
+static void go_on(struct balance *b, struct arrange *a, const struct candidate *stay,
+                  struct candidate *best)
+{
+    bool is_free = b->is_free;
+    for (uint32_t i = 0; i < REPEATS_MAX && (is_free || is_worth_it(b, best)); i++) {
+        struct candidate next;
+        if (is_even_enough(b, best))
+            return;
+        b->is_free = false;
+        best_against(b, a, best, &next);
+        bool goes_on = is_worth_it(b, &next);
+        b->is_free = is_free;
+        if (goes_on)
+            weigh(b, stay, &next);
+        if (goes_on && is_worth_it(b, &next)) {
+            placement_fini(&best->placement);
+            *best = next;
+        } else {
+            placement_fini(&next.placement);
+            return;
+        }
+    }
+}
+
+static void decide(struct balance *b, struct arrange *a, const struct placement *in_force,
                    struct placement *out, struct balance_verdict *verdict)
 {
     struct candidate stay = { .verdict.kind = BALANCE_STAY }, best;
     placement_init_like(&stay.placement, in_force);
     judge(b, a, &stay);
-    best = stay;
-    placement_init_like(&best.placement, in_force);
-    bool is_even = mean_ratio(&stay) < 1 + b->policy.min_gain && !b->is_free;
-    for (uint32_t i = 0; i < (b->is_free ? 1 : REPEATS_MAX) && !is_even; i++) {
-        struct placement from;
-        double before = best.net;
-        placement_init_like(&from, &best.placement);
-        improve(b, a, &from, &stay, &best);
-        placement_fini(&from);
-        double least = b->policy.min_gain * best.verdict.ratio_before * b->policy.horizon_windows;
-        if (best.net <= before + least || !is_worth_it(b, &best))
-            break; /* what is left would not be worth a plan of its own */
+    if (is_even_enough(b, &stay) && !b->is_free) {
+        say_why(b, &stay, &stay, verdict);
+        placement_fini(&stay.placement);
+        return;
     }
+    best_against(b, a, &stay, &best);
+    go_on(b, a, &stay, &best);
     say_why(b, &stay, best.verdict.kind == BALANCE_STAY ? &stay : &best, verdict);
     placement_copy(out, verdict->kind == BALANCE_STAY ? in_force : &best.placement);
     placement_fini(&best.placement);
@@ -373,7 +404,7 @@ void balance_propose(struct balance *b, const struct placement *in_force, bool i
         struct search_problem problem = {
             .n_experts = b->n_experts, .n_devices = b->n_devices, .n_slots = b->n_slots,
             .n_nodes = b->policy.n_nodes, .speed = b->policy.speed,
-            .move_price = move_price(b), .node_price = b->policy.n_nodes > 1 ? 0.01f : 0,
+            .node_price = b->policy.n_nodes > 1 ? 0.01f : 0,
             .seed = b->policy.seed };
         struct arrange a;
         arrange_init(&a, &problem, b->policy.is_known ? &known : belief, b->policy.effort_us);
