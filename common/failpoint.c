@@ -6,6 +6,20 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+static int act(const char *action)
+{
+    if (strcmp(action, "kill") == 0)
+        raise(SIGKILL);
+    if (strncmp(action, "sleep_", 6) == 0) {
+        long ms = strtol(action + 6, NULL, 10);
+        nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+    }
+    if (strcmp(action, "enospc") == 0)
+        return -ENOSPC;
+    return strcmp(action, "error") == 0 ? -EIO : 0;
+}
 
 int failpoint(const char *name)
 {
@@ -14,11 +28,11 @@ int failpoint(const char *name)
     size_t n = strlen(name);
     if (!wish || strncmp(wish, name, n) != 0 || wish[n] != ':')
         return 0;
-    char *action;
-    long at = strtol(wish + n + 1, &action, 10);
-    if (atomic_fetch_add(&n_seen, 1) + 1 != at)
+    char *action = (char *)wish + n + 1;
+    long at = strtol(action, &action, 10); /* 0: no number is there */
+    if (at > 0 && *action == ':')
+        action++;
+    if (atomic_fetch_add(&n_seen, 1) + 1 != (at > 0 ? at : 1))
         return 0;
-    if (strcmp(action, ":kill") == 0)
-        raise(SIGKILL);
-    return strcmp(action, ":enospc") == 0 ? -ENOSPC : 0;
+    return act(action);
 }
