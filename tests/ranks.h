@@ -22,6 +22,7 @@
 #include "worker/shard.h"
 
 #define TEST_RANKS_MAX 8u
+#define TEST_SPARE     2u /* slots of each rank beyond what its experts need */
 
 struct test_rank {
     uint8_t id[16];
@@ -30,6 +31,7 @@ struct test_rank {
     const struct model_spec *spec;
     const struct tensor_map *map;
     struct layout  layout;
+    struct slots   slots;
     struct coll   *coll;
     struct device *dev;
     struct shard  *shard;
@@ -85,7 +87,9 @@ static inline void *test_rank_main(void *arg)
     if ((r->rc = layout_init(r->degrees, r->spec->n_experts, r->rank, &r->layout, &r->err)) == 0 &&
         (r->rc = device_cpu_open(1, true, &r->dev, &r->err)) == 0 &&
         (r->rc = coll_host_open(&config, &r->coll, &r->err)) == 0 &&
-        (r->rc = shard_open(r->map, r->spec, &r->layout, r->coll, r->dev, &r->shard, &r->err)) == 0)
+        (r->rc = slots_init(&r->slots, r->spec, &r->layout, TEST_SPARE, &r->err)) == 0 &&
+        (r->rc = shard_open(r->map, r->spec, &r->layout, &r->slots, r->coll, r->dev, &r->shard,
+                            &r->err)) == 0)
         r->body(r);
     if (r->rc < 0 && r->coll)
         r->coll->ops->abort(r->coll);
@@ -94,6 +98,7 @@ static inline void *test_rank_main(void *arg)
         r->coll->ops->close(r->coll);
     if (r->dev)
         r->dev->ops->close(r->dev);
+    slots_fini(&r->slots);
     layout_fini(&r->layout);
     return NULL;
 }

@@ -278,6 +278,7 @@ static void two_runs_never_share_a_path(void **state)
     usleep(200 * 1000);
     struct shard *s = NULL;
     struct layout layout = {0};
+    struct slots slots = {0};
     struct coll *coll = NULL;
     struct device *dev = NULL;
     struct err err = {0};
@@ -286,7 +287,8 @@ static void two_runs_never_share_a_path(void **state)
     assert_int_equal(layout_init((struct layout_degrees){1, 1, 1, 0}, 8, 0, &layout, &err), 0);
     assert_int_equal(device_cpu_open(1, true, &dev, &err), 0);
     assert_int_equal(coll_host_open(&cc, &coll, &err), 0);
-    assert_int_equal(shard_open(&map, &spec, &layout, coll, dev, &s, &err), 0);
+    assert_int_equal(slots_init(&slots, &spec, &layout, 0, &err), 0);
+    assert_int_equal(shard_open(&map, &spec, &layout, &slots, coll, dev, &s, &err), 0);
     struct ckpt_config c = {.path = path, .model_path = model_folder, .spec = &spec, .map = &map,
                             .shard = s, .coll = coll};
     int lock = -1;
@@ -298,6 +300,7 @@ static void two_runs_never_share_a_path(void **state)
     shard_close(s);
     coll->ops->close(coll);
     dev->ops->close(dev);
+    slots_fini(&slots);
     layout_fini(&layout);
 }
 

@@ -2,6 +2,7 @@
 #include "tests/ranks.h"
 
 #include "worker/dispatch.h"
+#include "worker/shuffle.h"
 
 enum { WIDTH = 5, TOP_K = 3, TOKENS_MAX = 64 };
 
@@ -26,28 +27,62 @@ static float row_value(uint32_t rank, int64_t row, uint32_t i)
     return (float)(rank * 10000 + row * 10 + i);
 }
 
-/* The rows that a served expert must see: sources ascending, then their slots. */
-static void check_served(struct test_rank *r, uint32_t round, const struct dispatch_plan *p,
-                         const float *rows, bool by_slot)
+/* The rows that a source has for an expert. */
+static int64_t n_wanted(uint32_t source, uint32_t round, int32_t expert, uint32_t n_experts)
 {
-    uint32_t n_local = r->spec->n_experts / r->degrees.ep, first = r->layout.ep.me * n_local;
-    const int64_t *offsets = dispatch_plan_offsets(p);
+    int64_t n = 0;
+    for (int64_t s = 0; s < n_tokens_of(source, round) * TOP_K; s++)
+        n += expert_of(source, round, s, n_experts) == expert;
+    return n;
+}
+
+/* Every slot sees rows of its own expert alone, sources ascending, then their pairs; all that a
+ * source has for it, unless the expert has copies that may share them. */
+static void check_served(struct test_rank *r, uint32_t round, const struct dispatch_plan *p,
+                         const float *rows)
+{
+    uint32_t n_slots = r->slots.n_slots, n_experts = r->spec->n_experts, ep = r->degrees.ep;
+    const int64_t *offsets = dispatch_plan_offsets(p), *blocks = dispatch_plan_blocks(p);
+    const struct slots_layer *l = &r->slots.layers[1];
     int64_t at = 0;
-    for (uint32_t e = 0; e < n_local; e++) {
-        RANK_CHECK(r, offsets[e] == at);
-        for (uint32_t m = 0; m < r->degrees.ep; m++) {
+    for (uint32_t i = 0; i < n_slots; i++) {
+        int32_t e = l->map.expert[r->slots.me * n_slots + i];
+        RANK_CHECK(r, offsets[i] == at);
+        for (uint32_t m = 0; m < ep; m++) {
             uint32_t source = r->layout.ep.ranks[m];
-            for (int64_t s = 0; s < n_tokens_of(source, round) * TOP_K; s++) {
-                if (expert_of(source, round, s, r->spec->n_experts) != (int32_t)(first + e))
-                    continue;
-                for (uint32_t i = 0; i < WIDTH; i++)
-                    RANK_CHECK(r, rows[at * WIDTH + i] ==
-                                      row_value(source, by_slot ? s : s / TOP_K, i));
-                at++;
+            int64_t begin = blocks[i * ep + m], end = blocks[i * ep + m + 1], before = -1;
+            int64_t wanted = e < 0 ? 0 : n_wanted(source, round, e, n_experts);
+            bool is_whole = end - begin == wanted;
+            if (e >= 0 && l->copied_at[e] >= 0)
+                is_whole = r->dev->deterministic ? is_whole || end == begin
+                                                 : end - begin <= wanted;
+            RANK_CHECK(r, is_whole && begin == at);
+            for (; at < end && r->rc == 0; at++) {
+                int64_t pair = ((int64_t)rows[at * WIDTH] - source * 10000) / 10;
+                RANK_CHECK(r, pair > before && pair < n_tokens_of(source, round) * TOP_K);
+                RANK_CHECK(r, expert_of(source, round, pair, n_experts) == e);
+                for (uint32_t k = 0; k < WIDTH; k++)
+                    RANK_CHECK(r, rows[at * WIDTH + k] == row_value(source, pair, k));
+                before = pair;
             }
         }
     }
-    RANK_CHECK(r, offsets[n_local] == at && dispatch_plan_rows(p) == at);
+    RANK_CHECK(r, offsets[n_slots] == at && dispatch_plan_rows(p) == at);
+}
+
+/* No device has more than the best split of the loads, and a row for each copy in rounding. */
+static void check_even(struct test_rank *r, uint32_t round, const struct dispatch_plan *p)
+{
+    const struct slots_layer *l = &r->slots.layers[1];
+    double load[64] = {0};
+    for (uint32_t e = 0; e < r->spec->n_experts; e++)
+        for (uint32_t m = 0; m < r->degrees.ep; m++)
+            load[e] += (double)n_wanted(r->layout.ep.ranks[m], round, (int32_t)e,
+                                        r->spec->n_experts);
+    struct split *split = split_create(&l->map, NULL);
+    double best = split_solve(split, load, NULL);
+    split_destroy(split);
+    RANK_CHECK(r, (double)dispatch_plan_rows(p) <= best + r->slots.n_slots);
 }
 
 static void one_round(struct test_rank *r, struct dispatch *d, uint32_t round)
@@ -56,19 +91,25 @@ static void one_round(struct test_rank *r, struct dispatch *d, uint32_t round)
     int32_t ids[TOKENS_MAX * TOP_K];
     float slots[TOKENS_MAX * TOP_K * WIDTH], back[TOKENS_MAX * TOP_K * WIDTH];
     static _Thread_local float rows[TEST_RANKS_MAX * TOKENS_MAX * TOP_K * WIDTH];
+    static _Thread_local float tokens[TEST_RANKS_MAX * TOKENS_MAX * TOP_K * WIDTH];
     struct dispatch_plan *p = NULL;
     for (int64_t s = 0; s < n * TOP_K; s++) {
         ids[s] = expert_of(r->rank, round, s, r->spec->n_experts);
         for (uint32_t i = 0; i < WIDTH; i++)
             slots[s * WIDTH + i] = row_value(r->rank, s, i);
     }
-    RANK_CHECK(r, dispatch_plan_create(d, ids, n, &p, &r->err) == 0);
+    RANK_CHECK(r, dispatch_plan_create(d, 1, ids, n, &p, &r->err) == 0);
     if (!p)
         return;
-    RANK_CHECK(r, dispatch_send_tokens(p, slots, rows, &r->err) == 0);
-    check_served(r, round, p, rows, false);
     RANK_CHECK(r, dispatch_send_slots(p, slots, rows, &r->err) == 0);
-    check_served(r, round, p, rows, true);
+    check_served(r, round, p, rows);
+    if (!r->dev->deterministic)
+        check_even(r, round, p);
+    RANK_CHECK(r, dispatch_send_tokens(p, slots, tokens, &r->err) == 0);
+    for (int64_t i = 0; i < dispatch_plan_rows(p) && r->rc == 0; i++) {
+        int64_t pair = (int64_t)rows[i * WIDTH] % 10000 / 10;
+        RANK_CHECK(r, tokens[i * WIDTH] == rows[i * WIDTH] - (float)((pair - pair / TOP_K) * 10));
+    }
     for (int64_t i = 0; i < dispatch_plan_rows(p) * WIDTH; i++)
         rows[i] = -rows[i];
     RANK_CHECK(r, dispatch_return(p, rows, back, &r->err) == 0);
@@ -77,13 +118,16 @@ static void one_round(struct test_rank *r, struct dispatch *d, uint32_t round)
     dispatch_plan_destroy(p);
 }
 
+/* Experts in order, then placements with homes and copies anywhere. */
 static void rounds(struct test_rank *r)
 {
-    struct dispatch *d = NULL;
-    RANK_CHECK(r, dispatch_open(&r->layout, r->coll, r->dev, r->spec->n_experts, TOP_K, WIDTH, &d,
-                                &r->err) == 0);
-    for (uint32_t round = 0; round < 6 && r->rc == 0; round++)
-        one_round(r, d, round);
+    struct dispatch *d = dispatch_open(&r->layout, &r->slots, r->coll, r->dev, TOP_K, WIDTH);
+    for (uint32_t round = 0; round < 12 && r->rc == 0; round++) {
+        r->dev->deterministic = round % 2;
+        if (round >= 4)
+            slots_shuffle(&r->slots, seed0 + round / 2);
+        one_round(r, d, round % 6);
+    }
     RANK_CHECK(r, dispatch_seconds(d) > 0);
     dispatch_close(d);
 }
@@ -105,9 +149,10 @@ static void uneven_experts_are_refused(void **state)
     (void)state;
     uint32_t ranks[] = {0, 1, 2};
     struct layout layout = {.ep = {ranks, 3, 0}};
-    struct dispatch *d = NULL;
+    struct model_spec spec = test_spec();
+    struct slots slots;
     struct err err = {0};
-    assert_int_equal(dispatch_open(&layout, NULL, NULL, 8, 2, 4, &d, &err), -EINVAL);
+    assert_int_equal(slots_init(&slots, &spec, &layout, 1, &err), -EINVAL);
     assert_string_equal(err.text, "8 experts do not lie evenly over 3 ranks");
 }
 

@@ -1,6 +1,8 @@
 /* test_shard.c - slices of units and experts: gathered whole, gradients summed home, parts owned */
 #include "tests/ranks.h"
 
+#include "worker/shuffle.h"
+
 /* A value for each element of a tensor, the same on all ranks. */
 static float weight_of(const struct tensor_entry *e, uint64_t i)
 {
@@ -18,17 +20,20 @@ static void fill_weights(struct test_rank *r)
     }
 }
 
-static bool is_served(const struct test_rank *r, const struct tensor_entry *e, uint32_t layer,
-                      const struct shard_experts *x)
+/* The local slot that holds the tensor's expert, or -1. */
+static int32_t slot_of(const struct tensor_entry *e, uint32_t layer, const struct shard_experts *x)
 {
-    (void)r;
-    return e->expert >= (int32_t)x->first_expert && e->unit == layer + 1 &&
-           e->expert < (int32_t)(x->first_expert + x->n_local);
+    for (uint32_t i = 0; i < x->n_slots && e->expert >= 0 && e->unit == layer + 1; i++)
+        if (x->experts[i] == e->expert)
+            return (int32_t)i;
+    return -1;
 }
 
 static void check_gathered(struct test_rank *r)
 {
+    uint32_t n_held = 0;
     fill_weights(r);
+    RANK_CHECK(r, shard_refresh_copies(r->shard, &r->err) == 0);
     RANK_CHECK(r, r->coll->ops->barrier(r->coll, &r->coll->world_group, &r->err) == 0);
     for (uint32_t u = 0; u < r->map->n_units; u++) {
         const float *whole = NULL, *again = NULL;
@@ -45,15 +50,20 @@ static void check_gathered(struct test_rank *r)
     for (uint32_t l = 1; l < r->spec->n_layers; l++) {
         struct shard_experts x = {0};
         RANK_CHECK(r, shard_experts_acquire(r->shard, l, &x, &r->err) == 0);
-        RANK_CHECK(r, x.n_local == r->spec->n_experts / r->degrees.ep);
         for (size_t t = 0; t < r->map->n_entries; t++) {
             const struct tensor_entry *e = &r->map->entries[t];
-            for (uint64_t i = 0; is_served(r, e, l, &x) && i < e->count; i++)
-                RANK_CHECK(r, x.weights[(uint32_t)e->expert - x.first_expert][e->offset + i] ==
-                                  weight_of(e, i));
+            int32_t slot = slot_of(e, l, &x);
+            n_held += slot >= 0;
+            for (uint64_t i = 0; slot >= 0 && i < e->count; i++)
+                RANK_CHECK(r, x.weights[slot][e->offset + i] == weight_of(e, i));
         }
         shard_experts_release(r->shard, l);
     }
+    uint32_t n_filled = 0;
+    for (uint32_t i = r->slots.me * r->slots.n_slots, l = 1; l < r->spec->n_layers; l++)
+        for (uint32_t k = 0; k < r->slots.n_slots; k++)
+            n_filled += r->slots.layers[l].map.expert[i + k] >= 0;
+    RANK_CHECK(r, n_held == 3 * n_filled); /* tensors of an expert */
 }
 
 /* What a rank adds in micro-batch k: small whole numbers, so that any order of sums is exact. */
@@ -81,9 +91,9 @@ static void add_gradients(struct test_rank *r, uint32_t k)
         shard_experts_gradient(r->shard, l, &x);
         for (size_t t = 0; t < r->map->n_entries; t++) {
             const struct tensor_entry *e = &r->map->entries[t];
-            for (uint64_t i = 0; is_served(r, e, l, &x) && i < e->count; i++)
-                x.gradients[(uint32_t)e->expert - x.first_expert][e->offset + i] +=
-                    gradient_of(e, i, r->rank, k);
+            int32_t slot = slot_of(e, l, &x);
+            for (uint64_t i = 0; slot >= 0 && i < e->count; i++)
+                x.gradients[slot][e->offset + i] += gradient_of(e, i, r->rank, k);
         }
         shard_experts_release(r->shard, l);
         RANK_CHECK(r, shard_experts_reduce(r->shard, l, &r->err) == 0);
@@ -93,11 +103,11 @@ static void add_gradients(struct test_rank *r, uint32_t k)
 /* Dense gradients come from all ranks; an expert's from those that serve it. */
 static float expected_sum(const struct test_rank *r, const struct tensor_entry *e, uint64_t i)
 {
-    uint32_t n_local = r->spec->n_experts / r->degrees.ep;
+    const struct placement *map = e->expert < 0 ? NULL : &r->slots.layers[e->unit - 1].map;
     float sum = 0;
     for (uint32_t rank = 0; rank < r->degrees.world; rank++)
         for (uint32_t k = 0; k < 2; k++)
-            if (e->expert < 0 || (uint32_t)e->expert / n_local == rank % r->degrees.ep)
+            if (!map || placement_find(map, rank % r->degrees.ep, (uint32_t)e->expert) >= 0)
                 sum += gradient_of(e, i, rank, k);
     return sum;
 }
@@ -131,6 +141,23 @@ static void count_owned(struct test_rank *r)
     }
 }
 
+static void check_gathered_shuffled(struct test_rank *r)
+{
+    for (uint64_t seed = 1; seed < 4; seed++) {
+        slots_shuffle(&r->slots, seed);
+        check_gathered(r);
+    }
+}
+
+static void check_summed_shuffled(struct test_rank *r)
+{
+    r->dev->deterministic = false; /* else copies' gradients go home as partials */
+    for (uint64_t seed = 1; seed < 4; seed++) {
+        slots_shuffle(&r->slots, seed);
+        check_summed(r);
+    }
+}
+
 static void run_all(void (*body)(struct test_rank *))
 {
     struct model_spec spec = test_spec();
@@ -146,12 +173,14 @@ static void whole_units_and_experts_on_any_layout(void **state)
 {
     (void)state;
     run_all(check_gathered);
+    run_all(check_gathered_shuffled);
 }
 
 static void gradients_come_home_on_any_layout(void **state)
 {
     (void)state;
     run_all(check_summed);
+    run_all(check_summed_shuffled);
 }
 
 static void every_float_has_one_first_owner(void **state)

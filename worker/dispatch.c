@@ -1,10 +1,10 @@
 /* dispatch.c - the permutations and the all-to-all between tokens and their experts
  *
- * A source packs its rows by (expert, token): experts lie on ascending ranks, so that is also by
- * (rank, local expert, token). They arrive packed by (source, local expert, token) and are put in
- * the order (local expert, source, token) that the expert products want. Everything goes back the
- * same ways, inverted. Only the exchange of counts decides sizes, so a rank without tokens, or
- * without rows to serve, does the same calls. */
+ * A source packs its rows by (slot, token), slots counted through all ranks, so that is also by
+ * (rank, local slot, token). They arrive packed by (source, local slot, token) and are put in the
+ * order (local slot, source, token) that the expert products want. Everything goes back the same
+ * ways, inverted. Only the exchange of counts decides sizes, so a rank without tokens, or without
+ * rows to serve, does the same calls. */
 #include "worker/dispatch.h"
 
 #include <assert.h>
@@ -14,12 +14,17 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "worker/shares.h"
 
 struct dispatch {
     struct coll   *coll; /* kept from open */
     struct device *dev;  /* kept from open */
+    const struct slots *slots; /* kept from open */
+    struct shares *shares;
     struct coll_group ep;
-    uint32_t n_experts, n_local, top_k, width;
+    uint32_t n_experts, n_slots, n_total, top_k, width; /* n_total: slots of all devices */
+    int32_t *counts;    /* (devices, n_experts): rows for each expert, by source */
+    int64_t *next;      /* (n_total) where the slot's next row is packed */
     float  *send, *recv; /* rows on their way; send travels */
     size_t  n_send, n_recv; /* floats */
     struct dispatch_plan *idle; /* plans that were destroyed, with their memory */
@@ -29,41 +34,45 @@ struct dispatch {
 struct dispatch_plan {
     struct dispatch *d;
     struct dispatch_plan *next; /* among the idle */
-    int64_t n_slots, n_rows;    /* (token, slot) pairs here; rows that arrive here */
-    /* Packed position p holds slot slot_at[p] of token token_at[p]; slot s lies at packed_at[s]. */
+    int64_t n_pairs, n_rows;    /* (token, slot of top-k) pairs here; rows that arrive here */
+    /* Packed position p holds pair slot_at[p] of token token_at[p]; pair s lies at packed_at[s]. */
     int64_t *slot_at, *token_at, *packed_at;
     /* Served row r arrived at arrived_at[r]; arrived row a is served at served_at[a]. */
     int64_t *arrived_at, *served_at;
-    size_t   n_slots_alloc, n_rows_alloc;
+    size_t   n_pairs_alloc, n_rows_alloc;
     int64_t *send_rows, *recv_rows; /* per member */
-    int64_t *offsets;               /* n_local + 1 */
-    int64_t *counts, *arrived;      /* (n_experts); (members, n_local) */
+    int64_t *to_slot, *arrived;     /* (n_total); (members, n_slots) */
+    int64_t *blocks, *offsets;      /* n_slots * members + 1; n_slots + 1 */
+    int32_t *servers;               /* (n_experts, members) at most */
 };
 
-int dispatch_open(const struct layout *layout, struct coll *coll, struct device *dev,
-                  uint32_t n_experts, uint32_t top_k, uint32_t width, struct dispatch **out,
-                  struct err *err)
+struct dispatch *dispatch_open(const struct layout *layout, const struct slots *slots,
+                               struct coll *coll, struct device *dev, uint32_t top_k,
+                               uint32_t width)
 {
     const struct rank_group *ep = &layout->ep;
-    if (n_experts == 0 || n_experts % ep->n_ranks != 0)
-        return err_set(err, -EINVAL, "%u experts do not lie evenly over %u ranks", n_experts,
-                       ep->n_ranks);
     struct dispatch *d = xcalloc(1, sizeof *d);
+    assert(slots->n_devices == ep->n_ranks && slots->n_experts > 0);
     *d = (struct dispatch){
-        .coll = coll, .dev = dev, .n_experts = n_experts, .n_local = n_experts / ep->n_ranks,
+        .coll = coll, .dev = dev, .slots = slots, .n_experts = slots->n_experts,
+        .n_slots = slots->n_slots, .n_total = slots->n_slots * slots->n_devices,
         .top_k = top_k, .width = width,
         .ep = {.ranks = ep->ranks, .n_ranks = ep->n_ranks, .me = ep->me, .id = COLL_EP},
     };
-    *out = d;
-    return 0;
+    d->shares = shares_create(slots);
+    d->counts = xcalloc((size_t)ep->n_ranks * d->n_experts, sizeof *d->counts);
+    d->next = xcalloc(d->n_total, sizeof *d->next);
+    return d;
 }
 
 static void free_plan(struct dispatch_plan *p)
 {
     int64_t *const all[] = {p->slot_at, p->token_at, p->packed_at, p->arrived_at, p->served_at,
-                            p->send_rows, p->recv_rows, p->offsets, p->counts, p->arrived};
+                            p->send_rows, p->recv_rows, p->to_slot, p->arrived, p->blocks,
+                            p->offsets};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
+    free(p->servers);
     free(p);
 }
 
@@ -77,6 +86,9 @@ void dispatch_close(struct dispatch *d)
     }
     if (d->recv)
         d->dev->ops->free(d->dev, d->recv);
+    shares_destroy(d->shares);
+    free(d->counts);
+    free(d->next);
     free(d); /* send is the collective's */
 }
 
@@ -100,9 +112,10 @@ static struct dispatch_plan *take_plan(struct dispatch *d)
     p->d = d;
     p->send_rows = xcalloc(d->ep.n_ranks, sizeof *p->send_rows);
     p->recv_rows = xcalloc(d->ep.n_ranks, sizeof *p->recv_rows);
-    p->offsets = xcalloc(d->n_local + 1, sizeof *p->offsets);
-    p->counts = xcalloc(d->n_experts, sizeof *p->counts);
-    p->arrived = xcalloc(d->n_experts, sizeof *p->arrived);
+    p->to_slot = xcalloc(d->n_total, sizeof *p->to_slot);
+    p->arrived = xcalloc(d->n_total, sizeof *p->arrived);
+    p->blocks = xcalloc(d->n_total + 1, sizeof *p->blocks);
+    p->offsets = xcalloc(d->n_slots + 1, sizeof *p->offsets);
     return p;
 }
 
@@ -126,29 +139,62 @@ static void grow(size_t n, size_t *alloc, int64_t **arrays[], size_t n_arrays)
     }
 }
 
-/* Sorts my slots by expert, stably. */
-static void pack_slots(struct dispatch_plan *p, const int32_t *expert_ids)
+/* My counts go to all, because who serves what follows from everybody's. They travel as words of
+ * four bytes; nobody adds them. */
+static int exchange_counts(struct dispatch *d, const int32_t *expert_ids, int64_t n_pairs,
+                           struct err *err)
+{
+    int32_t *mine = d->counts + (size_t)d->ep.me * d->n_experts;
+    memset(mine, 0, d->n_experts * sizeof *mine);
+    for (int64_t s = 0; s < n_pairs; s++) {
+        assert(expert_ids[s] >= 0 && (uint32_t)expert_ids[s] < d->n_experts);
+        mine[expert_ids[s]]++;
+    }
+    if (d->ep.n_ranks == 1)
+        return 0;
+    return d->coll->ops->all_gather(d->coll, &d->ep, (const float *)(const void *)mine,
+                                    d->n_experts, 1, (float *)(void *)d->counts, err);
+}
+
+static void share_rows(struct dispatch_plan *p, uint32_t layer)
+{
+    struct dispatch *d = p->d;
+    bool whole = d->dev->deterministic && d->slots->layers[layer].n_copied > 0;
+    if (whole && !p->servers)
+        p->servers = xcalloc((size_t)d->ep.n_ranks * d->n_experts, sizeof *p->servers);
+    shares_rows(d->shares, d->slots, layer, d->counts, whole, p->to_slot, p->arrived,
+                whole ? p->servers : NULL);
+}
+
+/* Sorts my pairs by slot, stably. */
+static void pack_pairs(struct dispatch_plan *p, uint32_t layer, const int32_t *expert_ids)
 {
     const struct dispatch *d = p->d;
-    int64_t *next = xcalloc(d->n_experts, sizeof *next), at = 0;
+    const struct slots_layer *l = &d->slots->layers[layer];
+    uint32_t *copy = xmemdup(l->first_copy, (l->n_copied + 1) * sizeof *copy);
+    int64_t at = 0;
     int64_t **arrays[] = {&p->slot_at, &p->token_at, &p->packed_at};
-    grow((size_t)p->n_slots, &p->n_slots_alloc, arrays, 3);
-    memset(p->counts, 0, d->n_experts * sizeof *p->counts);
-    for (int64_t s = 0; s < p->n_slots; s++) {
-        assert(expert_ids[s] >= 0 && (uint32_t)expert_ids[s] < d->n_experts);
-        p->counts[expert_ids[s]]++;
+    grow((size_t)p->n_pairs, &p->n_pairs_alloc, arrays, 3);
+    for (uint32_t slot = 0; slot < d->n_total; slot++) {
+        d->next[slot] = at;
+        at += p->to_slot[slot];
     }
-    for (uint32_t e = 0; e < d->n_experts; e++) {
-        next[e] = at;
-        at += p->counts[e];
-    }
-    for (int64_t s = 0; s < p->n_slots; s++) {
-        int64_t to = next[expert_ids[s]]++;
+    assert(at == p->n_pairs);
+    for (int64_t s = 0; s < p->n_pairs; s++) {
+        uint32_t e = (uint32_t)expert_ids[s], slot = l->map.home[e];
+        int32_t k = l->copied_at[e];
+        if (k >= 0) { /* the first copies get the first rows */
+            while (p->to_slot[l->copies[copy[k]]] == 0)
+                copy[k]++;
+            slot = l->copies[copy[k]];
+            p->to_slot[slot]--;
+        }
+        int64_t to = d->next[slot]++;
         p->slot_at[to] = s;
         p->token_at[to] = s / d->top_k;
         p->packed_at[s] = to;
     }
-    free(next);
+    free(copy);
 }
 
 static void count_rows(struct dispatch_plan *p)
@@ -157,57 +203,54 @@ static void count_rows(struct dispatch_plan *p)
     p->n_rows = 0;
     for (uint32_t m = 0; m < d->ep.n_ranks; m++) {
         p->send_rows[m] = p->recv_rows[m] = 0;
-        for (uint32_t e = 0; e < d->n_local; e++) {
-            p->send_rows[m] += p->counts[m * d->n_local + e];
-            p->recv_rows[m] += p->arrived[m * d->n_local + e];
+        for (uint32_t i = m * d->n_slots; i < (m + 1) * d->n_slots; i++) {
+            p->send_rows[m] += p->to_slot[i];
+            p->recv_rows[m] += p->arrived[i];
         }
         p->n_rows += p->recv_rows[m];
     }
 }
 
-/* From (source, local expert, row) to (local expert, source, row). */
+/* From (source, local slot, row) to (local slot, source, row). */
 static void order_rows(struct dispatch_plan *p)
 {
     const struct dispatch *d = p->d;
-    int64_t *first = xcalloc(d->n_experts, sizeof *first), at = 0;
+    uint32_t n_members = d->ep.n_ranks;
+    int64_t *first = xcalloc(d->n_total, sizeof *first), at = 0;
     int64_t **arrays[] = {&p->arrived_at, &p->served_at};
     grow((size_t)p->n_rows, &p->n_rows_alloc, arrays, 2);
-    for (uint32_t i = 0; i < d->n_experts; i++) {
+    for (uint32_t i = 0; i < d->n_total; i++) {
         first[i] = at;
         at += p->arrived[i];
     }
     at = 0;
-    for (uint32_t e = 0; e < d->n_local; e++) {
-        p->offsets[e] = at;
-        for (uint32_t m = 0; m < d->ep.n_ranks; m++) {
-            uint32_t i = m * d->n_local + e;
+    for (uint32_t slot = 0; slot < d->n_slots; slot++) {
+        p->offsets[slot] = at;
+        for (uint32_t m = 0; m < n_members; m++) {
+            uint32_t i = m * d->n_slots + slot;
+            p->blocks[slot * n_members + m] = at;
             for (int64_t k = 0; k < p->arrived[i]; k++, at++) {
                 p->arrived_at[at] = first[i] + k;
                 p->served_at[first[i] + k] = at;
             }
         }
     }
-    p->offsets[d->n_local] = at;
+    p->offsets[d->n_slots] = p->blocks[d->n_total] = at;
     free(first);
 }
 
-int dispatch_plan_create(struct dispatch *d, const int32_t *expert_ids, int64_t n_tokens,
-                         struct dispatch_plan **out_plan, struct err *err)
+int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
+                         int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err)
 {
     uint64_t began = clock_now_ns();
-    struct dispatch_plan *p = take_plan(d);
-    int rc = 0;
-    p->n_slots = n_tokens * d->top_k;
-    pack_slots(p, expert_ids);
-    if (d->ep.n_ranks == 1)
-        memcpy(p->arrived, p->counts, d->n_experts * sizeof *p->counts);
-    else
-        rc = d->coll->ops->all_to_all_i64(d->coll, &d->ep, p->counts, d->n_local, p->arrived, err);
-    if (rc < 0) {
-        dispatch_plan_destroy(p);
+    int rc = exchange_counts(d, expert_ids, n_tokens * d->top_k, err);
+    if (rc < 0)
         return rc;
-    }
+    struct dispatch_plan *p = take_plan(d);
+    p->n_pairs = n_tokens * d->top_k;
+    share_rows(p, layer);
     count_rows(p);
+    pack_pairs(p, layer, expert_ids);
     order_rows(p);
     d->spent_ns += clock_now_ns() - began;
     *out_plan = p;
@@ -222,6 +265,16 @@ int64_t dispatch_plan_rows(const struct dispatch_plan *p)
 const int64_t *dispatch_plan_offsets(const struct dispatch_plan *p)
 {
     return p->offsets;
+}
+
+const int64_t *dispatch_plan_blocks(const struct dispatch_plan *p)
+{
+    return p->blocks;
+}
+
+const int32_t *dispatch_plan_servers(const struct dispatch_plan *p)
+{
+    return p->servers;
 }
 
 /* ---- rows ----------------------------------------------------------------------------------- */
@@ -259,11 +312,11 @@ static int send_packed(struct dispatch_plan *p, const float *in, const int64_t *
     uint64_t began = clock_now_ns();
     int rc = 0;
     if (d->ep.n_ranks == 1) { /* packed order is served order */
-        d->dev->ops->gather_rows(d->dev, out, in, index, p->n_slots, d->width);
+        d->dev->ops->gather_rows(d->dev, out, in, index, p->n_pairs, d->width);
     } else {
-        if ((rc = reserve(d, p->n_slots, p->n_rows, err)) < 0)
+        if ((rc = reserve(d, p->n_pairs, p->n_rows, err)) < 0)
             return rc;
-        d->dev->ops->gather_rows(d->dev, d->send, in, index, p->n_slots, d->width);
+        d->dev->ops->gather_rows(d->dev, d->send, in, index, p->n_pairs, d->width);
         rc = d->coll->ops->all_to_all_rows(d->coll, &d->ep, d->send, p->send_rows, d->recv,
                                            p->recv_rows, d->width, err);
         if (rc == 0)
@@ -292,7 +345,7 @@ int dispatch_return(struct dispatch_plan *p, const float *rows, float *out_slots
     int rc = 0;
     const float *packed = rows;
     if (d->ep.n_ranks > 1) {
-        if ((rc = reserve(d, p->n_rows, p->n_slots, err)) < 0)
+        if ((rc = reserve(d, p->n_rows, p->n_pairs, err)) < 0)
             return rc;
         d->dev->ops->gather_rows(d->dev, d->send, rows, p->served_at, p->n_rows, d->width);
         rc = d->coll->ops->all_to_all_rows(d->coll, &d->ep, d->send, p->recv_rows, d->recv,
@@ -300,7 +353,7 @@ int dispatch_return(struct dispatch_plan *p, const float *rows, float *out_slots
         packed = d->recv;
     }
     if (rc == 0)
-        d->dev->ops->gather_rows(d->dev, out_slots, packed, p->packed_at, p->n_slots, d->width);
+        d->dev->ops->gather_rows(d->dev, out_slots, packed, p->packed_at, p->n_pairs, d->width);
     d->spent_ns += clock_now_ns() - began;
     return rc;
 }

@@ -1,7 +1,9 @@
 /* dispatch.h - tokens travel to the ranks that serve their experts, and back
  *
- * One row per (token, slot of its top-k). At the expert side rows are ordered by (local expert,
- * source rank, source row), so the order is the same in every run. What comes back is one row per
+ * One row per (token, slot of its top-k). Where an expert has copies, each source divides its rows
+ * over them as shares.h says; in deterministic mode a source's rows for an expert stay together.
+ * At the expert side rows are ordered by (local slot, source rank, source row), so the order is
+ * the same in every run. What comes back is one row per
  * (token, slot); the source sums them in the router's order. With one rank it is a permutation. */
 #ifndef WORKER_DISPATCH_H
 #define WORKER_DISPATCH_H
@@ -9,29 +11,35 @@
 #include "common/layout.h"
 #include "kernels/device.h"
 #include "worker/coll.h"
+#include "worker/slots.h"
 
 struct dispatch; /* buffers of one rank, reused by all layers */
 struct dispatch_plan; /* where the rows of one layer and micro-batch go */
 
-/* layout, coll and dev are kept until dispatch_close. Gives *out. */
-int  dispatch_open(const struct layout *layout, struct coll *coll, struct device *dev,
-                   uint32_t n_experts, uint32_t top_k, uint32_t width, struct dispatch **out,
-                   struct err *err);
+/* All are kept until dispatch_close; a change of slots (of its maps) is seen by the next plan. */
+struct dispatch *dispatch_open(const struct layout *layout, const struct slots *slots,
+                               struct coll *coll, struct device *dev, uint32_t top_k,
+                               uint32_t width);
 void dispatch_close(struct dispatch *d);
 
 /* Seconds spent here since the last call, in moving rows and in waiting for others. */
 double dispatch_seconds(struct dispatch *d);
 
-/* Exchanges the counts. expert_ids: (n_tokens, top_k). Gives a plan, ended with
+/* Exchanges the counts of a sparse layer. expert_ids: (n_tokens, top_k). Gives a plan, ended with
  * dispatch_plan_destroy, which keeps its memory for the next one. Collective over the expert
  * group. */
-int  dispatch_plan_create(struct dispatch *d, const int32_t *expert_ids, int64_t n_tokens,
-                          struct dispatch_plan **out_plan, struct err *err);
+int  dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
+                          int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err);
 void dispatch_plan_destroy(struct dispatch_plan *p);
 
-/* Rows that arrive here, and where each local expert's begin: n_local + 1 numbers. */
+/* Rows that arrive here, and where each local slot's begin: n_slots + 1 numbers. */
 int64_t        dispatch_plan_rows(const struct dispatch_plan *p);
 const int64_t *dispatch_plan_offsets(const struct dispatch_plan *p);
+/* Where the rows of one source begin in a slot: n_slots * devices + 1 numbers, by (slot, source). */
+const int64_t *dispatch_plan_blocks(const struct dispatch_plan *p);
+/* (n_copied, devices): the slot that serves a source's rows for each copied expert, -1 where it
+ * has none. Deterministic mode only. */
+const int32_t *dispatch_plan_servers(const struct dispatch_plan *p);
 
 /* All three are collective over the expert group.
  * x (n_tokens, width) -> out_rows (plan rows, width): each token's row once per slot. */

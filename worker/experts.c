@@ -1,8 +1,9 @@
 /* experts.c - the routed experts that one rank serves: gathered from their shards, and back
  *
- * Every expert is cut by itself over the expert-shard group, so that an expert can have its home
- * elsewhere one day without touching its neighbours. The slices of a layer's local experts lie one
- * after another; one collective of n_local blocks makes them whole. */
+ * Every slot is cut by itself over the expert-shard group, so that an expert can move without
+ * touching its neighbours; the ranks of that group have the same place in their expert groups and
+ * so the same experts in the same slots. The slices of a layer's local slots lie one after
+ * another; one collective makes all that are in use whole. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -10,25 +11,18 @@
 #include "common/mem.h"
 #include "worker/shard_state.h"
 
-static bool is_sparse(const struct shard *s, uint32_t layer)
-{
-    return layer < s->spec->n_layers && s->spec->layers[layer].mlp == MLP_MOE;
-}
-
 uint64_t experts_plan(struct shard *s, uint64_t at)
 {
-    s->n_local = s->spec->n_experts / s->layout->ep.n_ranks;
-    s->first_expert = s->layout->ep.me * s->n_local;
     s->layers = xcalloc(s->spec->n_layers, sizeof *s->layers);
     for (uint32_t l = 0; l < s->spec->n_layers; l++) {
-        if (!is_sparse(s, l))
+        if (!slots_is_sparse(s->slots, l))
             continue;
         struct shard_unit *u = &s->layers[l];
         u->slice = shard_slice(s->map->expert_count, s->expert_shard.n_ranks);
         u->at = at;
-        u->weight_of = xcalloc(s->n_local, sizeof *u->weight_of);
-        u->gradient_of = xcalloc(s->n_local, sizeof *u->gradient_of);
-        at += u->slice * s->n_local;
+        u->weight_of = xcalloc(s->slots->n_slots, sizeof *u->weight_of);
+        u->gradient_of = xcalloc(s->slots->n_slots, sizeof *u->gradient_of);
+        at += u->slice * s->slots->n_slots;
     }
     return at;
 }
@@ -42,27 +36,33 @@ void experts_fini(struct shard *s)
     free(s->layers);
 }
 
-static size_t whole_count(const struct shard *s, const struct shard_unit *u)
+static uint64_t stride_of(const struct shard *s, const struct shard_unit *u)
 {
-    return u->slice * s->expert_shard.n_ranks * s->n_local;
+    return u->slice * s->expert_shard.n_ranks;
 }
 
-static void point(struct shard *s, struct shard_unit *u, const float *weights, float *gradients)
+static uint32_t n_used(const struct shard *s, uint32_t layer)
 {
-    uint64_t stride = u->slice * s->expert_shard.n_ranks;
-    for (uint32_t e = 0; e < s->n_local; e++) {
+    return s->slots->layers[layer].n_used;
+}
+
+static void point(struct shard *s, struct shard_unit *u, uint32_t n, const float *weights,
+                  float *gradients)
+{
+    for (uint32_t i = 0; i < n; i++) {
         if (weights)
-            u->weight_of[e] = weights + e * stride;
+            u->weight_of[i] = weights + i * stride_of(s, u);
         if (gradients)
-            u->gradient_of[e] = gradients + e * stride;
+            u->gradient_of[i] = gradients + i * stride_of(s, u);
     }
 }
 
 void experts_point(struct shard *s)
 {
     for (uint32_t l = 0; l < s->spec->n_layers; l++)
-        if (is_sparse(s, l) && s->expert_shard.n_ranks == 1)
-            point(s, &s->layers[l], s->weights + s->layers[l].at, s->gradients + s->layers[l].at);
+        if (slots_is_sparse(s->slots, l) && s->expert_shard.n_ranks == 1)
+            point(s, &s->layers[l], s->slots->n_slots, s->weights + s->layers[l].at,
+                  s->gradients + s->layers[l].at);
 }
 
 int shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts *out,
@@ -70,22 +70,25 @@ int shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts 
 {
     struct shard_unit *u = &s->layers[layer];
     int rc;
-    assert(is_sparse(s, layer));
+    assert(slots_is_sparse(s->slots, layer));
     s->coll->layer = (int32_t)layer;
     if (s->expert_shard.n_ranks > 1 && u->n_users == 0) {
         uint64_t began = clock_now_ns();
-        if ((rc = shard_buffer_take(s, whole_count(s, u), &u->whole, err)) < 0)
+        if ((rc = shard_buffer_take(s, n_used(s, layer) * stride_of(s, u), &u->whole, err)) < 0)
             return rc;
         rc = s->coll->ops->all_gather(s->coll, &s->expert_shard, s->weights + u->at, u->slice,
-                                      s->n_local, u->whole, err);
+                                      n_used(s, layer), u->whole, err);
         s->gather_ns += clock_now_ns() - began;
         if (rc < 0)
             return rc;
-        point(s, u, u->whole, NULL);
+        point(s, u, n_used(s, layer), u->whole, NULL);
     }
     u->n_users++;
-    *out = (struct shard_experts){.first_expert = s->first_expert, .n_local = s->n_local,
-                                  .weights = u->weight_of};
+    *out = (struct shard_experts){
+        .n_slots = n_used(s, layer),
+        .experts = s->slots->layers[layer].map.expert + s->slots->me * s->slots->n_slots,
+        .stride = stride_of(s, u), .weights = u->weight_of,
+    };
     return 0;
 }
 
@@ -103,12 +106,12 @@ void shard_experts_gradient(struct shard *s, uint32_t layer, struct shard_expert
 {
     struct shard_unit *u = &s->layers[layer];
     if (s->expert_shard.n_ranks > 1 && !u->gradient) {
-        size_t n = whole_count(s, u);
+        size_t n = n_used(s, layer) * stride_of(s, u);
         struct err err = {0};
         int rc = shard_buffer_take(s, n, &u->gradient, &err);
         assert(rc == 0); /* address space as large as the machine's memory is used up */
         s->dev->ops->zero(s->dev, u->gradient, n * sizeof(float));
-        point(s, u, NULL, u->gradient);
+        point(s, u, n_used(s, layer), NULL, u->gradient);
     }
     inout->gradients = u->gradient_of;
 }
@@ -124,11 +127,11 @@ int shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err)
     uint64_t began = clock_now_ns();
     s->coll->layer = (int32_t)layer;
     shard_experts_gradient(s, layer, &e); /* zeros, if no token came here */
-    size_t n = u->slice * s->n_local;
+    size_t n = u->slice * n_used(s, layer);
     if ((rc = shard_buffer_take(s, n, &sum, err)) < 0)
         return rc;
-    rc = s->coll->ops->reduce_scatter(s->coll, &s->expert_shard, u->gradient, u->slice, s->n_local,
-                                      sum, err);
+    rc = s->coll->ops->reduce_scatter(s->coll, &s->expert_shard, u->gradient, u->slice,
+                                      n_used(s, layer), sum, err);
     if (rc == 0)
         s->dev->ops->axpy(s->dev, s->gradients + u->at, 1.0f, sum, (int64_t)n);
     shard_buffer_return(s, sum);

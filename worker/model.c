@@ -61,7 +61,7 @@ static void take_gradients(struct model *m);
 static int64_t rows_expected(const struct model *m)
 {
     const struct model_spec *s = m->config.spec;
-    uint32_t n_chosen = s->top_k < m->moe.n_local ? s->top_k : m->moe.n_local;
+    uint32_t n_chosen = s->top_k < m->moe.n_slots ? s->top_k : m->moe.n_slots;
     int64_t most = m->config.tokens_max * m->config.layout->degrees.ep * n_chosen;
     int64_t even = m->config.tokens_max * s->top_k * 5 / 4;
 
@@ -115,8 +115,7 @@ int model_open(const struct model_config *config, struct model **out, struct err
     m->moe.shard = config->shard;
     m->moe.dispatch = config->dispatch;
     if (config->dispatch)
-        rc = moe_init(&m->moe, s, s->n_experts / config->layout->degrees.ep,
-                      config->count_margins, config->dev, err);
+        rc = moe_init(&m->moe, s, config->slots, config->count_margins, config->dev, err);
     if (rc == 0) {
         size_t n_floats = plan(m);
         activations_init(&m->act, config->dev);

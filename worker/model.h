@@ -26,6 +26,7 @@ struct model_config { /* all borrowed until model_close */
     const struct model_spec *spec;
     const struct tensor_map *map;
     const struct layout *layout;
+    const struct slots *slots;
     struct shard *shard;
     struct dispatch *dispatch; /* NULL where the model has no experts */
     struct device *dev;

@@ -7,6 +7,7 @@
 #include "common/mem.h"
 #include "kernels/router_balance.h"
 #include "worker/model.h"
+#include "worker/partials.h"
 
 static struct router_shape router_shape_of(const struct pass *p)
 {
@@ -19,14 +20,16 @@ static struct router_shape router_shape_of(const struct pass *p)
     };
 }
 
-int moe_init(struct moe *e, const struct model_spec *m, uint32_t n_local, bool count_margins,
-             struct device *dev, struct err *err)
+int moe_init(struct moe *e, const struct model_spec *m, const struct slots *slots,
+             bool count_margins, struct device *dev, struct err *err)
 {
+    uint32_t n_groups = slots->n_slots > slots->n_devices ? slots->n_slots : slots->n_devices;
     size_t n = (size_t)m->n_layers * m->n_experts * sizeof(int64_t);
 
-    e->n_local = n_local;
-    e->w = xcalloc(3 * (size_t)n_local, sizeof *e->w);
-    e->dw = xcalloc(3 * (size_t)n_local, sizeof *e->dw);
+    e->n_slots = slots->n_slots;
+    e->n_sources = slots->n_devices;
+    e->w = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->w);
+    e->dw = xcalloc(3 * (size_t)n_groups, sizeof *e->dw);
     e->margin_lo = xcalloc(m->n_layers, sizeof *e->margin_lo);
     e->margin_hi = xcalloc(m->n_layers, sizeof *e->margin_hi);
     e->bias = xcalloc(m->n_experts, sizeof *e->bias);
@@ -134,18 +137,21 @@ void moe_drop(struct moe_saved *s)
 
 /* ---- experts -------------------------------------------------------------------------------- */
 
-/* Splits each expert's block in its three matrices, as tensor_map.h lays them out. */
-static void point(struct moe *e, const struct shard_experts *x, uint64_t up, uint64_t down)
+/* Where a block's three matrices begin, as tensor_map.h lays them out. */
+static void point_block(float **at, uint32_t i, uint32_t n, float *block,
+                        const struct unit_view *u)
 {
-    for (uint32_t i = 0; i < x->n_local; i++) {
+    at[i] = block;
+    at[n + i] = block + u->at[ROLE_EXPERT_UP];
+    at[2 * n + i] = block + u->at[ROLE_EXPERT_DOWN];
+}
+
+static void point_weights(struct moe *e, const struct shard_experts *x, const struct unit_view *u)
+{
+    for (uint32_t i = 0; i < x->n_slots; i++) {
         e->w[i] = x->weights[i];
-        e->w[e->n_local + i] = x->weights[i] + up;
-        e->w[2 * e->n_local + i] = x->weights[i] + down;
-        if (!x->gradients)
-            continue;
-        e->dw[i] = x->gradients[i];
-        e->dw[e->n_local + i] = x->gradients[i] + up;
-        e->dw[2 * e->n_local + i] = x->gradients[i] + down;
+        e->w[x->n_slots + i] = x->weights[i] + u->at[ROLE_EXPERT_UP];
+        e->w[2 * x->n_slots + i] = x->weights[i] + u->at[ROLE_EXPERT_DOWN];
     }
 }
 
@@ -157,19 +163,64 @@ static int experts_forward(struct pass *p, struct moe *e, uint32_t layer,
     const struct device_ops *ops = p->dev->ops;
     const int64_t *offsets = dispatch_plan_offsets(s->plan);
     int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
-    int32_t n = (int32_t)e->n_local;
     struct shard_experts x = {0};
 
     int rc = shard_experts_acquire(e->shard, layer, &x, err);
     if (rc < 0)
         return rc;
-    x.gradients = NULL;
-    point(e, &x, u->at[ROLE_EXPERT_UP], u->at[ROLE_EXPERT_DOWN]);
+    int32_t n = (int32_t)x.n_slots;
+    point_weights(e, &x, u);
     ops->grouped_linear(p->dev, s->gate, s->rows, e->w, offsets, n, latent, inter);
     ops->grouped_linear(p->dev, s->up, s->rows, e->w + n, offsets, n, latent, inter);
     mlp_activate(p, s->hidden, s->gate, s->up, s->n_rows * inter);
     ops->grouped_linear(p->dev, out_rows, s->hidden, e->w + 2 * n, offsets, n, inter, latent);
     shard_experts_release(e->shard, layer);
+    return 0;
+}
+
+/* Adds the weight gradients of n groups of rows into the blocks that e->dw points to. */
+static void weight_gradients(struct pass *p, struct moe *e, const int64_t *offsets, uint32_t n,
+                             const struct scratch *b, const struct moe_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
+    int32_t n_groups = (int32_t)n;
+
+    ops->grouped_linear_dw(p->dev, e->dw, b->d_gate, s->rows, offsets, n_groups, latent, inter);
+    ops->grouped_linear_dw(p->dev, e->dw + n, b->d_up, s->rows, offsets, n_groups, latent, inter);
+    ops->grouped_linear_dw(p->dev, e->dw + 2 * n, b->d_rows, s->hidden, offsets, n_groups, inter,
+                           latent);
+}
+
+/* One block for each source of each slot, added at home in rank order: which rank serves an expert
+ * then changes no bit. */
+static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
+                             const struct shard_experts *x, const struct unit_view *u,
+                             const struct scratch *b, const struct moe_saved *s, struct err *err)
+{
+    struct partials *q;
+    int rc = partials_open(e->shard, layer, s->plan, x, &q, err);
+
+    for (uint32_t slot = 0; rc == 0 && slot < x->n_slots; slot++) {
+        const int64_t *blocks = dispatch_plan_blocks(s->plan) + (size_t)slot * e->n_sources;
+        float *const *sums = partials_of_slot(q, slot);
+        for (uint32_t m = 0; m < e->n_sources; m++)
+            if (blocks[m + 1] > blocks[m])
+                point_block(e->dw, m, e->n_sources, sums[m], u);
+        if (blocks[e->n_sources] > blocks[0])
+            weight_gradients(p, e, blocks, e->n_sources, b, s);
+        partials_add_single(q, slot);
+    }
+    return rc < 0 ? rc : partials_close(q, err);
+}
+
+static int summed_gradients(struct pass *p, struct moe *e, const struct shard_experts *x,
+                            const struct unit_view *u, const struct scratch *b,
+                            const struct moe_saved *s)
+{
+    for (uint32_t i = 0; i < x->n_slots; i++)
+        point_block(e->dw, i, x->n_slots, x->gradients[i], u);
+    weight_gradients(p, e, dispatch_plan_offsets(s->plan), x->n_slots, b, s);
     return 0;
 }
 
@@ -181,23 +232,24 @@ static int experts_backward(struct pass *p, struct moe *e, uint32_t layer,
     const struct device_ops *ops = p->dev->ops;
     const int64_t *offsets = dispatch_plan_offsets(s->plan);
     int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
-    int32_t n = (int32_t)e->n_local;
     struct shard_experts x = {0};
 
     int rc = shard_experts_acquire(e->shard, layer, &x, err);
     if (rc < 0)
         return rc;
+    int32_t n = (int32_t)x.n_slots;
     shard_experts_gradient(e->shard, layer, &x);
-    point(e, &x, u->at[ROLE_EXPERT_UP], u->at[ROLE_EXPERT_DOWN]);
+    point_weights(e, &x, u);
     ops->grouped_linear_dx(p->dev, b->d_hidden, b->d_rows, e->w + 2 * n, offsets, n, inter, latent,
                            0);
-    ops->grouped_linear_dw(p->dev, e->dw + 2 * n, b->d_rows, s->hidden, offsets, n, inter, latent);
     mlp_activate_backward(p, b->d_gate, b->d_up, b->d_hidden, s->gate, s->up, s->n_rows * inter);
-    ops->grouped_linear_dw(p->dev, e->dw, b->d_gate, s->rows, offsets, n, latent, inter);
-    ops->grouped_linear_dw(p->dev, e->dw + n, b->d_up, s->rows, offsets, n, latent, inter);
-    ops->grouped_linear_dx(p->dev, b->d_rows, b->d_gate, e->w, offsets, n, latent, inter, 0);
-    ops->grouped_linear_dx(p->dev, b->d_rows, b->d_up, e->w + n, offsets, n, latent, inter, 1);
-    rc = shard_experts_reduce(e->shard, layer, err);
+    rc = p->dev->deterministic ? partial_gradients(p, e, layer, &x, u, b, s, err)
+                               : summed_gradients(p, e, &x, u, b, s);
+    if (rc == 0) {
+        ops->grouped_linear_dx(p->dev, b->d_rows, b->d_gate, e->w, offsets, n, latent, inter, 0);
+        ops->grouped_linear_dx(p->dev, b->d_rows, b->d_up, e->w + n, offsets, n, latent, inter, 1);
+        rc = shard_experts_reduce(e->shard, layer, err);
+    }
     shard_experts_release(e->shard, layer);
     return rc;
 }
@@ -287,7 +339,7 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
         p->dev->ops->linear(p->dev, s->latent, x, weight_of(u, ROLE_LATENT_DOWN), p->n, m->hidden,
                             m->latent, 0);
     if ((rc = activations_check(p->act, err)) < 0 ||
-        (rc = dispatch_plan_create(e->dispatch, s->ids, p->n, &s->plan, err)) < 0)
+        (rc = dispatch_plan_create(e->dispatch, layer, s->ids, p->n, &s->plan, err)) < 0)
         return rc;
     s->n_rows = dispatch_plan_rows(s->plan);
     if (e->counting)

@@ -13,9 +13,9 @@
 struct moe {
     struct shard *shard;       /* borrowed */
     struct dispatch *dispatch; /* borrowed */
-    uint32_t n_local;          /* experts served here */
-    const float **w;           /* 3 n_local: gates, ups, downs; NULL before moe_init */
-    float **dw;
+    uint32_t n_slots, n_sources; /* of this rank; ranks that send rows here */
+    const float **w;           /* 3 n_slots: gates, ups, downs; NULL before moe_init */
+    float **dw;                /* 3 times the larger of n_slots and n_sources */
     const float *ones;         /* n * top_k on the device, of this step */
     /* Counters on the device: (n_layers, n_experts), (n_layers, n_experts, bins) or NULL. */
     int64_t *tokens, *margins;
@@ -26,8 +26,8 @@ struct moe {
 };
 
 /* Takes the pointers' memory and, on dev, the counters'. -ENOMEM. */
-int  moe_init(struct moe *e, const struct model_spec *m, uint32_t n_local, bool count_margins,
-              struct device *dev, struct err *err);
+int  moe_init(struct moe *e, const struct model_spec *m, const struct slots *slots,
+              bool count_margins, struct device *dev, struct err *err);
 void moe_fini(struct moe *e, struct device *dev);
 
 struct moe_saved {

@@ -1,7 +1,8 @@
 /* optim.c - learning rate, exact global norm, AdamW over owned slices, the correction bias
  *
  * The norm is taken over what the first owner of each slice holds, so replicas count once; its sum
- * over ranks is in double and in rank order. Every owner then does the same arithmetic on the same
+ * over ranks is in double and in rank order, for each expert by itself, so that it does not depend
+ * on where experts have their homes. Every owner then does the same arithmetic on the same
  * numbers, so replicas stay equal bit for bit without talking again. */
 #include "worker/optim.h"
 
@@ -85,16 +86,26 @@ static bool is_trained(const struct tensor_entry *e)
 int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
                struct device *dev, double n_tokens, double *out_norm, struct err *err)
 {
-    double sum = 0;
+    uint32_t n_experts = 0;
     int rc = shard_sum_replicas(s, err);
     if (rc < 0)
         return rc;
+    for (size_t i = 0; i < map->n_entries; i++)
+        if (map->entries[i].expert >= (int32_t)n_experts)
+            n_experts = (uint32_t)map->entries[i].expert + 1;
+    size_t n = 1 + (size_t)map->n_units * n_experts; /* all that is dense, then (unit, expert) */
+    double *sums = xcalloc(n, sizeof *sums), sum = 0;
     for (size_t i = 0; i < map->n_entries; i++) {
+        const struct tensor_entry *e = &map->entries[i];
         struct shard_part p;
-        if (is_trained(&map->entries[i]) && shard_part(s, &map->entries[i], &p) && p.is_first)
-            sum += dev->ops->sum_squares(dev, p.gradients, (int64_t)p.count);
+        size_t at = e->expert < 0 ? 0 : 1 + (size_t)e->unit * n_experts + (uint32_t)e->expert;
+        if (is_trained(e) && shard_part(s, e, &p) && p.is_first)
+            sums[at] += dev->ops->sum_squares(dev, p.gradients, (int64_t)p.count);
     }
-    rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, &sum, 1, err);
+    rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, sums, n, err);
+    for (size_t i = 0; i < n; i++)
+        sum += sums[i];
+    free(sums);
     if (rc == 0)
         *out_norm = sqrt(sum) / n_tokens;
     return rc;

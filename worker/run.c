@@ -94,20 +94,54 @@ static int open_texts(struct run *run, struct err *err)
     return data_open(&c, &run->validation, err);
 }
 
+/* How many ranks in a row are on one node, if that is the same all along the expert group. */
+static uint32_t count_per_node(const Ballast__Start *s, const struct rank_group *ep)
+{
+    uint32_t n = 1;
+    while (n < ep->n_ranks &&
+           strcmp(s->gang[ep->ranks[n]]->node, s->gang[ep->ranks[0]]->node) == 0)
+        n++;
+    for (uint32_t i = 0; i < ep->n_ranks; i++)
+        if (strcmp(s->gang[ep->ranks[i]]->node, s->gang[ep->ranks[i - i % n]]->node) != 0)
+            return 0;
+    return n;
+}
+
+/* The placement in force, as the coordinator has it. */
+static int open_slots(struct run *run, struct err *err)
+{
+    struct slots in_order;
+    int rc = slots_init(&in_order, &run->model_spec, &run->layout,
+                        run->spec->rebalance_spare_slots_per_rank, err);
+    if (rc < 0)
+        return rc;
+    in_order.devices_per_node = count_per_node(run->start, &run->layout.ep);
+    if (!run->start->placement || run->start->placement->n_layers == 0) {
+        run->slots = in_order;
+        return 0;
+    }
+    rc = slots_from(&in_order, run->start->placement, &run->slots, err);
+    slots_fini(&in_order);
+    if (rc < 0 && err)
+        err->code = -EPROTO; /* another START may carry another one */
+    return rc < 0 ? -EPROTO : 0;
+}
+
 static int open_model(struct run *run, struct err *err)
 {
     const Ballast__JobSpec *s = run->spec;
     const struct model_spec *m = &run->model_spec;
     int rc;
-    if ((rc = shard_open(&run->map, m, &run->layout, run->coll, run->dev, &run->shard, err)) < 0)
+    if ((rc = open_slots(run, err)) < 0 ||
+        (rc = shard_open(&run->map, m, &run->layout, &run->slots, run->coll, run->dev, &run->shard,
+                         err)) < 0)
         return rc;
-    if (m->n_experts > 0 &&
-        (rc = dispatch_open(&run->layout, run->coll, run->dev, m->n_experts, m->top_k, m->latent,
-                            &run->dispatch, err)) < 0)
-        return rc;
+    if (m->n_experts > 0)
+        run->dispatch = dispatch_open(&run->layout, &run->slots, run->coll, run->dev, m->top_k,
+                                      m->latent);
     struct model_config c = {
-        .spec = m, .map = &run->map, .layout = &run->layout, .shard = run->shard,
-        .dispatch = run->dispatch, .dev = run->dev,
+        .spec = m, .map = &run->map, .layout = &run->layout, .slots = &run->slots,
+        .shard = run->shard, .dispatch = run->dispatch, .dev = run->dev,
         .tokens_max = (int64_t)s->train_micro_batch * s->data_sequence_length,
         .recompute = strcmp(s->parallel_activation_checkpointing, "off") == 0 ? RECOMPUTE_OFF
                                                                               : RECOMPUTE_FULL,
@@ -168,13 +202,15 @@ static int load_first_weights(struct run *run, struct err *err)
 
 int run_restore(struct run *run, struct err *err)
 {
+    int rc;
     if (run->checkpoint_step == 0) {
         shard_zero_optimizer(run->shard);
-        return load_first_weights(run, err);
+        rc = load_first_weights(run, err);
+    } else {
+        rc = ckpt_load(&run->ckpt, run->checkpoint_step, &run->state, err);
+        run->state.seed = run->spec->train_seed;
     }
-    int rc = ckpt_load(&run->ckpt, run->checkpoint_step, &run->state, err);
-    run->state.seed = run->spec->train_seed;
-    return rc;
+    return rc < 0 ? rc : shard_refresh_copies(run->shard, err);
 }
 
 int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wishes,
@@ -216,6 +252,7 @@ void run_close(struct run *run)
     data_close(run->validation);
     data_batch_fini(&run->batch);
     tensor_map_fini(&run->map);
+    slots_fini(&run->slots);
     layout_fini(&run->layout);
     free(run->sums);
 }

@@ -31,6 +31,7 @@ struct run {
     struct model_spec  model_spec;
     struct tensor_map  map;
     struct layout      layout;
+    struct slots       slots;
     struct device     *dev;
     struct coll       *coll;
     struct shard      *shard;

@@ -95,14 +95,15 @@ static void plan(struct shard *s)
 }
 
 int shard_open(const struct tensor_map *map, const struct model_spec *spec,
-               const struct layout *layout, struct coll *coll, struct device *dev,
-               struct shard **out_shard, struct err *err)
+               const struct layout *layout, const struct slots *slots, struct coll *coll,
+               struct device *dev, struct shard **out_shard, struct err *err)
 {
     struct shard *s = xcalloc(1, sizeof *s);
     *s = (struct shard){
-        .map = map, .spec = spec, .layout = layout, .coll = coll, .dev = dev,
+        .map = map, .spec = spec, .layout = layout, .slots = slots, .coll = coll, .dev = dev,
         .fsdp = group(&layout->fsdp, COLL_FSDP),
         .fsdp_replica = group(&layout->fsdp_replica, COLL_FSDP_REPLICA),
+        .ep = group(&layout->ep, COLL_EP),
         .expert_shard = group(&layout->expert_shard, COLL_EXPERT_SHARD),
         .expert_replica = group(&layout->expert_replica, COLL_EXPERT_REPLICA),
     };
@@ -128,6 +129,9 @@ void shard_close(struct shard *s)
         return;
     free_alloced(s, s->weights);
     free_alloced(s, s->gradients);
+    free_alloced(s, s->copy_send);
+    if (s->copy_recv)
+        s->dev->ops->free(s->dev, s->copy_recv);
     for (size_t i = 0; i < s->n_buffers; i++)
         free_alloced(s, s->buffers[i].floats);
     if (s->m)
@@ -233,10 +237,10 @@ bool shard_part(const struct shard *s, const struct tensor_entry *entry, struct 
     const struct coll_group *cut = is_expert ? &s->expert_shard : &s->fsdp;
     uint64_t at = u->at;
     if (is_expert) {
-        uint32_t e = (uint32_t)entry->expert;
-        if (e < s->first_expert || e >= s->first_expert + s->n_local)
+        uint32_t layer = entry->unit - 1, e = (uint32_t)entry->expert;
+        if (slots_home(s->slots, layer, e) != s->slots->me)
             return false;
-        at += (e - s->first_expert) * u->slice;
+        at = shard_slot_at(s, layer, s->slots->layers[layer].map.home[e] % s->slots->n_slots);
     }
     uint64_t begin = cut->me * u->slice, end = begin + u->slice;
     uint64_t first = entry->offset > begin ? entry->offset : begin;
@@ -255,9 +259,9 @@ bool shard_part(const struct shard *s, const struct tensor_entry *entry, struct 
 int shard_sum_replicas(struct shard *s, struct err *err)
 {
     uint64_t began = clock_now_ns();
-    int rc = 0;
+    int rc = s->dev->deterministic ? 0 : copies_send_gradients(s, err);
     s->coll->layer = -1;
-    if (s->fsdp_replica.n_ranks > 1)
+    if (rc == 0 && s->fsdp_replica.n_ranks > 1)
         rc = s->coll->ops->all_reduce(s->coll, &s->fsdp_replica, COLL_SUM, s->gradients,
                                       s->n_dense, err);
     if (rc == 0 && s->expert_replica.n_ranks > 1)

@@ -1,9 +1,10 @@
 /* shard.h - the parameters of one rank: its slices, gathered just in time, gradients sent home
  *
  * Dense units are cut over the fsdp group and replicated over the rest of the world; routed
- * experts lie over the expert group and each is cut over the expert-shard group. The
- * owner of a slice holds the fp32 master weight, the gradient sum and the optimizer state of that
- * slice. With one rank in a group nothing is copied: the pointers are the owner's own memory.
+ * experts lie in the slots of the expert group's ranks and each is cut over the expert-shard
+ * group. The owner of a slice holds the fp32 master weight, the gradient sum and the optimizer
+ * state of that slice; of an expert that is its home, and the other copies follow its weights.
+ * With one rank in a group nothing is copied: the pointers are the owner's own memory.
  *
  * Gradients are sums over tokens, over all micro-batches since shard_zero_gradients; the optimizer
  * divides once by the global number of tokens. */
@@ -14,13 +15,14 @@
 #include "common/tensor_map.h"
 #include "kernels/device.h"
 #include "worker/coll.h"
+#include "worker/slots.h"
 
 struct shard;
 
 /* Everything is kept until shard_close. Weights are zero until loaded or initialised (ckpt). */
 int  shard_open(const struct tensor_map *map, const struct model_spec *spec,
-                const struct layout *layout, struct coll *coll, struct device *dev,
-                struct shard **out_shard, struct err *err);
+                const struct layout *layout, const struct slots *slots, struct coll *coll,
+                struct device *dev, struct shard **out_shard, struct err *err);
 void shard_close(struct shard *s);
 
 /* ---- dense units, for the model ----------------------------------------------------------- */
@@ -38,12 +40,14 @@ int shard_reduce(struct shard *s, uint32_t unit, struct err *err);
 
 /* ---- routed experts, for the model -------------------------------------------------------- */
 
-/* The experts of layer that this rank serves: n_local blocks of expert_count floats; expert ids
- * are first_expert .. first_expert + n_local - 1. */
+/* The slots of layer that this rank serves, up to the last one that is filled: n_slots blocks of
+ * stride floats, of which an expert's are the first expert_count. */
 struct shard_experts {
-    uint32_t first_expert, n_local;
-    const float *const *weights; /* n_local pointers */
-    float *const *gradients;     /* n_local pointers; NULL until shard_experts_gradient */
+    uint32_t n_slots;
+    const int32_t *experts; /* n_slots: which one is there; -1: an empty slot */
+    uint64_t stride;
+    const float *const *weights; /* n_slots pointers */
+    float *const *gradients;     /* n_slots pointers; NULL until shard_experts_gradient */
 };
 int  shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts *out,
                            struct err *err);
@@ -64,8 +68,11 @@ struct device *shard_device(const struct shard *s);
 /* False if this rank owns nothing of the tensor. */
 bool shard_part(const struct shard *s, const struct tensor_entry *entry, struct shard_part *out);
 
-/* After a step's last shard_reduce: sums the owners' gradients over their replicas. Collective. */
+/* After a step's last shard_reduce: copies' gradients go home (in deterministic mode they have
+ * gone, see partials.h), then owners sum theirs over their replicas. Collective. */
 int  shard_sum_replicas(struct shard *s, struct err *err);
+/* Once the owners' weights have changed: the copies of experts get them. Collective. */
+int  shard_refresh_copies(struct shard *s, struct err *err);
 void shard_zero_gradients(struct shard *s);
 void shard_zero_optimizer(struct shard *s);
 

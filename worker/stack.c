@@ -40,13 +40,16 @@ static int stack_open(struct stack *s, struct run *run, struct err *err)
     if ((rc = layout_init(c->degrees, c->spec->n_experts, s->rank, &s->layout, err)) < 0 ||
         (rc = coll_host_open(&host, &s->coll, err)) < 0 ||
         (rc = device_cpu_open(1, c->deterministic, &s->dev, err)) < 0 ||
-        (rc = shard_open(c->map, c->spec, &s->layout, s->coll, s->dev, &s->shard, err)) < 0 ||
-        (rc = dispatch_open(&s->layout, s->coll, s->dev, c->spec->n_experts, c->spec->top_k,
-                            c->spec->latent, &s->dispatch, err)) < 0)
+        (rc = slots_init(&s->slots, c->spec, &s->layout, c->n_spare, err)) < 0 ||
+        (rc = shard_open(c->map, c->spec, &s->layout, &s->slots, s->coll, s->dev, &s->shard,
+                         err)) < 0)
         return rc;
+    if (c->spec->n_experts > 0)
+        s->dispatch = dispatch_open(&s->layout, &s->slots, s->coll, s->dev, c->spec->top_k,
+                                    c->spec->latent);
     struct model_config model = {
-        .spec = c->spec, .map = c->map, .layout = &s->layout, .shard = s->shard,
-        .dispatch = s->dispatch, .dev = s->dev, .tokens_max = c->tokens_max,
+        .spec = c->spec, .map = c->map, .layout = &s->layout, .slots = &s->slots,
+        .shard = s->shard, .dispatch = s->dispatch, .dev = s->dev, .tokens_max = c->tokens_max,
         .recompute = c->recompute, .count_margins = c->count_margins,
     };
     return model_open(&model, &s->model, err);
@@ -61,6 +64,7 @@ static void stack_close(struct stack *s)
         s->dev->ops->close(s->dev);
     if (s->coll)
         s->coll->ops->close(s->coll);
+    slots_fini(&s->slots);
     layout_fini(&s->layout);
 }
 

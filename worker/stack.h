@@ -14,6 +14,7 @@ struct stack_config { /* borrowed while the ranks run */
     const struct model_spec *spec;
     const struct tensor_map *map;
     struct layout_degrees degrees;
+    uint32_t n_spare;   /* empty slots on each rank */
     int64_t tokens_max; /* per rank */
     enum recompute recompute;
     bool deterministic, count_margins;
@@ -23,6 +24,7 @@ struct stack {
     const struct stack_config *config;
     uint32_t rank;
     struct layout layout;
+    struct slots slots;
     struct coll *coll;
     struct device *dev;
     struct shard *shard;

@@ -161,6 +161,8 @@ static int curve(struct stack *s, struct validation *v, struct err *err)
         if (rc < 0)
             return rc;
         optim_step(s->shard, s->config->map, s->dev, &f->optim, i + 1, f->lr, n_labels, norm);
+        if ((rc = shard_refresh_copies(s->shard, err)) < 0)
+            return rc;
         if (s->rank == 0) {
             v->losses[i] = value;
             v->norms[i] = norm;
