@@ -1,0 +1,31 @@
+/* transfer.h - experts move: from the placement in force to another one, at one step boundary
+ *
+ * Where a home moves, master weight and optimizer state travel from the old home to the new one;
+ * where an expert becomes served without having been, its weights do. Everything goes into memory
+ * of its own and is verified there; only when all ranks have all of it is it taken. Moves stay
+ * inside each expert group, between ranks that hold the same slice of an expert. */
+#ifndef WORKER_TRANSFER_H
+#define WORKER_TRANSFER_H
+
+#include "worker/shard.h"
+
+struct transfer;
+
+struct transfer_result {
+    uint64_t sent_bytes;  /* by this rank */
+    double   seconds;     /* all in all */
+    double   link_seconds; /* of rounds in which this rank sent */
+};
+
+/* Works out the moves and takes the memory for what comes here. slots is what shard was opened
+ * with and is in force; to: takes it over, also on failure. Gives *out, ended with
+ * transfer_destroy. -ENOMEM. */
+int  transfer_create(struct shard *s, struct slots *slots, struct slots *to, struct transfer **out,
+                     struct err *err);
+void transfer_destroy(struct transfer *t);
+
+/* The moves. On success the new placement is in force on every rank, copies included. On failure,
+ * which is then one of all ranks, slots, weights and state are as they were. Collective. */
+int transfer_run(struct transfer *t, struct transfer_result *out, struct err *err);
+
+#endif
