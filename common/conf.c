@@ -17,6 +17,7 @@
 
 #define PROBLEMS_ENOUGH 100 /* beyond this the file is something else altogether */
 #define SECTIONS_MAX    64
+#define DEPTH_MAX       64  /* far below it the parser's time begins to grow with the square */
 
 struct walk {
     struct conf  *c;
@@ -24,6 +25,7 @@ struct walk {
     yaml_event_t  event;
     const char   *name;   /* of the file, in messages */
     bool          stop;   /* the rest cannot be read */
+    unsigned      depth;  /* of the event in mappings and lists */
     struct { char path[CONF_PATH_BYTES]; size_t line; } sections[SECTIONS_MAX];
     size_t        n_sections;
 };
@@ -142,6 +144,15 @@ static void yaml_problem(struct walk *w)
     free(text);
 }
 
+static void follow_depth(struct walk *w)
+{
+    yaml_event_type_t type = w->event.type;
+    if (type == YAML_MAPPING_START_EVENT || type == YAML_SEQUENCE_START_EVENT)
+        w->depth++;
+    else if (type == YAML_MAPPING_END_EVENT || type == YAML_SEQUENCE_END_EVENT)
+        w->depth--;
+}
+
 /* The next event into w->event; false when the walk is over. */
 static bool next(struct walk *w)
 {
@@ -152,7 +163,9 @@ static bool next(struct walk *w)
         yaml_problem(w);
         return false;
     }
-    const char *problem = event_problem(&w->event);
+    follow_depth(w);
+    const char *problem = w->depth > DEPTH_MAX ? "lists and sections are nested too deep"
+                                               : event_problem(&w->event);
     if (problem)
         give_up(w, event_line(w), problem);
     return !w->stop;
@@ -176,7 +189,9 @@ static void read_list(struct walk *w, const struct field *f)
     size_t line = event_line(w), n = 0;
     field_clear(f, w->c->target);
     while (next(w) && w->event.type != YAML_SEQUENCE_END_EVENT) {
-        if (w->event.type != YAML_SCALAR_EVENT) {
+        if (n > (f->n_max ? f->n_max : FIELD_LIST_MAX)) { /* said once */
+            skip(w);
+        } else if (w->event.type != YAML_SCALAR_EVENT) {
             complain(w, event_line(w), f->path, "holds a list or section, expected plain values");
             skip(w);
         } else {
@@ -310,6 +325,11 @@ static void read_document(struct walk *w)
 
 void conf_walk(struct conf *c, const char *text, size_t n_bytes)
 {
+    static const char bom[] = "\xef\xbb\xbf"; /* what some editors put before UTF-8 */
+    if (n_bytes >= 3 && !memcmp(text, bom, 3)) {
+        text += 3;
+        n_bytes -= 3;
+    }
     struct walk *w = xcalloc(1, sizeof *w);
     w->c = c;
     w->name = c->file;

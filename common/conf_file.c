@@ -148,7 +148,7 @@ void conf_read_file(struct conf *c, const char *file)
     char *text = NULL;
     ssize_t n = fd < 0 ? -1 : read_bounded(fd, &text);
     if (n < 0) {
-        problems_add(&c->problems, file, NULL, "%s", strerror(errno));
+        problems_add(&c->problems, *file ? file : "''", NULL, "%s", strerror(errno));
         c->broken = true;
     } else {
         char *folder = is_stdin ? NULL : folder_of(file);

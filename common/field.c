@@ -186,7 +186,7 @@ static int check_text(const struct field *f, const char *text, struct err *err)
     if (strlen(text) > n_max)
         return err_set(err, -ERANGE, "is %zu bytes long, allowed up to %zu", strlen(text), n_max);
     for (const unsigned char *c = (const unsigned char *)text; *c; c++)
-        if (*c < ' ' || *c == 0x7f)
+        if (*c < ' ' || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0)) /* U+0080..9f are some too */
             return err_set(err, -EINVAL, "holds a control character (byte 0x%02x)", *c);
     return 0;
 }
@@ -322,6 +322,15 @@ static char *trim(char *text)
     return text;
 }
 
+/* Globs may hold brackets, but in pairs. */
+static bool has_half_a_bracket(const char *text)
+{
+    int n_open = 0;
+    for (; *text && n_open >= 0; text++)
+        n_open += (*text == '[') - (*text == ']');
+    return n_open != 0;
+}
+
 /* Reads the elements into a list of its own and swaps it in when all are good. */
 static int parse_list(const struct field *f, void *target, const char *text, struct err *err)
 {
@@ -331,7 +340,7 @@ static int parse_list(const struct field *f, void *target, const char *text, str
     fresh.count_offset = offsetof(__typeof__(elements), n);
     char *copy = xstrdup(text), *rest = trim(copy), *element;
     size_t n_bytes = strlen(rest);
-    int rc = 0;
+    int rc = has_half_a_bracket(rest) ? wrong_type(f, text, err) : 0;
 
     if (n_bytes >= 2 && rest[0] == '[' && rest[n_bytes - 1] == ']') {
         rest[n_bytes - 1] = '\0';

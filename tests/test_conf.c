@@ -148,6 +148,8 @@ static const struct {
      "t.yaml:1: key 'name': is 30 bytes long, allowed up to 20"},
     {"control characters", "name: \"a\\e[2J\"\n",
      "t.yaml:1: key 'name': holds a control character (byte 0x1b)"},
+    {"control characters of the upper half", "name: \"a\\x9b2J\"\n",
+     "t.yaml:1: key 'name': holds a control character (byte 0xc2)"},
     {"a duration without sense", "name: x\nwait: 3 days\n",
      "t.yaml:2: key 'wait': '3 days' is not a duration (2h, 90s, 1-12:00:00), allowed 0 to 1d"},
     {"a size without sense", "name: x\nroom: 3XB\n",
@@ -176,6 +178,9 @@ static const struct {
     {"a mapping as a key", "? {a: b}\n: c\n", "t.yaml:1: a key is not plain text"},
     {"an empty file", "", "t.yaml: the file is empty"},
     {"only a comment", "# nothing\n", "t.yaml: the file is empty"},
+    {"a byte order mark is no text", "\xef\xbb\xbfname: x\n", ""},
+    {"a list far too long is one line", "name: x\nbetas: [0.1, 0.1, 0.1, 0.1, 0.1]\n",
+     "t.yaml:2: key 'betas': has more than 2 elements"},
     {"bytes that are no UTF-8", "name: x\nfolder: \xff\xfe\n",
      "t.yaml:2: not valid YAML: invalid leading UTF-8 octet"},
 };
@@ -207,6 +212,11 @@ static void large_and_binary_files_are_refused_at_once(void **state)
     said = said_about(text, JOB_FILE_BYTES_MAX); /* deep nesting */
     assert_non_null(strstr(said, "expected keys and values"));
     free(said);
+    memcpy(text, "name: ", 6);
+    said = said_about(text, JOB_FILE_BYTES_MAX); /* the parser alone would take minutes */
+    assert_string_equal(said, "t.yaml:1: key 'name': is a list, expected text\n"
+                              "t.yaml:1: lists and sections are nested too deep");
+    free(said);
     for (size_t i = 0; i < JOB_FILE_BYTES_MAX; i++)
         text[i] = i % 6 == 5 ? '\n' : "kkkk:"[i % 6]; /* 170,000 unknown keys */
     said = said_about(text, JOB_FILE_BYTES_MAX);
@@ -221,9 +231,9 @@ static void deep_sections_under_an_unknown_key_are_skipped(void **state)
     (void)state;
     char *text = xcalloc(1, 4096);
     strcpy(text, "name: x\nzzz: ");
-    for (int i = 0; i < 500; i++)
+    for (int i = 0; i < 50; i++)
         strcat(text, "[");
-    for (int i = 0; i < 500; i++)
+    for (int i = 0; i < 50; i++)
         strcat(text, "]");
     strcat(text, "\nrate: 7\n");
     char *said = said_about(text, strlen(text));
@@ -312,6 +322,9 @@ static void assignments_go_through_the_same_table(void **state)
         {"globs=[a, /b]", ""},
         {"paint.colored=false", ""},
         {"name=a=b", ""},
+        {"globs=[ab].txt", ""},
+        {"globs=[a, b", "--set: key 'globs': '[a, b' is not a list of paths"},
+        {"globs=a]", "--set: key 'globs': 'a]' is not a list of paths"},
         {"rate", "--set: 'rate' is not key=value, as in train.steps=300"},
         {"rate=7", "--set: key 'rate': 7 is out of range, allowed more than 0 to less than 1"},
         {"paint.colr=red", "--set: key 'paint.colr': unknown; did you mean 'paint.color'?"},
