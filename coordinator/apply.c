@@ -248,6 +248,19 @@ int coord_recall(struct coord *c, Ballast__Record *const *records, size_t n_reco
     return 0;
 }
 
+void coord_recall_steps(struct coord *c, const Ballast__Job *shown)
+{
+    struct job *j = job_table_find(&c->jobs, shown->id);
+    if (!j || shown->step < j->live_step)
+        return;
+    j->live_step = shown->step;
+    j->summary = (struct job_summary){
+        .attempt = shown->attempt, .step = shown->step, .loss = shown->loss,
+        .validation_loss = shown->validation_loss,
+        .tokens_per_second = shown->tokens_per_second, .imbalance = shown->imbalance,
+    };
+}
+
 void coord_restore_epoch(struct coord *c, uint64_t coordinator_epoch, record_seq last_seq,
                          job_id last_job_id)
 {

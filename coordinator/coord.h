@@ -92,6 +92,10 @@ job_id coord_wants_job(const struct coord *c, Ballast__Method method,
 int coord_recall(struct coord *c, Ballast__Record *const *records, size_t n_records,
                  struct err *err);
 
+/* What the stored step reports say about the job that was brought back: step, attempt, loss,
+ * validation_loss, tokens_per_second, imbalance. Display only. */
+void coord_recall_steps(struct coord *c, const Ballast__Job *shown);
+
 /* ---- the turn --------------------------------------------------------------------------------
  * coord_begin also notices if the shell was stalled for longer than an interval past the last
  * deadline (a slow disk, SIGSTOP): then nobody's silence in that time counts against them. */

@@ -382,6 +382,8 @@ static void bring_back(struct server *s, const struct store_read *r)
         return; /* another request of this turn has brought it back */
     if (coord_recall(s->core, r->records, r->n_records, &err) < 0)
         log_error("job=%llu msg=\"%s\"", (unsigned long long)r->job, err.text);
+    else if (r->n_jobs)
+        coord_recall_steps(s->core, r->jobs[0]);
 }
 
 /* True when the request is done with, in the turn under way. */

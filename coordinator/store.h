@@ -28,7 +28,7 @@ enum store_read_kind {
     STORE_RESTORE, /* restored, records: what a core needs to go on */
     STORE_JOBS,    /* jobs: from an id above `from`, at most limit, of user or of all */
     STORE_JOB,     /* jobs[0], spec, events: the newest limit, oldest first */
-    STORE_RECORDS, /* records of that job, all */
+    STORE_RECORDS, /* records of that job, all; jobs[0] if there is one */
     STORE_EVENTS,  /* events: from seq `from` (or the newest limit with is_newest), of job or all */
     STORE_STEPS,   /* steps: above step `from`, at most limit; jobs[0] */
     STORE_OUTPUT,  /* bytes: of a rank's log, from byte `from`, at most limit; jobs[0] */

@@ -348,7 +348,8 @@ static int run(struct store_tables *t, struct store_read *r)
     case STORE_JOB:
         return read_job(t, r);
     case STORE_RECORDS:
-        return read_records(t, r, S_READ_RECORDS);
+        rc = read_records(t, r, S_READ_RECORDS);
+        return rc < 0 || !r->n_records ? rc : read_one_job(t, r);
     case STORE_EVENTS:
         return read_events(t, r, r->is_newest);
     case STORE_STEPS:
