@@ -71,6 +71,14 @@ struct balance *balance_create(uint32_t n_experts, uint32_t n_devices, uint32_t 
     return b;
 }
 
+void balance_reprice(struct balance *b, double window_s, double horizon_windows,
+                     const struct plan_costs *costs)
+{
+    b->policy.window_s = window_s;
+    b->policy.horizon_windows = horizon_windows;
+    b->policy.costs = *costs;
+}
+
 static void end_trial(struct balance *b)
 {
     split_destroy(b->trial.split);

@@ -52,6 +52,10 @@ struct balance *balance_create(uint32_t n_experts, uint32_t n_devices, uint32_t 
                                const struct balance_policy *policy);
 void balance_destroy(struct balance *b);
 
+/* What was measured since: see the policy's fields of these names. */
+void balance_reprice(struct balance *b, double window_s, double horizon_windows,
+                     const struct plan_costs *costs);
+
 /* A window's tokens per expert, finite and >= 0, under the placement that was in force. Also tells
  * what the last plan really brought: a kind that lost is not proposed again for a while. */
 void balance_observe(struct balance *b, const double *load, const struct placement *in_force);
