@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -136,6 +137,9 @@ static void what_cannot_be_trained_on_is_one_line(void **state)
     put("empty.txt", "", 0);
     put("odd.bin", "abc", 3);
     put("short.txt", "abcd", 4);
+    char fifo[256];
+    snprintf(fifo, sizeof fifo, "%s/fifo.txt", folder);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
     put("big.bin", "\x01\x00\x00\x00\x02\x01\x00\x00\x00\x00\x00\x00", 12);
     static const struct {
         const char *what, *pattern;
@@ -148,6 +152,7 @@ static void what_cannot_be_trained_on_is_one_line(void **state)
         {"too little", "short.txt", DATA_BYTES, "data.train: 4 tokens are too few: one sequence "
                                                 "needs 5"},
         {"a folder", ".", DATA_BYTES, "not a regular file"},
+        {"a FIFO that nobody writes", "fifo.txt", DATA_BYTES, "fifo.txt: not a regular file"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct data *d = NULL;

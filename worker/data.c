@@ -92,7 +92,7 @@ static int expand(struct data *d, const struct data_config *c, struct err *err)
 static int map_file(const struct data *d, struct data_file *f, const char *what, struct err *err)
 {
     struct stat st;
-    int rc = 0, fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    int rc = 0, fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO would hang */
     if (fd < 0 || fstat(fd, &st) < 0)
         rc = err_set(err, -errno, "%s: %s: %s", what, f->path, strerror(errno));
     else if (!S_ISREG(st.st_mode))
