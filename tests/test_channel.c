@@ -94,6 +94,8 @@ static void a_length_that_no_frame_has_is_refused(void **unused)
 struct seen {
     int n_stops;
     int mode;
+    int n_plans;
+    uint32_t prepared, aborted;
 };
 
 static void note_stop(void *user, const Ballast__Stop *stop)
@@ -102,6 +104,22 @@ static void note_stop(void *user, const Ballast__Stop *stop)
     seen->mode = stop ? (int)stop->mode : -1;
     __atomic_add_fetch(&seen->n_stops, 1, __ATOMIC_SEQ_CST);
 }
+
+static void note_prepare(void *user, const Ballast__Prepare *prepare)
+{
+    struct seen *seen = user;
+    seen->prepared = prepare->placement->epoch;
+    __atomic_add_fetch(&seen->n_plans, 1, __ATOMIC_SEQ_CST);
+}
+
+static void note_abort_plan(void *user, const Ballast__AbortPlan *abort_plan)
+{
+    struct seen *seen = user;
+    seen->aborted = abort_plan->epoch;
+    __atomic_add_fetch(&seen->n_plans, 1, __ATOMIC_SEQ_CST);
+}
+
+static const struct channel_events events = {note_stop, note_prepare, note_abort_plan};
 
 static void wait_for(const int *counter, int value)
 {
@@ -126,6 +144,23 @@ static void write_start(int fd, job_id job)
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_START;
     m.start = &start;
+    write_message(fd, &m);
+}
+
+static void write_plan(int fd, uint32_t epoch)
+{
+    Ballast__Placement placement = BALLAST__PLACEMENT__INIT;
+    Ballast__Prepare prepare = BALLAST__PREPARE__INIT;
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    placement.epoch = epoch;
+    prepare.placement = &placement;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_PREPARE;
+    m.prepare = &prepare;
+    write_message(fd, &m);
+    Ballast__AbortPlan abort_plan = BALLAST__ABORT_PLAN__INIT;
+    abort_plan.epoch = epoch;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_ABORT_PLAN;
+    m.abort_plan = &abort_plan;
     write_message(fd, &m);
 }
 
@@ -159,7 +194,7 @@ static void start_stop_and_the_end(void **unused)
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     struct seen seen = {0};
     struct channel *c;
-    assert_int_equal(channel_open(fds[1], note_stop, &seen, &c, NULL), 0);
+    assert_int_equal(channel_open(fds[1], &events, &seen, &c, NULL), 0);
 
     write_start(fds[0], 42);
     write_start(fds[0], 43); /* a repeated START changes nothing */
@@ -173,9 +208,17 @@ static void start_stop_and_the_end(void **unused)
     wait_for(&seen.n_stops, 2);
     assert_int_equal(seen.mode, BALLAST__STOP_MODE__STOP_NOW);
 
+    write_plan(fds[0], 5);
+    wait_for(&seen.n_plans, 2);
+    assert_int_equal(seen.prepared, 5);
+    assert_int_equal(seen.aborted, 5);
+
     Ballast__StepReport step = BALLAST__STEP_REPORT__INIT;
     step.step = 9;
     channel_send_step(c, &step);
+    Ballast__LoadReport load = BALLAST__LOAD_REPORT__INIT;
+    load.last_step = 8;
+    channel_send_load(c, &load);
     Ballast__RankState state = BALLAST__RANK_STATE__INIT;
     state.phase = BALLAST__RANK_PHASE__RANK_STOPPED;
     channel_send_state(c, &state);
@@ -185,6 +228,9 @@ static void start_stop_and_the_end(void **unused)
     Ballast__TrainerMessage *m = read_message(fds[0], &r);
     assert_int_equal(m->what_case, BALLAST__TRAINER_MESSAGE__WHAT_STEP);
     assert_int_equal(m->step->step, 9);
+    ballast__trainer_message__free_unpacked(m, NULL);
+    m = read_message(fds[0], &r);
+    assert_int_equal(m->load->last_step, 8);
     ballast__trainer_message__free_unpacked(m, NULL);
     m = read_message(fds[0], &r);
     assert_int_equal(m->state->phase, BALLAST__RANK_PHASE__RANK_STOPPED);
@@ -201,7 +247,7 @@ static void a_slow_daemon_costs_steps_but_no_state(void **unused)
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     struct seen seen = {0};
     struct channel *c;
-    assert_int_equal(channel_open(fds[1], note_stop, &seen, &c, NULL), 0);
+    assert_int_equal(channel_open(fds[1], &events, &seen, &c, NULL), 0);
     uint64_t start_ns = clock_now_ns();
     Ballast__StepReport step = BALLAST__STEP_REPORT__INIT;
     Ballast__RankState state = BALLAST__RANK_STATE__INIT;
@@ -244,7 +290,7 @@ static void an_orphan_ends_although_its_step_loop_hangs(void **unused)
         close(fds[0]);
         static struct seen seen;
         struct channel *c;
-        if (channel_open(fds[1], note_stop, &seen, &c, NULL) < 0)
+        if (channel_open(fds[1], &events, &seen, &c, NULL) < 0)
             _exit(9);
         for (;;)
             pause();
@@ -265,7 +311,7 @@ static void a_descriptor_that_is_no_channel_is_refused(void **unused)
     (void)unused;
     struct channel *c;
     struct err err = {0};
-    assert_int_equal(channel_open(987, note_stop, NULL, &c, &err), -EBADF);
+    assert_int_equal(channel_open(987, &events, NULL, &c, &err), -EBADF);
     assert_non_null(strstr(err.text, "987"));
 }
 

@@ -1,8 +1,8 @@
 /* channel.c - frames of the socketpair, and the trainer's thread that reads and writes them
  *
- * The step loop only ever copies into memory: the newest state has one place, step reports a
- * bounded ring. The thread alone touches the socket. Steps go out before the state, so that the
- * daemon has heard of a step before it hears that the rank has finished. */
+ * The step loop only ever copies into memory: the newest state has one place, reports of
+ * steps and loads a bounded ring each. The thread alone touches the socket. Reports go out before
+ * the state, so that the daemon has heard of a step before it hears that the rank has finished. */
 #include "worker/channel.h"
 
 #include <assert.h>
@@ -22,7 +22,8 @@
 #include "common/mem.h"
 
 #define LENGTH_BYTES 4
-#define STEPS_WAITING_MAX 256
+#define STEPS_WAITING_MAX 256u
+#define LOADS_WAITING_MAX 8u
 #define CLOSE_MS 1000
 
 /* ---- frames ----------------------------------------------------------------------------- */
@@ -88,22 +89,47 @@ struct frame {
     size_t   n_bytes;
 };
 
+/* The oldest go first when it is full. */
+struct ring {
+    struct frame *frames; /* n_max */
+    size_t n_max, first, n, n_dropped;
+};
+
 struct channel {
     int fd, wake_fd;
     pthread_t thread;
-    channel_stop_fn on_stop;
+    const struct channel_events *events;
     void *user;
 
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     Ballast__TrainerMessage *start;
-    struct frame state;                     /* no bytes: none waits */
-    struct frame steps[STEPS_WAITING_MAX];  /* a ring */
-    size_t first_step, n_steps, n_steps_dropped;
-    struct frame out;                       /* the one being sent */
+    struct frame state; /* no bytes: none waits */
+    struct frame step_frames[STEPS_WAITING_MAX], load_frames[LOADS_WAITING_MAX];
+    struct ring steps, loads;
+    struct frame out;   /* the one being sent */
     size_t out_sent;
     bool is_gone, is_closing;
 };
+
+static void ring_put(struct ring *r, struct frame f)
+{
+    if (r->n == r->n_max) {
+        free(r->frames[r->first].bytes);
+        r->first = (r->first + 1) % r->n_max;
+        r->n--;
+        r->n_dropped++;
+    }
+    r->frames[(r->first + r->n++) % r->n_max] = f;
+}
+
+static struct frame ring_take(struct ring *r)
+{
+    struct frame f = r->frames[r->first];
+    r->first = (r->first + 1) % r->n_max;
+    r->n--;
+    return f;
+}
 
 static void channel_wake(struct channel *c)
 {
@@ -118,10 +144,8 @@ static bool channel_pick(struct channel *c)
 {
     if (c->out.bytes)
         return true;
-    if (c->n_steps) {
-        c->out = c->steps[c->first_step];
-        c->first_step = (c->first_step + 1) % STEPS_WAITING_MAX;
-        c->n_steps--;
+    if (c->steps.n || c->loads.n) {
+        c->out = ring_take(c->steps.n ? &c->steps : &c->loads);
     } else {
         c->out = c->state;
         c->state = (struct frame){0};
@@ -154,7 +178,11 @@ static bool channel_take(struct channel *c, const uint8_t *packed, size_t n_byte
     if (!m)
         return false;
     if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STOP) {
-        c->on_stop(c->user, m->stop);
+        c->events->stop(c->user, m->stop);
+    } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_PREPARE) {
+        c->events->prepare(c->user, m->prepare);
+    } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_ABORT_PLAN) {
+        c->events->abort_plan(c->user, m->abort_plan);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_START) {
         pthread_mutex_lock(&c->lock);
         if (!c->start) {
@@ -197,7 +225,7 @@ static void channel_orphaned(struct channel *c)
     c->is_gone = true;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
-    c->on_stop(c->user, NULL);
+    c->events->stop(c->user, NULL);
     poll(NULL, 0, CHANNEL_ORPHAN_MS);
     _exit(EXIT_FAILURE);
 }
@@ -229,8 +257,8 @@ static void *channel_run(void *arg)
     return NULL;
 }
 
-int channel_open(int fd, channel_stop_fn on_stop, void *user, struct channel **out_channel,
-                 struct err *err)
+int channel_open(int fd, const struct channel_events *events, void *user,
+                 struct channel **out_channel, struct err *err)
 {
     int wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_fd < 0)
@@ -244,7 +272,9 @@ int channel_open(int fd, channel_stop_fn on_stop, void *user, struct channel **o
     struct channel *c = xcalloc(1, sizeof *c);
     c->fd = fd;
     c->wake_fd = wake_fd;
-    c->on_stop = on_stop;
+    c->events = events;
+    c->steps = (struct ring){.frames = c->step_frames, .n_max = STEPS_WAITING_MAX};
+    c->loads = (struct ring){.frames = c->load_frames, .n_max = LOADS_WAITING_MAX};
     c->user = user;
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_t attr;
@@ -296,23 +326,30 @@ void channel_send_state(struct channel *c, const Ballast__RankState *state)
     channel_wake(c);
 }
 
+static void send_report(struct channel *c, struct ring *ring, const Ballast__TrainerMessage *m)
+{
+    struct frame f;
+    f.n_bytes = channel_pack(m, &f.bytes);
+    pthread_mutex_lock(&c->lock);
+    ring_put(ring, f);
+    pthread_mutex_unlock(&c->lock);
+    channel_wake(c);
+}
+
 void channel_send_step(struct channel *c, const Ballast__StepReport *step)
 {
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STEP;
     m.step = (Ballast__StepReport *)step;
-    struct frame f;
-    f.n_bytes = channel_pack(&m, &f.bytes);
-    pthread_mutex_lock(&c->lock);
-    if (c->n_steps == STEPS_WAITING_MAX) {
-        free(c->steps[c->first_step].bytes);
-        c->first_step = (c->first_step + 1) % STEPS_WAITING_MAX;
-        c->n_steps--;
-        c->n_steps_dropped++;
-    }
-    c->steps[(c->first_step + c->n_steps++) % STEPS_WAITING_MAX] = f;
-    pthread_mutex_unlock(&c->lock);
-    channel_wake(c);
+    send_report(c, &c->steps, &m);
+}
+
+void channel_send_load(struct channel *c, const Ballast__LoadReport *load)
+{
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_LOAD;
+    m.load = (Ballast__LoadReport *)load;
+    send_report(c, &c->loads, &m);
 }
 
 /* Until all is sent, the daemon is gone or CLOSE_MS are over. Returns whether it is gone. */
@@ -322,14 +359,14 @@ static bool channel_drain(struct channel *c)
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += CLOSE_MS / 1000;
     pthread_mutex_lock(&c->lock);
-    while (!c->is_gone && (c->out.bytes || c->state.bytes || c->n_steps))
+    while (!c->is_gone && (c->out.bytes || c->state.bytes || c->steps.n || c->loads.n))
         if (pthread_cond_timedwait(&c->changed, &c->lock, &until) == ETIMEDOUT)
             break;
     bool is_gone = c->is_gone;
     c->is_closing = true;
-    if (c->n_steps_dropped)
-        log_warn("steps=%zu msg=\"the daemon read too slowly: step reports were dropped\"",
-                 c->n_steps_dropped);
+    if (c->steps.n_dropped || c->loads.n_dropped)
+        log_warn("steps=%zu loads=%zu msg=\"the daemon read too slowly: reports were dropped\"",
+                 c->steps.n_dropped, c->loads.n_dropped);
     pthread_mutex_unlock(&c->lock);
     channel_wake(c);
     return is_gone;
@@ -347,8 +384,10 @@ void channel_close(struct channel *c)
     pthread_join(c->thread, NULL);
     free(c->out.bytes);
     free(c->state.bytes);
-    for (size_t i = 0; i < c->n_steps; i++)
-        free(c->steps[(c->first_step + i) % STEPS_WAITING_MAX].bytes);
+    while (c->steps.n)
+        free(ring_take(&c->steps).bytes);
+    while (c->loads.n)
+        free(ring_take(&c->loads).bytes);
     if (c->start)
         ballast__trainer_message__free_unpacked(c->start, NULL);
     pthread_cond_destroy(&c->changed);

@@ -38,24 +38,30 @@ void channel_reader_fini(struct channel_reader *r);
 
 struct channel;
 
-/* Runs on the channel's thread, so it only sets flags and calls coll's abort. stop is NULL when
- * the daemon is gone: the process then ends by itself after CHANNEL_ORPHAN_MS. A repeated STOP
- * comes again, perhaps with a harder mode. stop lives until the call returns. */
-typedef void (*channel_stop_fn)(void *user, const Ballast__Stop *stop);
+/* These run on the channel's thread, so they only set flags, copy, and call coll's abort. What they
+ * are given lives until they return. */
+struct channel_events {
+    /* NULL when the daemon is gone: the process then ends by itself after CHANNEL_ORPHAN_MS. A
+     * repeated STOP comes again, perhaps with a harder mode. */
+    void (*stop)(void *user, const Ballast__Stop *stop);
+    void (*prepare)(void *user, const Ballast__Prepare *prepare);
+    void (*abort_plan)(void *user, const Ballast__AbortPlan *abort_plan);
+};
 
-/* Takes fd and starts the thread. on_stop may be called from now until channel_close. */
-int channel_open(int fd, channel_stop_fn on_stop, void *user, struct channel **out_channel,
-                 struct err *err);
+/* Takes fd and starts the thread; keeps events. They may come from now until channel_close. */
+int channel_open(int fd, const struct channel_events *events, void *user,
+                 struct channel **out_channel, struct err *err);
 
 /* Blocks until the START is here. *out_start is the channel's and lives until channel_close.
  * Returns -ECONNRESET if the daemon went away first. */
 int channel_wait_start(struct channel *c, const Ballast__Start **out_start, struct err *err);
 
-/* Both copy what they are given, never block, and may be called by any thread. A newer state
+/* All copy what they are given, never block, and may be called by any thread. A newer state
  * replaces one that the daemon has not read yet, so every state repeats all that holds. When the
- * daemon reads too slowly the oldest waiting step reports go first; states are never lost. */
+ * daemon reads too slowly the oldest waiting reports go first; states are never lost. */
 void channel_send_state(struct channel *c, const Ballast__RankState *state);
 void channel_send_step(struct channel *c, const Ballast__StepReport *step);
+void channel_send_load(struct channel *c, const Ballast__LoadReport *load);
 
 /* Waits until all is sent, at most one second, and ends the thread. NULL is fine. */
 void channel_close(struct channel *c);

@@ -386,7 +386,7 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
 
     if (rc < 0)
         return rc;
-    m->moe.counting = backward;
+    m->moe.counting = m->moe.training = backward;
     if (backward)
         take_gradients(m);
     rc = forward(m, backward && m->config.recompute == RECOMPUTE_OFF, err);
@@ -395,6 +395,7 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
         rc = head_loss(m, backward, &loss.sum, err);
     if (rc == 0 && backward)
         rc = backward_all(m, err);
+    m->moe.training = false;
     if (rc < 0) {
         drop_plans(m);
         return rc;
@@ -433,8 +434,11 @@ const struct model_counters *model_counters(struct model *m)
         .margins = m->host_margins,
         .margin_lo = m->moe.margin_lo,
         .margin_hi = m->moe.margin_hi,
-        .n_rows = m->moe.n_rows,
+        .layer_rows = m->moe.layer_rows,
+        .expert_s = (double)m->moe.expert_ns / NS_PER_S,
     };
+    for (uint32_t l = 0; m->moe.layer_rows && l < m->config.spec->n_layers; l++)
+        m->counters.n_rows += m->moe.layer_rows[l];
     return &m->counters;
 }
 
@@ -447,5 +451,7 @@ void model_counters_reset(struct model *m)
         dev->ops->zero(dev, m->moe.tokens, n);
     if (m->moe.margins)
         dev->ops->zero(dev, m->moe.margins, n * MARGIN_BINS);
-    m->moe.n_rows = 0;
+    m->moe.expert_ns = 0;
+    if (m->moe.layer_rows)
+        memset(m->moe.layer_rows, 0, m->config.spec->n_layers * sizeof *m->moe.layer_rows);
 }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "common/clock.h"
 #include "common/mem.h"
 #include "kernels/router_balance.h"
 #include "worker/model.h"
@@ -30,6 +31,7 @@ int moe_init(struct moe *e, const struct model_spec *m, const struct slots *slot
     e->n_sources = slots->n_devices;
     e->w = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->w);
     e->dw = xcalloc(3 * (size_t)n_groups, sizeof *e->dw);
+    e->layer_rows = xcalloc(m->n_layers, sizeof *e->layer_rows);
     e->margin_lo = xcalloc(m->n_layers, sizeof *e->margin_lo);
     e->margin_hi = xcalloc(m->n_layers, sizeof *e->margin_hi);
     e->bias = xcalloc(m->n_experts, sizeof *e->bias);
@@ -50,6 +52,7 @@ void moe_fini(struct moe *e, struct device *dev)
         dev->ops->free(dev, e->margins);
     free(e->w);
     free(e->dw);
+    free(e->layer_rows);
     free(e->margin_lo);
     free(e->margin_hi);
     free(e->bias);
@@ -155,6 +158,12 @@ static void point_weights(struct moe *e, const struct shard_experts *x, const st
     }
 }
 
+static void spend(struct moe *e, uint64_t began_ns)
+{
+    if (e->training)
+        e->expert_ns += clock_now_ns() - began_ns;
+}
+
 /* out_rows (n_rows, latent) from what arrived. */
 static int experts_forward(struct pass *p, struct moe *e, uint32_t layer,
                            const struct unit_view *u, float *out_rows, struct moe_saved *s,
@@ -169,11 +178,13 @@ static int experts_forward(struct pass *p, struct moe *e, uint32_t layer,
     if (rc < 0)
         return rc;
     int32_t n = (int32_t)x.n_slots;
+    uint64_t began = clock_now_ns();
     point_weights(e, &x, u);
     ops->grouped_linear(p->dev, s->gate, s->rows, e->w, offsets, n, latent, inter);
     ops->grouped_linear(p->dev, s->up, s->rows, e->w + n, offsets, n, latent, inter);
     mlp_activate(p, s->hidden, s->gate, s->up, s->n_rows * inter);
     ops->grouped_linear(p->dev, out_rows, s->hidden, e->w + 2 * n, offsets, n, inter, latent);
+    spend(e, began);
     shard_experts_release(e->shard, layer);
     return 0;
 }
@@ -199,6 +210,7 @@ static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
                              const struct scratch *b, const struct moe_saved *s, struct err *err)
 {
     struct partials *q;
+    uint64_t began = clock_now_ns();
     int rc = partials_open(e->shard, layer, s->plan, x, &q, err);
 
     for (uint32_t slot = 0; rc == 0 && slot < x->n_slots; slot++) {
@@ -211,6 +223,7 @@ static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
             weight_gradients(p, e, blocks, e->n_sources, b, s);
         partials_add_single(q, slot);
     }
+    spend(e, began);
     return rc < 0 ? rc : partials_close(q, err);
 }
 
@@ -218,9 +231,11 @@ static int summed_gradients(struct pass *p, struct moe *e, const struct shard_ex
                             const struct unit_view *u, const struct scratch *b,
                             const struct moe_saved *s)
 {
+    uint64_t began = clock_now_ns();
     for (uint32_t i = 0; i < x->n_slots; i++)
         point_block(e->dw, i, x->n_slots, x->gradients[i], u);
     weight_gradients(p, e, dispatch_plan_offsets(s->plan), x->n_slots, b, s);
+    spend(e, began);
     return 0;
 }
 
@@ -239,15 +254,19 @@ static int experts_backward(struct pass *p, struct moe *e, uint32_t layer,
         return rc;
     int32_t n = (int32_t)x.n_slots;
     shard_experts_gradient(e->shard, layer, &x);
+    uint64_t began = clock_now_ns();
     point_weights(e, &x, u);
     ops->grouped_linear_dx(p->dev, b->d_hidden, b->d_rows, e->w + 2 * n, offsets, n, inter, latent,
                            0);
     mlp_activate_backward(p, b->d_gate, b->d_up, b->d_hidden, s->gate, s->up, s->n_rows * inter);
+    spend(e, began);
     rc = p->dev->deterministic ? partial_gradients(p, e, layer, &x, u, b, s, err)
                                : summed_gradients(p, e, &x, u, b, s);
     if (rc == 0) {
+        began = clock_now_ns();
         ops->grouped_linear_dx(p->dev, b->d_rows, b->d_gate, e->w, offsets, n, latent, inter, 0);
         ops->grouped_linear_dx(p->dev, b->d_rows, b->d_up, e->w + n, offsets, n, latent, inter, 1);
+        spend(e, began);
         rc = shard_experts_reduce(e->shard, layer, err);
     }
     shard_experts_release(e->shard, layer);
@@ -264,7 +283,7 @@ static void count(struct pass *p, struct moe *e, uint32_t layer, const float *bi
 
     p->dev->ops->to_host(p->dev, e->bias, bias, n * sizeof *e->bias);
     router_balance_range(e->bias, (int32_t)n, lo, hi);
-    e->n_rows += s->n_rows;
+    e->layer_rows[layer] += s->n_rows;
     p->dev->ops->router_histogram(p->dev, e->tokens + first,
                                   e->margins ? e->margins + first * MARGIN_BINS : NULL, s->scores,
                                   s->ids, bias, *lo, *hi, MARGIN_BINS, shape);

@@ -21,8 +21,10 @@ struct moe {
     int64_t *tokens, *margins;
     float *margin_lo, *margin_hi; /* n_layers, host */
     float *bias;                  /* n_experts, host */
-    int64_t n_rows;               /* served since the counters' reset */
+    int64_t *layer_rows;          /* n_layers, host: served since the counters' reset */
+    uint64_t expert_ns;           /* in products since then */
     bool counting;                /* this forward goes into the counters */
+    bool training;                /* so does the time of this pass */
 };
 
 /* Takes the pointers' memory and, on dev, the counters'. -ENOMEM. */

@@ -165,9 +165,11 @@ static int open_local(struct run *run, struct err *err)
             0 ||
         (rc = open_texts(run, err)) < 0)
         return rc;
-    run->sums = xcalloc(3 + (size_t)run->model_spec.n_layers * run->model_spec.n_experts,
+    run->sums = xcalloc(3 + (size_t)run->model_spec.n_layers * run->layout.ep.n_ranks,
                         sizeof *run->sums);
-    return open_model(run, err);
+    if ((rc = open_model(run, err)) == 0)
+        window_init(&run->window, &run->slots, run->spec->rebalance_window_steps, s);
+    return rc;
 }
 
 /* ---- all together --------------------------------------------------------------------------- */
@@ -214,10 +216,11 @@ int run_restore(struct run *run, struct err *err)
 }
 
 int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wishes,
-             struct err *err)
+             struct plans *plans, struct err *err)
 {
     int rc;
-    *run = (struct run){.start = start, .spec = start->spec, .wishes = wishes, .ckpt_lock = -1};
+    *run = (struct run){.start = start, .spec = start->spec, .wishes = wishes, .plans = plans,
+                        .ckpt_lock = -1};
     if ((rc = check_start(start, err)) < 0 || (rc = open_coll(run, err)) < 0)
         return rc;
     rc = open_local(run, err);
@@ -252,6 +255,7 @@ void run_close(struct run *run)
     data_close(run->validation);
     data_batch_fini(&run->batch);
     tensor_map_fini(&run->map);
+    window_fini(&run->window);
     slots_fini(&run->slots);
     layout_fini(&run->layout);
     free(run->sums);

@@ -12,6 +12,8 @@
 #include "worker/dispatch.h"
 #include "worker/model.h"
 #include "worker/optim.h"
+#include "worker/plans.h"
+#include "worker/window.h"
 
 /* Set by the channel's thread, read by the training one. Wishes only grow. */
 enum run_wish { WISH_NONE, WISH_CHECKPOINT, WISH_NOW };
@@ -37,6 +39,8 @@ struct run {
     struct shard      *shard;
     struct dispatch   *dispatch; /* NULL: no experts */
     struct model      *model;
+    struct plans      *plans;    /* kept from open */
+    struct window      window;
     struct data       *train, *validation; /* validation may be NULL */
     struct data_batch  batch;
     struct schedule    schedule;
@@ -47,14 +51,14 @@ struct run {
     int                ckpt_lock;
     struct ckpt_state  state;
     uint64_t resumed_from_step, checkpoint_step; /* 0: none */
-    double  *sums; /* 3 + n_layers * n_experts, see step.c */
+    double  *sums; /* 3 + n_layers * devices of an expert group, see step.c */
 };
 
 /* Device, collectives, data, model, and the newest checkpoint or the first weights. All ranks get
  * the same result once the collectives stand. run must be zero; ended with run_close also after a
  * failure. */
 int  run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wishes,
-              struct err *err);
+              struct plans *plans, struct err *err);
 void run_close(struct run *run);
 
 /* Weights and state as they were at the newest checkpoint, or at the beginning if there is none.

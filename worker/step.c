@@ -2,21 +2,23 @@
  *
  * Sample i of the step goes to rank (i / micro_batch) % world, so a step reads the same samples on
  * any number of ranks. Gradients are sums over tokens; one sum over ranks at the end tells
- * everybody the number of tokens, the loss and the load of every expert. The boundary word rides
- * on a second one: the largest wish of any rank, which all then grant at this very step. */
+ * everybody the number of tokens, the loss and the load of every device. The boundary word is a
+ * second one, and all grant what it says at this very step. */
 #include "worker/step.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 #include <sys/resource.h>
 
 #include "common/clock.h"
+#include "worker/boundary.h"
 
 const char *const step_phase_names[PHASES] = {
     [PHASE_DATA] = "data",       [PHASE_COMPUTE] = "compute",     [PHASE_GATHER] = "gather",
     [PHASE_DISPATCH] = "dispatch", [PHASE_REDUCE] = "reduce",     [PHASE_OPTIMIZER] = "optimizer",
-    [PHASE_VALIDATION] = "validation", [PHASE_CHECKPOINT] = "checkpoint",
+    [PHASE_MIGRATION] = "migration", [PHASE_VALIDATION] = "validation", [PHASE_CHECKPOINT] = "checkpoint",
 };
 
 static double seconds_since(uint64_t began_ns)
@@ -90,38 +92,43 @@ static int accumulate(struct run *run, struct model_loss *out, int64_t *out_toke
 
 /* ---- what all ranks learn ------------------------------------------------------------------- */
 
-/* run->sums: loss, labels, inputs, then tokens per (layer, expert). */
-enum { SUM_LOSS, SUM_LABELS, SUM_INPUTS, SUM_EXPERTS };
+/* run->sums: loss, labels, inputs, then rows served per (layer, device of the expert groups). */
+enum { SUM_LOSS, SUM_LABELS, SUM_INPUTS, SUM_ROWS };
 
 static int sum_over_ranks(struct run *run, const struct model_loss *mine, int64_t n_tokens,
                           struct err *err)
 {
-    size_t n = (size_t)run->model_spec.n_layers * run->model_spec.n_experts;
+    uint32_t ep = run->layout.ep.n_ranks, n_layers = run->model_spec.n_layers;
+    size_t n = SUM_ROWS + (run->model_spec.n_experts > 0 ? (size_t)n_layers * ep : 0);
+    memset(run->sums, 0, n * sizeof *run->sums);
     run->sums[SUM_LOSS] = mine->sum;
     run->sums[SUM_LABELS] = (double)mine->n_labels;
     run->sums[SUM_INPUTS] = (double)n_tokens;
-    const struct model_counters *c = n > 0 ? model_counters(run->model) : NULL;
-    for (size_t i = 0; i < n; i++)
-        run->sums[SUM_EXPERTS + i] = (double)c->tokens[i];
+    const struct model_counters *c = n > SUM_ROWS ? model_counters(run->model) : NULL;
+    for (uint32_t l = 0; c && l < n_layers; l++)
+        run->sums[SUM_ROWS + (size_t)l * ep + run->layout.ep.me] = (double)c->layer_rows[l];
     run->coll->layer = -1;
     return run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_SUM, run->sums,
-                                          SUM_EXPERTS + n, err);
+                                          n, err);
 }
 
+/* Also sees that no row was lost: every token is served top_k times in every sparse layer. */
 static double imbalance_of(const struct run *run)
 {
-    uint32_t n_experts = run->model_spec.n_experts, ep = run->layout.ep.n_ranks, n_layers = 0;
+    uint32_t ep = run->layout.ep.n_ranks, n_layers = 0;
     double sum = 0;
-    for (uint32_t l = 0; l < run->model_spec.n_layers && n_experts > 0; l++) {
-        const double *tokens = run->sums + SUM_EXPERTS + (size_t)l * n_experts;
+    for (uint32_t l = 0; l < run->model_spec.n_layers; l++) {
+        const double *rows = run->sums + SUM_ROWS + (size_t)l * ep;
         double largest = 0, all = 0;
+        if (!slots_is_sparse(&run->slots, l))
+            continue;
         for (uint32_t place = 0; place < ep; place++) {
-            double rows = 0;
-            for (uint32_t e = 0; e < n_experts / ep; e++)
-                rows += tokens[place * (n_experts / ep) + e];
-            largest = rows > largest ? rows : largest;
-            all += rows;
+            largest = rows[place] > largest ? rows[place] : largest;
+            all += rows[place];
         }
+#ifdef BALLAST_CHECKS
+        assert(all == run->sums[SUM_INPUTS] * run->model_spec.top_k);
+#endif
         if (all > 0) {
             sum += largest / (all / ep);
             n_layers++;
@@ -130,22 +137,16 @@ static double imbalance_of(const struct run *run)
     return n_layers > 0 ? sum / n_layers : 1;
 }
 
-/* The boundary word and, on the same trip, the numbers of which the largest counts. */
-static int boundary(struct run *run, int64_t bad_tensor, struct step_result *r, int64_t *out_bad,
-                    struct err *err)
+/* What this rank says at the boundary; a plan that has come is looked at now. */
+static struct boundary_word my_word(struct run *run, int64_t bad_tensor)
 {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    double word[3] = {atomic_load(&run->wishes->wish), (double)usage.ru_maxrss * 1024,
-                      (double)bad_tensor};
-    int rc = run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_MAX, word, 3,
-                                            err);
-    if (rc < 0)
-        return rc;
-    r->wish = (enum run_wish)word[0];
-    r->memory_bytes = (uint64_t)word[1];
-    *out_bad = (int64_t)word[2];
-    return 0;
+    plans_take(run->plans, run->start->job_id, run->start->attempt, run->shard, &run->slots);
+    return (struct boundary_word){
+        .wish = (enum run_wish)atomic_load(&run->wishes->wish), .epoch = plans_ready(run->plans),
+        .memory_bytes = (uint64_t)usage.ru_maxrss * 1024, .bad_tensor = bad_tensor,
+    };
 }
 
 /* The last tensor of the model with a bad gradient is the first one that the backward met. */
@@ -192,7 +193,8 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     struct step_result r = {0};
     struct model_loss mine;
     uint64_t began = clock_now_ns();
-    int64_t n_tokens, bad = -1;
+    struct boundary_word word;
+    int64_t n_tokens;
     int rc;
     model_counters_reset(run->model);
     if ((rc = accumulate(run, &mine, &n_tokens, &r, err)) < 0 ||
@@ -201,14 +203,20 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     double n_labels = run->sums[SUM_LABELS] > 0 ? run->sums[SUM_LABELS] : 1;
     r.loss = run->sums[SUM_LOSS] / n_labels;
     r.imbalance = imbalance_of(run);
-    if ((rc = update(run, n_labels, &r, err)) < 0 ||
-        (rc = boundary(run, r.is_bad ? find_bad_tensor(run) : -1, &r, &bad, err)) < 0)
+    if ((rc = update(run, n_labels, &r, err)) < 0)
         return rc;
-    r.bad_tensor = bad >= 0 ? run->map.entries[bad].name : NULL;
+    struct boundary_word mine_word = my_word(run, r.is_bad ? find_bad_tensor(run) : -1);
+    if ((rc = boundary_agree(run, &mine_word, &word, err)) < 0)
+        return rc;
+    r.wish = word.wish;
+    r.epoch = word.epoch;
+    r.memory_bytes = word.memory_bytes;
+    r.bad_tensor = word.bad_tensor >= 0 ? run->map.entries[word.bad_tensor].name : NULL;
     shard_zero_gradients(run->shard);
     run->state.step++;
     run->state.next_sample += run->spec->train_global_batch;
-    r.tokens_per_second = run->sums[SUM_INPUTS] / seconds_since(began);
+    r.step_s = seconds_since(began);
+    r.tokens_per_second = run->sums[SUM_INPUTS] / r.step_s;
     *out = r;
     return 0;
 }

@@ -6,7 +6,7 @@
 
 enum step_phase {
     PHASE_DATA, PHASE_COMPUTE, PHASE_GATHER, PHASE_DISPATCH, PHASE_REDUCE, PHASE_OPTIMIZER,
-    PHASE_VALIDATION, PHASE_CHECKPOINT, PHASES
+    PHASE_MIGRATION, PHASE_VALIDATION, PHASE_CHECKPOINT, PHASES
 };
 extern const char *const step_phase_names[PHASES];
 
@@ -15,10 +15,12 @@ struct step_result {
     double loss;      /* mean over the labels of all ranks */
     double grad_norm; /* before clipping */
     double lr, tokens_per_second;
-    double imbalance; /* max over mean of routed rows over the expert ranks, mean over layers */
+    double imbalance; /* max over mean of served rows over the expert ranks, mean over layers */
+    double step_s;    /* of this rank, up to the boundary word */
     uint64_t memory_bytes; /* the largest rank's peak */
     double seconds[PHASES];
     enum run_wish wish; /* the strongest of all ranks */
+    uint32_t epoch;     /* of the plan that all ranks are ready for; 0: none */
     bool is_bad;        /* loss or gradient is not a number; nothing was updated */
     const char *bad_tensor; /* the first of the backward with such a gradient, NULL: none */
 };

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/failpoint.h"
 #include "common/log.h"
 #include "worker/channel.h"
 #include "worker/run.h"
@@ -28,6 +29,7 @@ struct trainer {
     struct channel *channel;
     const Ballast__Start *start;
     struct run_wishes wishes;
+    struct plans *plans;
     struct run run;
     uint64_t logged_ns;
     uint64_t n_rollbacks, bad_step; /* since step bad_step first went wrong */
@@ -49,6 +51,13 @@ static void send_state(struct trainer *t, Ballast__RankPhase phase, const char *
     s.resumed_from_step = t->run.resumed_from_step;
     s.text = (char *)text;
     s.retryable = retryable;
+    struct plans_facts facts = plans_facts(t->plans);
+    s.placement_epoch = t->run.slots.epoch;
+    s.prepared_epoch = facts.prepared_epoch;
+    s.rejected_epoch = facts.rejected_epoch;
+    s.plan_text = (char *)facts.text;
+    s.moved_bytes = facts.moved_bytes;
+    s.pause_s = facts.pause_s;
     channel_send_state(t->channel, &s);
 }
 
@@ -111,6 +120,18 @@ static void on_stop(void *user, const Ballast__Stop *stop)
     struct coll *c = atomic_load(&t->wishes.coll);
     if (c)
         c->ops->abort(c);
+}
+
+static void on_prepare(void *user, const Ballast__Prepare *prepare)
+{
+    struct trainer *t = user;
+    plans_prepare(t->plans, prepare);
+}
+
+static void on_abort_plan(void *user, const Ballast__AbortPlan *abort_plan)
+{
+    struct trainer *t = user;
+    plans_abort(t->plans, abort_plan);
 }
 
 /* ---- log lines ------------------------------------------------------------------------------ */
@@ -206,10 +227,54 @@ static int bad_step(struct trainer *t, const struct step_result *r, struct err *
     if (t->n_rollbacks > ROLLBACKS_MAX)
         return err_set(err, -EDOM, "%s, again after %u rollbacks", what, ROLLBACKS_MAX);
     int rc = run_restore(run, err);
+    window_break(&run->window);
     run->state.next_sample = next_sample; /* not the same samples once more */
     if (rc == 0 && run->coll->rank == 0)
         log_warn("%s msg=\"rolled back to step %" PRIu64 "\"", what, run->state.step);
     return rc;
+}
+
+/* The load of a window that is over goes out, before anything moves. */
+static int report_load(struct trainer *t, const struct step_result *r, struct err *err)
+{
+    struct run *run = &t->run;
+    Ballast__LoadReport *load = NULL;
+    uint64_t step = run->state.step;
+    int rc;
+    if (run->model_spec.n_experts == 0)
+        return 0;
+    window_add(&run->window, step, model_counters(run->model), r->step_s, r->imbalance);
+    if (!window_is_over(&run->window, step))
+        return 0;
+    rc = window_report(&run->window, step, &run->slots, run->coll, run->map.expert_count, &load,
+                       err);
+    if (rc < 0 || !load)
+        return rc;
+    load->job_id = t->start->job_id;
+    load->attempt = t->start->attempt;
+    channel_send_load(t->channel, load);
+    ballast__load_report__free_unpacked(load, NULL);
+    return 0;
+}
+
+/* What all ranks are ready for. A failure ends the attempt, with the old placement in force. */
+static int migrate(struct trainer *t, struct step_result *r, struct err *err)
+{
+    struct run *run = &t->run;
+    struct transfer_result moved;
+    int rc = plans_carry_out(t->plans, &moved, err);
+    if (rc < 0)
+        return rc;
+    r->seconds[PHASE_MIGRATION] = moved.seconds;
+    window_moved(&run->window, &moved);
+    if (run->state.step % run->window.n_steps != 0) /* else the next step begins a window */
+        window_break(&run->window);
+    if (run->coll->rank == 0)
+        printf("step=%" PRIu64 " placement=%u sent_mib=%.2f pause_s=%.4f\n", run->state.step,
+               run->slots.epoch, (double)moved.sent_bytes / (1 << 20), moved.seconds);
+    failpoint("before-migrated-sent");
+    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, "", false);
+    return 0;
 }
 
 static bool is_due(uint64_t step, uint64_t every)
@@ -225,7 +290,10 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
     struct step_result r;
     double validation_loss = NAN;
     int rc = step_train(run, &r, err);
-    if (rc < 0)
+    if (rc < 0 || (rc = report_load(t, &r, err)) < 0)
+        return rc;
+    bool ends = run->state.step >= s->train_steps || r.wish != WISH_NONE;
+    if (r.epoch > 0 && !ends && (rc = migrate(t, &r, err)) < 0)
         return rc;
     if (r.is_bad && ((rc = bad_step(t, &r, err)) < 0 || run->nan_rule == NAN_ROLLBACK))
         return rc;
@@ -251,7 +319,7 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
 
 static int train(struct trainer *t, struct err *err)
 {
-    int rc = run_open(&t->run, t->start, &t->wishes, err);
+    int rc = run_open(&t->run, t->start, &t->wishes, t->plans, err);
     if (rc < 0)
         return rc;
     log_start(t);
@@ -294,27 +362,31 @@ static int finish(struct trainer *t, int rc, const struct err *err)
 
 int trainer_main(int fd)
 {
+    static const struct channel_events events = {on_stop, on_prepare, on_abort_plan};
     struct trainer *t = calloc(1, sizeof *t);
     struct err err = {0};
     int rc;
     if (!t)
         return 1;
+    t->plans = plans_create();
     t->run.ckpt_lock = -1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     log_init("trainer", LOG_INFO);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGALRM, end_now);
-    rc = channel_open(fd, on_stop, t, &t->channel, &err);
+    rc = channel_open(fd, &events, t, &t->channel, &err);
     if (rc == 0)
         rc = channel_wait_start(t->channel, &t->start, &err);
     if (rc < 0) {
         log_error("msg=\"no START: %s\"", err.text);
         channel_close(t->channel);
+        plans_destroy(t->plans);
         free(t);
         return 1;
     }
     rc = finish(t, train(t, &err), &err);
-    channel_close(t->channel); /* before what on_stop looks at */
+    channel_close(t->channel); /* before what the events look at */
+    plans_destroy(t->plans);
     run_close(&t->run);
     free(t);
     return rc;

@@ -1,0 +1,24 @@
+/* boundary.c - one small reduction with MAX, of x and -x where both ends must agree */
+#include "worker/boundary.h"
+
+enum { WISH, EPOCH, MINUS_EPOCH, MEMORY, BAD_TENSOR, WORDS };
+
+int boundary_agree(struct run *run, const struct boundary_word *mine, struct boundary_word *out,
+                   struct err *err)
+{
+    double x[WORDS] = {
+        [WISH] = mine->wish, [EPOCH] = mine->epoch, [MINUS_EPOCH] = -(double)mine->epoch,
+        [MEMORY] = (double)mine->memory_bytes, [BAD_TENSOR] = (double)mine->bad_tensor,
+    };
+    run->coll->layer = -1;
+    int rc = run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_MAX, x, WORDS,
+                                            err);
+    if (rc < 0)
+        return rc;
+    *out = (struct boundary_word){
+        .wish = (enum run_wish)x[WISH],
+        .epoch = x[EPOCH] == -x[MINUS_EPOCH] ? (uint32_t)x[EPOCH] : 0,
+        .memory_bytes = (uint64_t)x[MEMORY], .bad_tensor = (int64_t)x[BAD_TENSOR],
+    };
+    return 0;
+}

@@ -1,0 +1,41 @@
+/* plans.h - the life of a plan on one rank: it arrives, is prepared or refused, is carried out
+ *
+ * What arrives is only kept; the training thread looks at it at the step boundary, just before the
+ * boundary word. A rank is ready for one plan at most, the newest. Epochs only grow, so a message
+ * may be lost, repeated or late. */
+#ifndef WORKER_PLANS_H
+#define WORKER_PLANS_H
+
+#include "worker/transfer.h"
+
+struct plans;
+
+struct plans *plans_create(void);
+void plans_destroy(struct plans *p);
+
+/* Copy what they are given; by any thread. */
+void plans_prepare(struct plans *p, const Ballast__Prepare *prepare);
+void plans_abort(struct plans *p, const Ballast__AbortPlan *abort_plan);
+
+/* Looks at what has arrived: checks it against what is in force, takes the memory for the moves.
+ * Only with a PREPARE of this job and attempt. Never fails: a plan that cannot be is refused. */
+void plans_take(struct plans *p, job_id job, uint32_t attempt, struct shard *shard,
+                struct slots *slots);
+
+/* The plan that this rank is ready for; 0: none. */
+uint32_t plans_ready(const struct plans *p);
+
+/* Carries it out: the new placement is in force on all ranks, or an error is on all of them and
+ * nothing has changed. Collective. */
+int plans_carry_out(struct plans *p, struct transfer_result *out, struct err *err);
+
+/* What a rank says of it, in its state. */
+struct plans_facts {
+    uint32_t prepared_epoch, rejected_epoch;
+    const char *text; /* why the newest rejected one was; lives until plans_take */
+    uint64_t moved_bytes; /* of the last one carried out */
+    double   pause_s;
+};
+struct plans_facts plans_facts(const struct plans *p);
+
+#endif

@@ -1,0 +1,216 @@
+/* window.c - counts and prices of a window, one reduction at its end
+ *
+ * Counts are whole numbers and doubles hold them exactly. Prices are means: of a step over the
+ * ranks, of a row over all rows. A device's speed is told only when it stands out and did so in
+ * the window before as well, because a busy neighbour makes a noise of that size. */
+#include "worker/window.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+
+#define SPEED_SECONDS_MIN 0.2  /* of expert work of each device, in a window */
+#define SPEED_SAME        0.05 /* two windows agree */
+#define SPEED_SPREAD      0.10 /* below, devices are called equally fast */
+
+enum { SUM_STEP_S, SUM_EXPERT_S, SUM_ROWS, SUM_LINK_BYTES, SUM_LINK_S, SUM_DEVICES };
+
+static size_t n_counts(const struct window *w)
+{
+    return (size_t)w->n_layers * w->n_experts;
+}
+
+/* The five sums, (devices) seconds, (devices) rows, then (nodes, layers, experts) tokens. */
+static size_t n_sums(const struct window *w)
+{
+    return SUM_DEVICES + 2 * (size_t)w->n_devices + w->n_nodes * n_counts(w);
+}
+
+static double *device_seconds(const struct window *w)
+{
+    return w->sums + SUM_DEVICES;
+}
+
+static double *device_rows(const struct window *w)
+{
+    return device_seconds(w) + w->n_devices;
+}
+
+static double *tokens_of(const struct window *w, uint32_t node)
+{
+    return device_rows(w) + w->n_devices + node * n_counts(w);
+}
+
+/* Nodes in the order in which the ranks name them. A report must fit a frame; where it would not
+ * with all nodes, they count as one. */
+static void find_nodes(struct window *w, const Ballast__Start *s)
+{
+    uint32_t *node = xcalloc(s->n_gang, sizeof *node);
+    for (size_t i = 0; i < s->n_gang; i++) {
+        size_t same = 0;
+        while (strcmp(s->gang[same]->node, s->gang[i]->node) != 0)
+            same++;
+        node[i] = same < i ? node[same] : w->n_nodes++;
+    }
+    w->node = node[s->rank];
+    free(node);
+    if (w->n_nodes * n_counts(w) * 5 > BULK_BYTES_MAX / 2) {
+        w->n_nodes = 1;
+        w->node = 0;
+    }
+}
+
+void window_init(struct window *w, const struct slots *slots, uint32_t n_steps,
+                 const Ballast__Start *start)
+{
+    *w = (struct window){.n_steps = n_steps, .n_layers = slots->n_layers,
+                         .n_experts = slots->n_experts, .n_devices = slots->n_devices,
+                         .me = slots->me};
+    find_nodes(w, start);
+    w->tokens = xcalloc(n_counts(w), sizeof *w->tokens);
+    w->sums = xcalloc(n_sums(w), sizeof *w->sums);
+    w->speed = xcalloc(w->n_devices, sizeof *w->speed);
+    w->speed_before = xcalloc(w->n_devices, sizeof *w->speed_before);
+}
+
+void window_fini(struct window *w)
+{
+    free(w->tokens);
+    free(w->sums);
+    free(w->speed);
+    free(w->speed_before);
+    *w = (struct window){0};
+}
+
+static void begin(struct window *w)
+{
+    w->is_whole = true;
+    w->n_added = 0;
+    w->step_s = w->imbalance = w->expert_s = w->n_rows = 0;
+    memset(w->tokens, 0, n_counts(w) * sizeof *w->tokens);
+}
+
+void window_add(struct window *w, uint64_t step, const struct model_counters *counters,
+                double step_s, double imbalance)
+{
+    if (w->n_experts == 0)
+        return;
+    if ((step - 1) % w->n_steps == 0)
+        begin(w);
+    w->n_added++;
+    w->step_s += step_s;
+    w->imbalance += imbalance;
+    w->expert_s += counters->expert_s;
+    w->n_rows += (double)counters->n_rows;
+    for (size_t i = 0; i < n_counts(w); i++)
+        w->tokens[i] += counters->tokens[i];
+}
+
+void window_break(struct window *w)
+{
+    w->is_whole = false;
+}
+
+void window_moved(struct window *w, const struct transfer_result *moved)
+{
+    w->link_bytes += (double)moved->sent_bytes;
+    w->link_s += moved->link_seconds;
+}
+
+bool window_is_over(const struct window *w, uint64_t step)
+{
+    return w->n_experts > 0 && w->is_whole && w->n_added == w->n_steps && step % w->n_steps == 0;
+}
+
+/* ---- the report ----------------------------------------------------------------------------- */
+
+/* True if speeds are worth telling, in w->speed. */
+static bool find_speeds(struct window *w)
+{
+    double mean = 0, slowest = INFINITY, fastest = 0;
+    bool is_sure = true;
+    for (uint32_t g = 0; g < w->n_devices; g++) {
+        is_sure = is_sure && device_seconds(w)[g] >= SPEED_SECONDS_MIN && device_rows(w)[g] > 0;
+        w->speed[g] = is_sure ? device_rows(w)[g] / device_seconds(w)[g] : 0;
+        mean += w->speed[g] / w->n_devices;
+    }
+    for (uint32_t g = 0; g < w->n_devices; g++) {
+        double before = w->speed_before[g];
+        if (is_sure)
+            w->speed[g] /= mean;
+        w->speed_before[g] = is_sure ? w->speed[g] : 0;
+        is_sure = is_sure && fabs(before / w->speed[g] - 1) <= SPEED_SAME;
+        slowest = fmin(slowest, w->speed[g]);
+        fastest = fmax(fastest, w->speed[g]);
+    }
+    return is_sure && fastest > (1 + SPEED_SPREAD) * slowest;
+}
+
+static void add_layers(const struct window *w, const struct slots *slots, Ballast__LoadReport *r)
+{
+    r->layers = xcalloc(w->n_layers, sizeof *r->layers);
+    for (uint32_t l = 0; l < w->n_layers; l++) {
+        if (!slots_is_sparse(slots, l))
+            continue;
+        Ballast__LayerLoad *load = xcalloc(1, sizeof *load);
+        ballast__layer_load__init(load);
+        load->layer = l;
+        load->n_tokens = (size_t)w->n_nodes * w->n_experts;
+        load->tokens = xcalloc(load->n_tokens, sizeof *load->tokens);
+        for (uint32_t node = 0; node < w->n_nodes; node++)
+            for (uint32_t e = 0; e < w->n_experts; e++) {
+                double n = tokens_of(w, node)[(size_t)l * w->n_experts + e];
+                load->tokens[(size_t)node * w->n_experts + e] = n < UINT32_MAX ? (uint32_t)n
+                                                                               : UINT32_MAX;
+            }
+        r->layers[r->n_layers++] = load;
+    }
+}
+
+static Ballast__LoadReport *make_report(struct window *w, uint64_t step, const struct slots *slots,
+                                        uint32_t world, uint64_t expert_count)
+{
+    Ballast__LoadReport *r = xcalloc(1, sizeof *r);
+    ballast__load_report__init(r);
+    r->first_step = step - w->n_steps + 1;
+    r->last_step = step;
+    r->n_nodes = w->n_nodes;
+    r->n_experts = w->n_experts;
+    r->placement_epoch = slots->epoch;
+    r->step_s = w->sums[SUM_STEP_S] / ((double)world * w->n_steps);
+    r->row_s = w->sums[SUM_ROWS] > 0 ? w->sums[SUM_EXPERT_S] / w->sums[SUM_ROWS] : 0;
+    r->expert_bytes = expert_count * sizeof(float);
+    r->state_bytes = 2 * expert_count * sizeof(float); /* the weights are the master weights */
+    r->link_bytes_per_s = w->sums[SUM_LINK_S] > 0 ? w->sums[SUM_LINK_BYTES] / w->sums[SUM_LINK_S]
+                                                  : 0;
+    r->device_imbalance = w->imbalance / w->n_steps;
+    r->at_ns = clock_wall_ns();
+    if (find_speeds(w)) {
+        r->n_speed = w->n_devices;
+        r->speed = xmemdup(w->speed, w->n_devices * sizeof *r->speed);
+    }
+    add_layers(w, slots, r);
+    return r;
+}
+
+int window_report(struct window *w, uint64_t step, const struct slots *slots, struct coll *coll,
+                  uint64_t expert_count, Ballast__LoadReport **out, struct err *err)
+{
+    memset(w->sums, 0, n_sums(w) * sizeof *w->sums);
+    w->sums[SUM_STEP_S] = w->step_s;
+    w->sums[SUM_EXPERT_S] = device_seconds(w)[w->me] = w->expert_s;
+    w->sums[SUM_ROWS] = device_rows(w)[w->me] = w->n_rows;
+    w->sums[SUM_LINK_BYTES] = w->link_bytes;
+    w->sums[SUM_LINK_S] = w->link_s;
+    for (size_t i = 0; i < n_counts(w); i++)
+        tokens_of(w, w->node)[i] = (double)w->tokens[i];
+    coll->layer = -1;
+    int rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, w->sums, n_sums(w), err);
+    if (rc < 0)
+        return rc;
+    *out = coll->rank == 0 ? make_report(w, step, slots, coll->world, expert_count) : NULL;
+    return 0;
+}

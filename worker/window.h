@@ -1,0 +1,43 @@
+/* window.h - what the experts did over one window of steps, summed over all ranks
+ *
+ * Windows begin at multiples of their length, so that a window that is trained again after a
+ * recovery is the same one. One is reported only if all of it was trained in this run and under
+ * one placement. */
+#ifndef WORKER_WINDOW_H
+#define WORKER_WINDOW_H
+
+#include "worker/model.h"
+#include "worker/transfer.h"
+
+struct window {
+    uint32_t n_steps, n_layers, n_experts, n_devices, n_nodes, node, me;
+    bool     is_whole;    /* so far */
+    uint64_t n_added;     /* steps */
+    int64_t *tokens;      /* (n_layers, n_experts) of this rank */
+    double   step_s, imbalance, expert_s, n_rows; /* sums over the steps */
+    double   link_bytes, link_s; /* of all moves so far, of this rank */
+    double  *sums;        /* what all ranks add up */
+    double  *speed, *speed_before; /* (n_devices); before: of the window before, 0: not known */
+};
+
+/* gang: the ranks' nodes. */
+void window_init(struct window *w, const struct slots *slots, uint32_t n_steps,
+                 const Ballast__Start *start);
+void window_fini(struct window *w);
+
+/* After step `step` (from 1). counters: of that step. */
+void window_add(struct window *w, uint64_t step, const struct model_counters *counters,
+                double step_s, double imbalance);
+/* The steps from here to the next window's beginning are in no report. */
+void window_break(struct window *w);
+void window_moved(struct window *w, const struct transfer_result *moved);
+
+/* Whether step ends a window that is to be reported. The same on all ranks. */
+bool window_is_over(const struct window *w, uint64_t step);
+
+/* Sums over the ranks; *out on rank 0 has the window that ends with step, freed with
+ * load_report__free_unpacked, and NULL elsewhere. Collective. */
+int window_report(struct window *w, uint64_t step, const struct slots *slots, struct coll *coll,
+                  uint64_t expert_count, Ballast__LoadReport **out, struct err *err);
+
+#endif
