@@ -1,4 +1,4 @@
-/* test_migration.c - experts move while four trainers train, and what refuses to */
+/* test_moves.c - experts move while four trainers train, and what refuses to */
 #include "tests/trial.h"
 
 #include "common/hf_config.h"
@@ -88,11 +88,12 @@ static uint32_t keep_moving(struct trial *t, struct slots *s, uint64_t seed)
 #define LONG_TRAIN TRAIN(40, ", micro_batch: 1")
 #define WINDOWS    "rebalance: {window_steps: 5}\n"
 
-static void check_loads(const struct trial *t, const struct trial *other)
+/* Every window once, and in it every choice of every token. */
+static void check_loads(const struct trial *t)
 {
     uint32_t n_loads = 0;
     for (uint32_t step = 1; step <= 40; step++) {
-        const Ballast__LoadReport *a = t->loads[step], *b = other ? other->loads[step] : NULL;
+        const Ballast__LoadReport *a = t->loads[step];
         if (!a)
             continue;
         n_loads++;
@@ -104,15 +105,12 @@ static void check_loads(const struct trial *t, const struct trial *other)
         assert_true(a->device_imbalance >= 1 && a->expert_bytes == 3 * 16 * 16 * 4);
         for (size_t l = 0; l < 2; l++) {
             uint64_t sum = 0;
-            for (size_t e = 0; e < a->layers[l]->n_tokens; e++) {
+            for (size_t e = 0; e < a->layers[l]->n_tokens; e++)
                 sum += a->layers[l]->tokens[e];
-                if (b)
-                    assert_int_equal(a->layers[l]->tokens[e], b->layers[l]->tokens[e]);
-            }
             assert_int_equal(sum, 5 * 8 * 24 * 2); /* steps, samples, tokens, top-k */
         }
     }
-    assert_true(other ? n_loads >= 1 : n_loads == 8);
+    assert_int_equal(n_loads, 8);
 }
 
 /* Not a bit of losses or of the final parameters and state knows where experts were. */
@@ -153,7 +151,7 @@ static void moves_change_no_bit_in_deterministic_mode(void **state)
                          "run-moved/step-40/ballast/m/model.safetensors");
         assert_same_file("run-still/step-40/ballast/v/model.safetensors",
                          "run-moved/step-40/ballast/v/model.safetensors");
-        check_loads(&still, NULL);
+        check_loads(&still);
         forget_loads(&still);
         forget_loads(&moved);
         slots_fini(&s);
