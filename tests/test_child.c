@@ -26,11 +26,24 @@ static void ignore_stop(void *user, const Ballast__Stop *stop)
     (void)stop;
 }
 
+static void ignore_prepare(void *user, const Ballast__Prepare *prepare)
+{
+    (void)user;
+    (void)prepare;
+}
+
+static void ignore_abort_plan(void *user, const Ballast__AbortPlan *abort_plan)
+{
+    (void)user;
+    (void)abort_plan;
+}
+
 static int trainer(const char *label)
 {
+    static const struct channel_events events = {ignore_stop, ignore_prepare, ignore_abort_plan};
     struct channel *c;
     const Ballast__Start *start;
-    if (channel_open(CHANNEL_FD, ignore_stop, NULL, &c, NULL) < 0 ||
+    if (channel_open(CHANNEL_FD, &events, NULL, &c, NULL) < 0 ||
         channel_wait_start(c, &start, NULL) < 0)
         return 9;
     char folder[256];
