@@ -19,7 +19,7 @@
 #include "coordinator/bound.h"
 #include "coordinator/pack.h"
 #include "tests/eplb.h"
-#include "tests/oracle.h"
+#include "tests/exact.h"
 
 static uint32_t below(uint64_t *random, uint32_t n)
 {

@@ -16,7 +16,7 @@
 #include "common/placement.h"
 #include "common/split.h"
 #include "coordinator/scenario.h"
-#include "tests/oracle.h"
+#include "tests/exact.h"
 
 static struct placement make(uint32_t n_experts, uint32_t n_devices, uint32_t n_slots)
 {

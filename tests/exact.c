@@ -1,5 +1,5 @@
 /* oracle - see oracle.h */
-#include "tests/oracle.h"
+#include "tests/exact.h"
 
 #include <assert.h>
 #include <math.h>
