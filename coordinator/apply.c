@@ -146,6 +146,8 @@ static int apply_state(struct coord *c, struct job *j, const Ballast__Record *r,
         j->held = false;
         c->has_ended_jobs = true;
     }
+    if (s->state != BALLAST__JOB_STATE__JOB_RUNNING)
+        rebalance_attempt_over(&j->rebalance);
     if (s->state == BALLAST__JOB_STATE__JOB_QUEUED)
         apply_requeue(j, s);
     sync_waiting(c, j);
@@ -190,6 +192,24 @@ static int apply_worker(struct coord *c, const Ballast__Record *r, struct err *e
     return 0;
 }
 
+static int apply_rebalance(struct job *j, const Ballast__Record *r, struct err *err)
+{
+    struct rebalance *b = &j->rebalance;
+    uint32_t n_devices = j->spec->parallel_expert_parallel_degree;
+    const char *why = NULL;
+    if (r->what_case == BALLAST__RECORD__WHAT_PLAN)
+        why = rebalance_apply_plan(b, r->plan, n_devices);
+    else if (r->what_case == BALLAST__RECORD__WHAT_PLAN_ENDED)
+        why = rebalance_apply_plan_ended(b, r->plan_ended);
+    else if (r->what_case == BALLAST__RECORD__WHAT_PLACEMENT)
+        why = rebalance_apply_placement(b, r->placement, n_devices);
+    else if (r->what_case == BALLAST__RECORD__WHAT_REALISED)
+        why = rebalance_apply_realised(b, r->realised);
+    else
+        b->is_auto = r->rebalance_auto->on;
+    return why ? damaged(r, err, why) : 0;
+}
+
 static int apply_epoch(struct coord *c, const Ballast__Record *r)
 {
     if (r->epoch->coordinator_epoch > c->epoch)
@@ -219,6 +239,12 @@ static int apply_what(struct coord *c, const Ballast__Record *r, struct err *err
         job_text(&j->hold_reason, r->held->reason);
         c->queue_is_stale = true;
         return 0;
+    case BALLAST__RECORD__WHAT_PLAN:
+    case BALLAST__RECORD__WHAT_PLAN_ENDED:
+    case BALLAST__RECORD__WHAT_PLACEMENT:
+    case BALLAST__RECORD__WHAT_REALISED:
+    case BALLAST__RECORD__WHAT_REBALANCE_AUTO:
+        return apply_rebalance(j, r, err);
     default:
         return damaged(r, err, "its kind is unknown; was it written by a newer version?");
     }
@@ -281,8 +307,8 @@ void coord_restore_key(struct coord *c, const char *user, const uint8_t key[16],
 
 /* ---- making records ----------------------------------------------------------------------- */
 
-static Ballast__Record *begin(struct coord *c, struct turn *t, job_id job,
-                              Ballast__Record__WhatCase what)
+Ballast__Record *emit_begin(struct coord *c, struct turn *t, job_id job,
+                            Ballast__Record__WhatCase what)
 {
     Ballast__Record *r = arena_alloc(&t->arena, sizeof *r);
     ballast__record__init(r);
@@ -293,7 +319,7 @@ static Ballast__Record *begin(struct coord *c, struct turn *t, job_id job,
     return r;
 }
 
-static void finish(struct coord *c, struct turn *t, Ballast__Record *r)
+void emit_finish(struct coord *c, struct turn *t, Ballast__Record *r)
 {
     struct err err = {0};
     turn_record(t, r);
@@ -308,17 +334,17 @@ static ProtobufCBinaryData binary(struct turn *t, const void *bytes, size_t n_by
 
 void emit_epoch(struct coord *c, struct turn *t)
 {
-    Ballast__Record *r = begin(c, t, 0, BALLAST__RECORD__WHAT_EPOCH);
+    Ballast__Record *r = emit_begin(c, t, 0, BALLAST__RECORD__WHAT_EPOCH);
     r->epoch = arena_alloc(&t->arena, sizeof *r->epoch);
     ballast__record_epoch__init(r->epoch);
     r->epoch->coordinator_epoch = c->epoch + 1;
-    finish(c, t, r);
+    emit_finish(c, t, r);
 }
 
 void emit_submitted(struct coord *c, struct turn *t, job_id id, Ballast__JobSpec *spec,
                     const char *user, const uint8_t *key, const uint8_t *digest)
 {
-    Ballast__Record *r = begin(c, t, id, BALLAST__RECORD__WHAT_SUBMITTED);
+    Ballast__Record *r = emit_begin(c, t, id, BALLAST__RECORD__WHAT_SUBMITTED);
     Ballast__RecordSubmitted *s = arena_alloc(&t->arena, sizeof *s);
     ballast__record_submitted__init(s);
     s->spec = spec;
@@ -326,16 +352,16 @@ void emit_submitted(struct coord *c, struct turn *t, job_id id, Ballast__JobSpec
     s->idempotency_key = binary(t, key, IDEMPOTENCY_KEY_BYTES);
     s->request_digest = binary(t, digest, DIGEST_BYTES);
     r->submitted = s;
-    finish(c, t, r);
+    emit_finish(c, t, r);
 }
 
 void emit_after(struct coord *c, struct turn *t, struct job *j, job_id done)
 {
-    Ballast__Record *r = begin(c, t, j->id, BALLAST__RECORD__WHAT_AFTER);
+    Ballast__Record *r = emit_begin(c, t, j->id, BALLAST__RECORD__WHAT_AFTER);
     r->after = arena_alloc(&t->arena, sizeof *r->after);
     ballast__record_after__init(r->after);
     r->after->done_job = done;
-    finish(c, t, r);
+    emit_finish(c, t, r);
 }
 
 /* Names the rendezvous of an attempt: unlike any other of this machine, also of another
@@ -350,7 +376,7 @@ void emit_assigned(struct coord *c, struct turn *t, struct job *j, const uint32_
 {
     size_t n = j->spec->parallel_workers;
     uint8_t coll_id[COLL_ID_BYTES];
-    Ballast__Record *r = begin(c, t, j->id, BALLAST__RECORD__WHAT_ASSIGNED);
+    Ballast__Record *r = emit_begin(c, t, j->id, BALLAST__RECORD__WHAT_ASSIGNED);
     Ballast__RecordAssigned *a = arena_alloc(&t->arena, sizeof *a);
     ballast__record_assigned__init(a);
     make_coll_id(c, j, coll_id);
@@ -365,29 +391,29 @@ void emit_assigned(struct coord *c, struct turn *t, struct job *j, const uint32_
         a->worker_epochs[i] = w->epoch;
     }
     r->assigned = a;
-    finish(c, t, r);
+    emit_finish(c, t, r);
 }
 
 void emit_held(struct coord *c, struct turn *t, struct job *j, bool held, const char *reason)
 {
-    Ballast__Record *r = begin(c, t, j->id, BALLAST__RECORD__WHAT_HELD);
+    Ballast__Record *r = emit_begin(c, t, j->id, BALLAST__RECORD__WHAT_HELD);
     r->held = arena_alloc(&t->arena, sizeof *r->held);
     ballast__record_held__init(r->held);
     r->held->held = held;
     r->held->reason = arena_strdup(&t->arena, reason);
-    finish(c, t, r);
+    emit_finish(c, t, r);
 }
 
 void emit_progress(struct coord *c, struct turn *t, struct job *j, uint64_t checkpoint_step,
                    uint64_t step)
 {
-    Ballast__Record *r = begin(c, t, j->id, BALLAST__RECORD__WHAT_PROGRESS);
+    Ballast__Record *r = emit_begin(c, t, j->id, BALLAST__RECORD__WHAT_PROGRESS);
     r->progress = arena_alloc(&t->arena, sizeof *r->progress);
     ballast__record_progress__init(r->progress);
     r->progress->checkpoint_step = checkpoint_step;
     r->progress->step = step;
     r->progress->ran_ms = job_ran_ms(j, t->now_ns);
-    finish(c, t, r);
+    emit_finish(c, t, r);
     j->running_since_ns = t->now_ns; /* the time before is in ran_ms now */
 }
 
@@ -403,10 +429,10 @@ static void note_ended(struct coord *c, job_id id)
 
 void emit_state(struct coord *c, struct turn *t, struct job *j, const Ballast__RecordState *what)
 {
-    Ballast__Record *r = begin(c, t, j->id, BALLAST__RECORD__WHAT_STATE);
+    Ballast__Record *r = emit_begin(c, t, j->id, BALLAST__RECORD__WHAT_STATE);
     r->state = arena_memdup(&t->arena, what, sizeof *what);
     r->state->ran_ms = job_ran_ms(j, t->now_ns);
-    finish(c, t, r);
+    emit_finish(c, t, r);
     j->state_since_ns = j->running_since_ns = t->now_ns;
     if (job_has_ended(j))
         note_ended(c, j->id);
@@ -415,12 +441,12 @@ void emit_state(struct coord *c, struct turn *t, struct job *j, const Ballast__R
 void emit_worker(struct coord *c, struct turn *t, const char *name,
                  const Ballast__RecordWorker *what)
 {
-    Ballast__Record *r = begin(c, t, 0, BALLAST__RECORD__WHAT_WORKER_CHANGED);
+    Ballast__Record *r = emit_begin(c, t, 0, BALLAST__RECORD__WHAT_WORKER_CHANGED);
     r->worker = arena_strdup(&t->arena, name);
     r->worker_changed = arena_memdup(&t->arena, what, sizeof *what);
     r->worker_changed->node = arena_strdup(&t->arena, what->node);
     r->worker_changed->reason = arena_strdup(&t->arena, what->reason);
-    finish(c, t, r);
+    emit_finish(c, t, r);
 }
 
 /* ---- dump --------------------------------------------------------------------------------- */
@@ -440,6 +466,7 @@ static void dump_job(FILE *out, const struct job *j)
         fprintf(out, " after=%" PRIu64, j->after[i]);
     for (uint32_t r = 0; r < j->n_gang; r++)
         fprintf(out, " %s:%" PRIu64, j->gang[r], j->gang_epochs[r]);
+    rebalance_dump(out, &j->rebalance);
     uint8_t digest[DIGEST_BYTES];
     size_t n_bytes = ballast__job_spec__get_packed_size(j->spec);
     uint8_t *bytes = xcalloc(1, n_bytes);

@@ -251,6 +251,30 @@ void attach_steps(struct coord *c, struct turn *t, uint64_t peer, const Ballast_
     turn_notice(t, peer, w->epoch, BALLAST__METHOD__METHOD_ACK, &a->base);
 }
 
+void attach_load(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                 const Ballast__LoadReport *report)
+{
+    struct worker *w = speaker(c, t, peer, e);
+    if (!w)
+        return;
+    is_news(c, t, w, e);
+    struct job *j = job_table_find(&c->jobs, report->job_id);
+    bool exists = report->job_id && report->job_id <= c->last_job_id;
+    if (exists && !(j && report->attempt > j->attempt))
+        turn_store_load(t, report->job_id, report);
+    else
+        turn_note(t, "worker=%s job=%" PRIu64 " attempt=%u msg=\"loads of an attempt that never "
+                  "was, thrown away\"", w->name, report->job_id, report->attempt);
+    if (j && report->attempt == j->attempt)
+        placing_load(c, j, report);
+    Ballast__Ack *a = arena_alloc(&t->arena, sizeof *a);
+    ballast__ack__init(a);
+    a->job_id = report->job_id;
+    a->attempt = report->attempt;
+    a->load_step = report->last_step;
+    turn_notice(t, peer, w->epoch, BALLAST__METHOD__METHOD_ACK, &a->base);
+}
+
 void attach_goodbye(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                     const Ballast__Goodbye *goodbye)
 {

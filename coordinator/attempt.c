@@ -50,6 +50,17 @@ static Ballast__JobSpec *copy_spec(const Ballast__JobSpec *spec, struct arena *a
     return copy;
 }
 
+static Ballast__Placement *copy_placement(const Ballast__Placement *placement,
+                                          struct arena *arena)
+{
+    size_t n_bytes = ballast__placement__get_packed_size(placement);
+    uint8_t *bytes = arena_alloc(arena, n_bytes);
+    ballast__placement__pack(placement, bytes);
+    Ballast__Placement *copy = ballast__placement__unpack(arena_pb(arena), n_bytes, bytes);
+    assert(copy);
+    return copy;
+}
+
 /* What all ranks are told, but for the rank. */
 static Ballast__Start *start_template(struct coord *c, struct turn *t, const struct job *j)
 {
@@ -70,6 +81,8 @@ static Ballast__Start *start_template(struct coord *c, struct turn *t, const str
         s->gang[r] = m;
     }
     s->spec = copy_spec(j->spec, arena);
+    if (j->rebalance.placement)
+        s->placement = copy_placement(j->rebalance.placement, arena);
     return s;
 }
 
@@ -206,6 +219,7 @@ void attempt_end(struct coord *c, struct turn *t, struct job *j, Ballast__JobSta
                  Ballast__StopMode mode, const char *reason, const char *exit)
 {
     Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
+    placing_over(c, t, j, reason);
     s.reason = arena_strdup(&t->arena, reason);
     s.exit = arena_strdup(&t->arena, exit);
     if (job_gang_over_ns(j) <= t->now_ns && job_may_move(j, then)) {
@@ -236,6 +250,7 @@ static void fail(struct coord *c, struct turn *t, struct job *j, bool retryable,
         return;
     }
     uint64_t backoff_ns = job_backoff_ns(j, c->config.backoff_base_ns, c->config.backoff_cap_ns);
+    placing_over(c, t, j, reason);
     Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
     s.state = BALLAST__JOB_STATE__JOB_RECOVERING;
     s.reason = arena_strdup(&t->arena, reason);
@@ -281,6 +296,7 @@ static void complete(struct coord *c, struct turn *t, struct job *j)
 {
     if (j->state == BALLAST__JOB_STATE__JOB_STARTING)
         move_to_running(c, t, j);
+    placing_over(c, t, j, "all steps are done");
     Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
     s.state = BALLAST__JOB_STATE__JOB_DONE;
     s.reason = arena_printf(&t->arena, "finished all steps, %" PRIu64, j->spec->train_steps);
@@ -354,6 +370,8 @@ static void merge(struct coord *c, struct turn *t, struct job *j, const Ballast_
     if (s->checkpoint_step > j->checkpoint_step ||
         (s->phase == BALLAST__RANK_PHASE__RANK_FINISHED && s->step > j->step))
         emit_progress(c, t, j, s->checkpoint_step, s->step);
+    if (is_wanted(j))
+        placing_report(c, t, j, s);
 }
 
 void attempt_report(struct coord *c, struct turn *t, struct worker *w,
@@ -438,11 +456,13 @@ static uint64_t tick_starting(struct coord *c, struct turn *t, struct job *j)
 static uint64_t tick_running(struct coord *c, struct turn *t, struct job *j)
 {
     uint64_t limit_ms = j->spec->scheduling_time_limit_s * 1000;
+    uint64_t ran_ms = job_ran_ms(j, t->now_ns), next_ns = placing_tick(c, t, j);
     if (!limit_ms)
-        return UINT64_MAX;
-    uint64_t ran_ms = job_ran_ms(j, t->now_ns);
-    if (ran_ms < limit_ms)
-        return t->now_ns + (limit_ms - ran_ms) * NS_PER_MS;
+        return next_ns;
+    if (ran_ms < limit_ms) {
+        uint64_t over_ns = t->now_ns + (limit_ms - ran_ms) * NS_PER_MS;
+        return over_ns < next_ns ? over_ns : next_ns;
+    }
     attempt_end(c, t, j, BALLAST__JOB_STATE__JOB_FAILED, BALLAST__STOP_MODE__STOP_CHECKPOINT,
                 arena_printf(&t->arena, "time limit: it has run for the %" PRIu64
                              " s of scheduling.time_limit", limit_ms / 1000), "");
@@ -504,5 +524,6 @@ void attempt_adopt_all(struct coord *c)
         j->wait.kind = is_stopping(j) ? WAIT_GANG : WAIT_NONE;
         if (is_wanted(j) || is_stopping(j))
             adopt(c, j);
+        placing_adopt(c, j);
     }
 }

@@ -105,8 +105,8 @@ void call_submit(struct coord *c, struct turn *t, uint64_t peer, const char *use
 
 /* ---- cancel, hold, release, requeue ------------------------------------------------------- */
 
-static void reply_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
-                      const struct job *j)
+void reply_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+               const struct job *j)
 {
     Ballast__JobReply *reply = arena_alloc(&t->arena, sizeof *reply);
     ballast__job_reply__init(reply);

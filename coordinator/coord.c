@@ -28,6 +28,7 @@ struct coord_config coord_config_default(void)
         .start_timeout_ns = 900 * NS_PER_S,
         .stop_grace_ns = 5 * NS_PER_S,
         .checkpoint_grace_ns = 60 * NS_PER_S,
+        .prepare_timeout_ns = 60 * NS_PER_S,
         .key_keep_ns = 24 * 3600 * NS_PER_S,
         .version = "",
         .commit = "",
@@ -61,6 +62,7 @@ void coord_destroy(struct coord *c)
     free(c->waiting);
     free(c->waits);
     free(c->ended);
+    free(c->placing);
     free(c);
 }
 
@@ -144,6 +146,11 @@ void coord_message(struct coord *c, struct turn *t, uint64_t peer, const char *u
     case BALLAST__METHOD__METHOD_WORKER_RESUME:
         call_worker(c, t, peer, e, (const Ballast__WorkerDrainRequest *)payload);
         break;
+    case BALLAST__METHOD__METHOD_REBALANCE_PLAN:
+    case BALLAST__METHOD__METHOD_REBALANCE_APPLY:
+    case BALLAST__METHOD__METHOD_REBALANCE_AUTO:
+        call_rebalance(c, t, peer, user, e, (const Ballast__RebalanceRequest *)payload);
+        break;
     case BALLAST__METHOD__METHOD_HELLO:
         attach_hello(c, t, peer, e, (const Ballast__Hello *)payload);
         break;
@@ -155,6 +162,9 @@ void coord_message(struct coord *c, struct turn *t, uint64_t peer, const char *u
         break;
     case BALLAST__METHOD__METHOD_STEPS:
         attach_steps(c, t, peer, e, (const Ballast__StepReports *)payload);
+        break;
+    case BALLAST__METHOD__METHOD_LOAD:
+        attach_load(c, t, peer, e, (const Ballast__LoadReport *)payload);
         break;
     case BALLAST__METHOD__METHOD_GOODBYE:
         attach_goodbye(c, t, peer, e, (const Ballast__Goodbye *)payload);
@@ -298,6 +308,8 @@ void coord_tick(struct coord *c, struct turn *t)
         settle_after(c, t);
     if (c->queue_is_stale)
         run_queue(c, t);
+    if (c->n_placing)
+        placing_think(c, t);
     if (c->n_waits)
         core_wake_at(c, calls_answer_waits(c, t));
 }

@@ -2,8 +2,9 @@
  *
  * coord.c    turns, time, and what the shell may look at
  * apply.c    records: the one function that applies them, and the ways to make them
- * calls.c    what clients ask for
+ * calls.c    what clients ask for; calls_rebalance.c: of the placement of experts
  * attach.c   workers come, beat, fall silent and go
+ * placing.c  experts move: loads come in, plans are proposed, followed, recorded
  * attempt.c  one attempt of a job: its gang starts, reports, is stopped, is over */
 #ifndef COORDINATOR_CORE_H
 #define COORDINATOR_CORE_H
@@ -41,6 +42,8 @@ struct coord {
     job_id              *ended; /* in this turn */
     size_t               n_ended, n_ended_alloc;
     uint64_t             now_ns, started_ns, next_scan_ns, next_prune_ns;
+    job_id              *placing; /* jobs whose newest window of load is to be looked at */
+    size_t               n_placing, n_placing_alloc;
     bool                 queue_is_stale; /* something changed that may let a job start */
     bool                 has_ended_jobs;
 };
@@ -49,6 +52,11 @@ struct coord {
 void core_wake_at(struct coord *c, uint64_t at_ns);
 
 /* ---- apply.c: each makes one record and applies it ---------------------------------------- */
+
+/* For those who fill in what the record says themselves. */
+Ballast__Record *emit_begin(struct coord *c, struct turn *t, job_id job,
+                            Ballast__Record__WhatCase what);
+void emit_finish(struct coord *c, struct turn *t, Ballast__Record *r);
 
 void emit_epoch(struct coord *c, struct turn *t);
 void emit_submitted(struct coord *c, struct turn *t, job_id id, Ballast__JobSpec *spec,
@@ -80,6 +88,11 @@ void call_worker_list(struct coord *c, struct turn *t, uint64_t peer, const Ball
 void call_ping(struct coord *c, struct turn *t, uint64_t peer, const char *user,
                const Ballast__Envelope *e);
 
+void call_rebalance(struct coord *c, struct turn *t, uint64_t peer, const char *user,
+                    const Ballast__Envelope *e, const Ballast__RebalanceRequest *request);
+void reply_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+               const struct job *j);
+
 /* Answers the waits that are satisfied or over; gives the next moment one is over. */
 uint64_t calls_answer_waits(struct coord *c, struct turn *t);
 
@@ -93,9 +106,42 @@ void attach_rank_state(struct coord *c, struct turn *t, uint64_t peer, const Bal
                        const Ballast__RankState *state);
 void attach_steps(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                   const Ballast__StepReports *reports);
+void attach_load(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                 const Ballast__LoadReport *report);
 void attach_goodbye(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                     const Ballast__Goodbye *goodbye);
 uint64_t attach_tick(struct coord *c, struct turn *t);
+
+/* ---- placing.c ---------------------------------------------------------------------------- */
+
+/* A report of the present attempt. */
+void placing_load(struct coord *c, struct job *j, const Ballast__LoadReport *report);
+
+/* What a rank of the present attempt says of plans. */
+void placing_report(struct coord *c, struct turn *t, struct job *j,
+                    const Ballast__RankState *state);
+
+/* The attempt is over by the next record: an open plan has ended. */
+void placing_over(struct coord *c, struct turn *t, struct job *j, const char *why);
+
+/* What is due for this job, which is RUNNING; gives when to look again. */
+uint64_t placing_tick(struct coord *c, struct turn *t, struct job *j);
+
+/* Looks at one window of one job, or thinks one part further about it. */
+void placing_think(struct coord *c, struct turn *t);
+
+/* Why nothing can be proposed for this job now, in the arena, or NULL: then its planner knows the
+ * newest window, and propose_now may be asked. out_reason: the same for machines. */
+const char *placing_obstacle(struct coord *c, struct turn *t, struct job *j,
+                             const char **out_reason);
+
+/* Makes the planner's newest proposal, which has moves, the job's open plan. key: of a person's
+ * call, or NULL: automatic. */
+void placing_begin(struct coord *c, struct turn *t, struct job *j, const char *cause,
+                   const ProtobufCBinaryData *key);
+
+/* After a start: an open plan goes on. */
+void placing_adopt(struct coord *c, struct job *j);
 
 /* ---- attempt.c ---------------------------------------------------------------------------- */
 

@@ -77,6 +77,7 @@ struct job *job_create(job_id id, const Ballast__RecordSubmitted *submitted)
     j->n_after = j->spec->n_scheduling_after;
     j->after = xmemdup(j->spec->scheduling_after, j->n_after * sizeof *j->after);
     j->summary = (struct job_summary){.loss = NAN, .validation_loss = NAN, .imbalance = NAN};
+    rebalance_init(&j->rebalance, j->spec);
     job_move(j, S(QUEUED));
     return j;
 }
@@ -86,6 +87,7 @@ void job_destroy(struct job *j)
     if (!j)
         return;
     ballast__job_spec__free_unpacked(j->spec, NULL);
+    rebalance_fini(&j->rebalance);
     for (uint32_t r = 0; r < j->n_gang; r++)
         free(j->gang[r]);
     free(j->gang);

@@ -18,6 +18,7 @@
 #include "common/err.h"
 #include "common/mem.h"
 #include "common/types.h"
+#include "coordinator/rebalance.h"
 #include "proto/ballast.pb-c.h"
 
 #define COLL_ID_BYTES 16
@@ -35,6 +36,7 @@ struct rank {
     enum rank_fate     fate;
     Ballast__RankPhase phase;  /* as last reported; only grows */
     uint64_t           over_ns;
+    struct migration_rank plan; /* what it said of plans */
 };
 
 enum wait_kind {
@@ -83,6 +85,7 @@ struct job {
     record_seq         assigned_seq, last_seq; /* of its assignment, of its newest record */
     uint8_t            requeue_key[IDEMPOTENCY_KEY_BYTES];
     int64_t            submitted_at_ns, started_at_ns, ended_at_ns; /* wall, display */
+    struct rebalance   rebalance;  /* durable in part */
 
     /* of this life of the coordinator */
     struct rank       *ranks;       /* n_gang; NULL when no gang is to be watched */

@@ -291,16 +291,12 @@ size_t propose_moves(const struct propose *p, struct arena *arena, Ballast__Plan
     return n;
 }
 
-void propose_applied(struct propose *p, uint32_t epoch)
+void propose_applied(struct propose *p)
 {
     for (uint32_t i = 0; i < p->n_layers; i++) {
         struct layer *l = &p->layers[i];
-        if (!changes(l))
-            continue;
-        balance_applied(l->balance, &l->in_force, &l->verdict);
-        placement_copy(&l->in_force, &l->wanted);
+        if (changes(l))
+            balance_applied(l->balance, &l->in_force, &l->verdict);
         l->verdict = (struct balance_verdict){.kind = BALANCE_STAY};
     }
-    p->epoch = epoch;
-    p->n_thought = 0;
 }

@@ -52,7 +52,7 @@ Ballast__Placement *propose_placement(const struct propose *p, uint32_t epoch, b
 /* What travels, in the arena; returns how many. */
 size_t propose_moves(const struct propose *p, struct arena *arena, Ballast__PlanMove ***out_moves);
 
-/* The newest proposal came into force as that epoch. */
-void propose_applied(struct propose *p, uint32_t epoch);
+/* The newest proposal, if there was one, came into force; the next window tells the placement. */
+void propose_applied(struct propose *p);
 
 #endif

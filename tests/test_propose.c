@@ -101,7 +101,7 @@ static void what_is_in_force_is_the_next_start(void **state)
     assert_int_equal(propose_now(p)->n_changed, 1);
     Ballast__Placement *whole = propose_placement(p, 1, true, &arena);
     double before = propose_now(p)->imbalance_before;
-    propose_applied(p, 1);
+    propose_applied(p);
     observe(p, 220, 1, skewed, whole);
     assert_int_equal(propose_now(p)->n_changed, 0);
     assert_true(propose_now(p)->imbalance_before < before);
