@@ -68,6 +68,46 @@ static void tell_worker(Ballast__Event *e, const Ballast__RecordWorker *r, struc
                        : arena_strdup(a, r->reason);
 }
 
+/* "1.63", or "?" for what was not measured. */
+static char *imbalance_text(double x, struct arena *a)
+{
+    return x > 0 ? arena_printf(a, "%.2f", x) : arena_strdup(a, "?");
+}
+
+static char *bytes_text(uint64_t n_bytes, struct arena *a)
+{
+    return n_bytes < 1u << 20 ? arena_printf(a, "%.1f KiB", (double)n_bytes / 1024)
+                              : arena_printf(a, "%.1f MiB", (double)n_bytes / (1 << 20));
+}
+
+static void tell_plan(Ballast__Event *e, const Ballast__RecordPlan *r, struct arena *a)
+{
+    e->kind = "PLAN_PROPOSED";
+    e->text = arena_printf(a, "placement %u, %s: %u moves, %s, imbalance %s to %s, gain %.3g s a "
+                           "step for %.3g s%s%s", r->placement ? r->placement->epoch : 0,
+                           r->automatic ? "automatic" : "by a person", r->n_moves,
+                           bytes_text(r->bytes, a), imbalance_text(r->imbalance_before, a),
+                           imbalance_text(r->imbalance_predicted, a), r->predicted_gain_s,
+                           r->predicted_cost_s, *r->cause ? "; " : "", r->cause);
+}
+
+static void tell_placement(Ballast__Event *e, const Ballast__RecordPlacement *r, struct arena *a)
+{
+    e->kind = "PLACEMENT";
+    e->text = arena_printf(a, "placement %u at step %" PRIu64 ": %u moves, %s in %.3g s, imbalance "
+                           "was %s, predicted %s", r->epoch, r->at_step, r->n_moves,
+                           bytes_text(r->bytes, a), r->pause_s,
+                           imbalance_text(r->imbalance_before, a),
+                           imbalance_text(r->imbalance_predicted, a));
+}
+
+static void tell_realised(Ballast__Event *e, const Ballast__RecordRealised *r, struct arena *a)
+{
+    e->kind = "PLACEMENT_REALISED";
+    e->text = arena_printf(a, "placement %u: imbalance is %s, gain %.3g s a step", r->epoch,
+                           imbalance_text(r->imbalance_after, a), r->gain_s);
+}
+
 Ballast__Event *event_of_record(const Ballast__Record *r, struct arena *arena)
 {
     Ballast__Event *e = arena_alloc(arena, sizeof *e);
@@ -105,6 +145,24 @@ Ballast__Event *event_of_record(const Ballast__Record *r, struct arena *arena)
     case BALLAST__RECORD__WHAT_AFTER:
         e->kind = "JOB_DEPENDENCY_DONE";
         e->text = arena_printf(arena, "job %" PRIu64 " is DONE", r->after->done_job);
+        break;
+    case BALLAST__RECORD__WHAT_PLAN:
+        tell_plan(e, r->plan, arena);
+        break;
+    case BALLAST__RECORD__WHAT_PLAN_ENDED:
+        e->kind = "PLAN_ENDED";
+        e->text = arena_printf(arena, "placement %u will not come about: %s",
+                               r->plan_ended->epoch, r->plan_ended->reason);
+        break;
+    case BALLAST__RECORD__WHAT_PLACEMENT:
+        tell_placement(e, r->placement, arena);
+        break;
+    case BALLAST__RECORD__WHAT_REBALANCE_AUTO:
+        e->kind = "REBALANCE_AUTO";
+        e->text = arena_strdup(arena, r->rebalance_auto->on ? "on" : "off");
+        break;
+    case BALLAST__RECORD__WHAT_REALISED:
+        tell_realised(e, r->realised, arena);
         break;
     case BALLAST__RECORD__WHAT__NOT_SET:
     default:

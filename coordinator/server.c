@@ -329,6 +329,7 @@ static void on_done(uv_async_t *async)
         struct work *work = (struct work *)b;
         next = b->next;
         s->n_out--;
+        s->n_sql -= work->kind == WORK_QUERY && ((struct query *)work)->read.kind == STORE_SQL;
         if (work->kind == WORK_TURN) {
             struct turn_work *w = (struct turn_work *)work;
             on_turn_back(s, w);

@@ -62,6 +62,11 @@ static size_t sheds_at(Ballast__Method method)
     case BALLAST__METHOD__METHOD_JOB_LIST:
     case BALLAST__METHOD__METHOD_JOB_SHOW:
     case BALLAST__METHOD__METHOD_WORKER_LIST:
+    case BALLAST__METHOD__METHOD_EXPERTS:
+    case BALLAST__METHOD__METHOD_PLACEMENT:
+    case BALLAST__METHOD__METHOD_REBALANCE_HISTORY:
+    case BALLAST__METHOD__METHOD_DB_QUERY:
+    case BALLAST__METHOD__METHOD_DB_BACKUP:
         return LIST_AT;
     case BALLAST__METHOD__METHOD_SUBMIT:
     case BALLAST__METHOD__METHOD_JOB_REQUEUE:
@@ -92,6 +97,8 @@ int admit_request(struct server *s, link_peer peer, const Ballast__Envelope *e,
         return too_much(s, out_status, "RATE", "too many requests, slow down");
     if (s->n_out > limit)
         return too_much(s, out_status, "BUSY", "the coordinator is busy");
+    if (e->method == BALLAST__METHOD__METHOD_DB_QUERY && s->n_sql)
+        return too_much(s, out_status, "QUERIES", "another query runs at present");
     if (limit == WATCH_AT && (p->n_queries >= PEER_QUERIES_MAX || s->n_parked >= PARKED_MAX))
         return too_much(s, out_status, "WATCHES", "too many long polls at once");
     if (limit == SUBMIT_AT && store_free_bytes(s->store) < s->config->disk_reserve_bytes)

@@ -79,6 +79,8 @@ struct server {
 
     struct query *parked;     /* doubly linked */
     size_t   n_parked;
+    uint32_t n_sql;           /* people's SQL with the store: one at a time, so that commits come
+                               * between any two */
     uint64_t poll_deadline_ns; /* no parked query is due before this */
     link_peer *gone;          /* peers the core has not been told about */
     size_t   n_gone, n_gone_alloc;
@@ -127,6 +129,15 @@ void query_expire(struct server *s, uint64_t now_ns);
 void query_stop_all(struct server *s);
 void query_forget_peer(struct server *s, link_peer peer);
 void query_free(struct query *q);
+
+/* ---- server_balance: queries about expert load, placements and the database ----------------- */
+
+bool balance_is_ours(Ballast__Method method);
+void balance_plan_read(Ballast__Method method, const ProtobufCMessage *payload,
+                       struct store_read *r);
+ProtobufCMessage *balance_answer(const struct store_read *r, struct arena *arena);
+/* True if there is no answer, with why. */
+bool balance_refuses(const struct store_read *r, struct arena *arena, Ballast__Status *out_status);
 
 /* ---- server_admit ----------------------------------------------------------------------------- */
 

@@ -37,7 +37,7 @@ bool query_is_ours(const Ballast__Envelope *e, const ProtobufCMessage *payload)
     case BALLAST__METHOD__METHOD_JOB_LIST:
         return ((const Ballast__JobListRequest *)payload)->all_states;
     default:
-        return false;
+        return balance_is_ours(e->method);
     }
 }
 
@@ -79,7 +79,7 @@ static uint32_t plan_read(const struct query *q, struct store_read *r)
         r->limit = limit_of(m->limit_bytes, OUTPUT_BYTES_MAX, OUTPUT_BYTES_MAX);
         return m->wait_ms;
     }
-    default: {
+    case BALLAST__METHOD__METHOD_METRICS: {
         const Ballast__MetricsRequest *m = (const Ballast__MetricsRequest *)q->payload;
         r->kind = STORE_STEPS;
         r->job = m->job_id;
@@ -87,6 +87,9 @@ static uint32_t plan_read(const struct query *q, struct store_read *r)
         r->limit = limit_of(m->limit, STEPS_DEFAULT, STEPS_MAX);
         return m->wait_ms;
     }
+    default:
+        balance_plan_read(q->envelope->method, q->payload, r);
+        return 0;
     }
 }
 
@@ -119,6 +122,7 @@ void query_begin(struct server *s, link_peer peer, const struct wire_bytes *fram
     struct query *q = make(s, peer, frames);
     uint32_t wait_ms = plan_read(q, &q->read);
     q->deadline_ns = clock_now_ns() + wait_ms * NS_PER_MS;
+    s->n_sql += q->read.kind == STORE_SQL;
     submit(s, q);
 }
 
@@ -351,8 +355,10 @@ static ProtobufCMessage *make_answer(struct server *s, struct query *q)
         return answer_events(q);
     case STORE_OUTPUT:
         return answer_output(q);
-    default:
+    case STORE_STEPS:
         return answer_steps(q);
+    default:
+        return balance_answer(&q->read, &q->arena);
     }
 }
 
@@ -419,7 +425,9 @@ void query_answer(struct server *s, struct query *q)
         query_free(q); /* nobody waits for it any more */
         return;
     }
-    if (q->read.rc < 0) {
+    if (balance_refuses(&q->read, &q->arena, &status)) {
+        refuse(s, q->peer, q->envelope, &status);
+    } else if (q->read.rc < 0) {
         refuse_read(s, q);
     } else if (q->is_recall && s->state != SERVER_SERVING) {
         check_status(&status, &q->arena, BALLAST__CODE__UNAVAILABLE, "STARTING",

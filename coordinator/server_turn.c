@@ -53,7 +53,8 @@ void turn_end(struct server *s)
     s->open = NULL;
     for (size_t i = 0; i < w->turn.n_notes; i++)
         log_warn("%s", w->turn.notes[i]);
-    bool has_to_be_stored = w->turn.n_records || w->turn.n_steps || w->n_logs;
+    bool has_to_be_stored = w->turn.n_records || w->turn.n_steps || w->turn.n_loads ||
+                            w->n_logs;
     if (!has_to_be_stored && !s->n_turns_out) {
         turn_send(s, &w->turn);
         turn_free(w);
@@ -64,6 +65,9 @@ void turn_end(struct server *s)
     b->n_records = w->turn.n_records;
     b->steps = w->turn.steps;
     b->n_steps = w->turn.n_steps;
+    b->loads = w->turn.loads;
+    b->n_loads = w->turn.n_loads;
+    b->wall_ns = w->turn.wall_ns;
     b->logs = w->logs;
     b->n_logs = w->n_logs;
     s->n_turns_out++;

@@ -1,7 +1,9 @@
 /* store.c - the writer thread: takes what waits, commits it together, gives it back
  *
- * Step reports are committed before records: a batch whose records are durable then has its steps
- * too, and a crash between both commits repeats steps, which replace themselves. */
+ * Between groups it tends the expert load and copies a backup on. Step and load reports are
+ * committed before records: a batch whose
+ * records are durable then has them too, and a crash between both commits repeats reports, which
+ * replace themselves or are known already. */
 #include "coordinator/store.h"
 
 #include <errno.h>
@@ -17,13 +19,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/log.h"
+#include "coordinator/store_backup.h"
+#include "coordinator/store_load.h"
 #include "coordinator/store_parts.h"
 
 #define WAL_PAGES_IDLE 256  /* checkpointed when nothing has come for QUIET_NS */
 #define WAL_PAGES_BUSY 4096 /* checkpointed in any case */
-#define QUIET_NS       (100 * (long)NS_PER_MS)
+#define QUIET_NS       (100 * NS_PER_MS)
 #define GROUP_MAX      256  /* batches in one commit */
+#define TEND_NS        (2 * NS_PER_S) /* how often what is too old is looked for */
 
 struct list {
     struct store_batch *first, *last;
@@ -38,11 +44,15 @@ struct store {
     int    state_wal_pages, stats_wal_pages; /* since the last checkpoint */
     pthread_t       writer;
     bool            has_writer;
+    struct backup      *backup;       /* the writer's: the one under way */
+    struct store_batch *backup_batch; /* that asked for it */
+    uint64_t            tend_ns;      /* the writer's: when to tend the load again */
 
     pthread_mutex_t lock;       /* over the rest */
     pthread_cond_t  wake;
     struct list     waiting, done;
     bool            is_stopping, is_failed;
+    bool            backup_is_over;
 };
 
 static void list_push(struct list *l, struct store_batch *b)
@@ -85,18 +95,22 @@ static int take_folder(struct store *s, struct err *err)
 
 /* ---- the writer ------------------------------------------------------------------------------------ */
 
-static int write_all_steps(struct store *s, struct store_batch *first, struct err *err)
+static int write_all_reports(struct store *s, struct store_batch *first, struct err *err)
 {
     struct store_tables *t = &s->tables;
     bool has_begun = false;
     int rc = 0;
     for (struct store_batch *b = first; rc == 0 && b; b = b->next) {
-        if (b->n_steps && !has_begun) {
+        if ((b->n_steps || b->n_loads) && !has_begun) {
             rc = db_run(tables_statement(t, S_STATS_BEGIN), err);
             has_begun = rc == 0;
         }
         for (size_t i = 0; rc == 0 && i < b->n_steps; i++)
             rc = write_steps(t, &b->steps[i], err);
+        for (size_t i = 0; rc == 0 && i < b->n_loads; i++)
+            rc = load_write(t, &b->loads[i], b->wall_ns, err);
+        if (b->n_loads && !s->tend_ns)
+            s->tend_ns = clock_now_ns() + TEND_NS;
     }
     if (rc == 0 && has_begun)
         rc = db_run(tables_statement(t, S_STATS_COMMIT), err);
@@ -142,7 +156,7 @@ static void commit_group(struct store *s, struct store_batch *first)
     bool is_failed = s->is_failed;
     pthread_mutex_unlock(&s->lock);
     int rc = is_failed ? err_set(&err, -ECANCELED, "a batch before this one was not stored") : 0;
-    if (rc == 0 && (rc = write_all_steps(s, first, &err)) == 0)
+    if (rc == 0 && (rc = write_all_reports(s, first, &err)) == 0)
         rc = write_all_records(s, first, &err);
     if (rc < 0 && !is_failed) {
         log_error("msg=\"nothing was stored: %s\"", err.text);
@@ -168,14 +182,92 @@ static void write_logs(struct store *s, struct store_batch *b)
     }
 }
 
-static void serve_group(struct store *s, struct store_batch *first)
+/* ---- backups ----------------------------------------------------------------------------------- */
+
+/* On the backup's thread, or the writer's. */
+static void on_backup_over(void *context)
 {
-    commit_group(s, first);
-    for (struct store_batch *b = first; b; b = b->next) {
+    struct store *s = context;
+    pthread_mutex_lock(&s->lock);
+    s->backup_is_over = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* True if the batch is kept until its copy is there. */
+static bool begin_backup(struct store *s, struct store_batch *b)
+{
+    struct store_read *r = b->reads;
+    if (s->backup)
+        r->rc = err_set(&r->err, -EBUSY, "another backup is under way");
+    else
+        r->rc = backup_begin(s->tables.state, s->state_dir, r->path, on_backup_over, s,
+                             &s->backup, &r->err);
+    if (r->rc == 0)
+        s->backup_batch = b;
+    return r->rc == 0;
+}
+
+static bool backup_was_told(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool is_over = s->backup_is_over;
+    pthread_mutex_unlock(&s->lock);
+    return is_over;
+}
+
+/* Hands back the batch that asked for it. */
+static void end_backup(struct store *s)
+{
+    struct store_read *r = s->backup_batch->reads;
+    r->rc = backup_end(s->backup, &r->total, &r->err);
+    if (r->rc < 0)
+        log_warn("msg=\"backup: %s\"", r->err.text);
+    else
+        log_info("bytes=%" PRIu64 " path=%s msg=\"backup written\"", r->total, r->path);
+    s->backup = NULL;
+    pthread_mutex_lock(&s->lock);
+    s->backup_is_over = false;
+    list_push(&s->done, s->backup_batch);
+    s->backup_batch = NULL;
+    pthread_mutex_unlock(&s->lock);
+    s->notify(s->context);
+}
+
+/* ---- groups ------------------------------------------------------------------------------------ */
+
+/* Takes the batch out of the group if it is not served yet. */
+static void serve_group(struct store *s, struct list *group)
+{
+    struct list served = {0};
+    commit_group(s, group->first);
+    for (struct store_batch *b = group->first, *next; b; b = next) {
+        bool is_kept = false;
+        next = b->next;
         write_logs(s, b);
         for (size_t i = 0; i < b->n_reads; i++)
-            read_run(&s->tables, &b->reads[i]);
+            if (b->reads[i].kind == STORE_BACKUP)
+                is_kept = begin_backup(s, b);
+            else
+                read_run(&s->tables, &b->reads[i]);
+        if (!is_kept)
+            list_push(&served, b);
     }
+    *group = served;
+}
+
+static void tend_loads(struct store *s)
+{
+    struct err err = {0};
+    bool has_more, has_any;
+    if (!s->tend_ns || clock_now_ns() < s->tend_ns)
+        return;
+    if (load_tend(&s->tables, clock_wall_ns(), &has_more, &has_any, &err) < 0) {
+        log_warn("msg=\"old expert load is not tidied up: %s\"", err.text);
+        has_more = false;
+        has_any = true;
+    }
+    s->tend_ns = has_more ? 1 : has_any ? clock_now_ns() + TEND_NS : 0;
 }
 
 /* ---- checkpoints: on our own schedule, because SQLite's would come in the middle of a commit --- */
@@ -200,20 +292,27 @@ static bool wal_has(const struct store *s, int n_pages)
     return s->state_wal_pages >= n_pages || s->stats_wal_pages >= n_pages;
 }
 
+static bool has_work(const struct store *s)
+{
+    return s->waiting.first || s->is_stopping || s->backup_is_over ||
+           backup_is_copying(s->backup) || (s->tend_ns && s->tend_ns <= clock_now_ns());
+}
+
 /* Waits for work; a quiet moment is good for a checkpoint. Called with the lock held. */
 static void wait_for_work(struct store *s)
 {
-    while (!s->waiting.first && !s->is_stopping) {
-        if (!wal_has(s, WAL_PAGES_IDLE)) {
+    while (!has_work(s)) {
+        bool has_pages = wal_has(s, WAL_PAGES_IDLE);
+        uint64_t quiet_ns = has_pages ? clock_now_ns() + QUIET_NS : UINT64_MAX;
+        uint64_t until_ns = s->tend_ns && s->tend_ns < quiet_ns ? s->tend_ns : quiet_ns;
+        struct timespec until = {.tv_sec = (time_t)(until_ns / NS_PER_S),
+                                 .tv_nsec = (long)(until_ns % NS_PER_S)};
+        if (until_ns == UINT64_MAX) {
             pthread_cond_wait(&s->wake, &s->lock);
             continue;
         }
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += QUIET_NS;
-        until.tv_sec += until.tv_nsec / (long)NS_PER_S;
-        until.tv_nsec %= (long)NS_PER_S;
-        if (pthread_cond_timedwait(&s->wake, &s->lock, &until) != ETIMEDOUT)
+        if (pthread_cond_timedwait(&s->wake, &s->lock, &until) != ETIMEDOUT ||
+            until_ns < quiet_ns)
             continue;
         pthread_mutex_unlock(&s->lock);
         checkpoint(s);
@@ -221,7 +320,7 @@ static void wait_for_work(struct store *s)
     }
 }
 
-/* The next group, in order; false when stopping and nothing is left. */
+/* The next group, in order, which may be empty; false when stopping and nothing is left. */
 static bool take_group(struct store *s, struct list *out_group)
 {
     pthread_mutex_lock(&s->lock);
@@ -237,12 +336,15 @@ static bool take_group(struct store *s, struct list *out_group)
             s->waiting.last = NULL;
         b->next = NULL;
     }
+    bool is_over = s->is_stopping && !out_group->first;
     pthread_mutex_unlock(&s->lock);
-    return out_group->first != NULL;
+    return !is_over;
 }
 
 static void give_back(struct store *s, struct list *group)
 {
+    if (!group->first)
+        return;
     pthread_mutex_lock(&s->lock);
     if (s->done.last)
         s->done.last->next = group->first;
@@ -259,11 +361,18 @@ static void *run_writer(void *context)
     struct list group;
     pthread_setname_np(pthread_self(), "store");
     while (take_group(s, &group)) {
-        serve_group(s, group.first);
+        serve_group(s, &group);
         give_back(s, &group);
+        tend_loads(s);
+        if (backup_is_copying(s->backup))
+            backup_step(s->backup);
+        else if (s->backup && backup_was_told(s))
+            end_backup(s);
         if (wal_has(s, WAL_PAGES_BUSY))
             checkpoint(s);
     }
+    if (s->backup)
+        end_backup(s);
     return NULL;
 }
 
@@ -285,6 +394,7 @@ int store_open(const char *state_dir, void (*notify)(void *context), void *conte
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&s->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    s->tend_ns = 1; /* what was left untidied when the last one ended */
     int rc = take_folder(s, err);
     if (rc == 0)
         rc = tables_open(&s->tables, state_dir, err);

@@ -33,6 +33,23 @@ enum store_read_kind {
     STORE_STEPS,   /* steps: above step `from`, at most limit; jobs[0] */
     STORE_OUTPUT,  /* bytes: of a rank's log, from byte `from`, at most limit; jobs[0] */
     STORE_REBUILD, /* nothing: makes the query tables again from the log, for repair and tests */
+    STORE_LOADS,   /* loads: of `window`, one layer or all; placement, spec, jobs[0] */
+    STORE_PLACEMENT, /* placement: of epoch `from`, or the newest with is_newest; loads: the last
+                      * window; entries: the newest limit; spec, jobs[0] */
+    STORE_PLANS,   /* entries: the newest limit, newest last; is_auto_on, jobs[0] */
+    STORE_SQL,     /* columns, rows: of a person's SELECT, at most limit. Runs on the writer's
+                    * thread, so commits wait for it; hence its limits of time and memory */
+    STORE_BACKUP,  /* total: bytes of the copy of state.db at path. Batches go on meanwhile */
+};
+
+enum store_window { STORE_LAST, STORE_1M, STORE_1H, STORE_ALL };
+
+/* Tokens per expert of each layer in a window of steps. */
+struct store_loads {
+    Ballast__LayerExperts **layers; /* all but imbalance_devices */
+    size_t   n_layers;
+    uint64_t first_step, last_step; /* 0: no report is there */
+    uint32_t n_experts, placement_epoch;
 };
 
 struct store_key {
@@ -59,6 +76,9 @@ struct store_read {
     const char *user;        /* NULL or "": all; borrowed */
     int64_t     wall_ns;     /* STORE_RESTORE: now; keys older than keep_ns are left */
     uint64_t    keep_ns;
+    enum store_window window;
+    int32_t     layer;       /* -1: all */
+    const char *sql, *path;  /* borrowed */
 
     /* Out; all in the read's own arena, until store_read_fini. */
     struct arena arena;
@@ -77,8 +97,17 @@ struct store_read {
     size_t                n_steps;
     uint8_t              *bytes;
     size_t                n_bytes;
+    struct store_loads    loads;
+    Ballast__Placement   *placement;   /* NULL: experts are in order */
+    Ballast__RebalanceEntry **entries;
+    size_t                n_entries;
+    bool                  is_auto_on;
+    char                **columns;
+    size_t                n_columns;
+    Ballast__DbRow      **rows;
+    size_t                n_rows;
     uint64_t              next;  /* where to go on: the next seq or byte, the last step read */
-    uint64_t              total; /* bytes that the rank's log has */
+    uint64_t              total; /* bytes that the rank's log has, or the copy */
 };
 
 void store_read_fini(struct store_read *r);
@@ -90,12 +119,15 @@ struct store_batch {
     size_t                   n_records;
     const struct turn_steps *steps;
     size_t                   n_steps;
+    const struct turn_load  *loads;
+    size_t                   n_loads;
+    int64_t                  wall_ns; /* of the turn; loads cannot be later */
     struct store_log        *logs;
     size_t                   n_logs;
     struct store_read       *reads;
     size_t                   n_reads;
 
-    int        rc; /* out: 0, or why nothing of records and steps was stored */
+    int        rc; /* out: 0, or why nothing of records, steps and loads was stored */
     struct err err;
 };
 

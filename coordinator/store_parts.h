@@ -6,24 +6,32 @@
 
 #include "coordinator/store.h"
 #include "coordinator/store_db.h"
+#include "coordinator/store_query.h"
 
 enum statement {
     /* state */
     S_BEGIN, S_COMMIT, S_ROLLBACK,
     S_RECORD, S_JOB_NEW, S_JOB_ASSIGNED, S_JOB_STATE, S_JOB_PROGRESS, S_JOB_HELD,
+    S_JOB_AUTO, S_PLAN_NEW, S_PLAN_END, S_PLACEMENT_NEW, S_PLACEMENT_REALISED,
     S_ATTEMPT_NEW, S_ATTEMPT_END, S_WORKER, S_KEY, S_MARK, S_KEYS_TRIM,
     S_READ_MARKS, S_READ_LIVE, S_READ_KEYS, S_READ_JOBS, S_READ_JOB, S_READ_SPEC,
     S_READ_RECORDS, S_READ_ALL_RECORDS, S_READ_EVENTS, S_READ_EVENTS_OF, S_READ_NEWEST,
-    S_READ_NEWEST_OF, S_READ_LAST_SEQ,
+    S_READ_NEWEST_OF, S_READ_PLACEMENT, S_READ_PLANS, S_READ_AUTO, S_READ_LAST_SEQ,
     /* stats */
     S_STATS_BEGIN, S_STATS_COMMIT, S_STATS_ROLLBACK,
     S_STEP, S_READ_STEPS, S_READ_LAST_STEP, S_READ_VALIDATION, S_SEGMENT_NEW, S_SEGMENT_LAST,
+    S_LOAD_MARK, S_LOAD_WINDOW, S_LOAD_COUNTS, S_LOAD_TOTAL, S_LOAD_PARENT, S_LOAD_COVER,
+    S_LOAD_DROP, S_LOAD_DROP_COUNTS,
+    S_READ_LOAD_MARK, S_READ_LOAD_OPEN, S_READ_LOAD_BUCKET, S_READ_LOAD_TOTAL, S_READ_LOAD_OLD,
+    S_READ_LOAD_CHILDREN, S_READ_LOAD_EXPIRED, S_READ_LOAD_ANY, S_READ_LOAD_COUNTS,
+    S_READ_LOAD_NEWEST, S_READ_LOAD_SINCE,
     S_MAX
 };
 
 struct store_tables {
     sqlite3      *state, *stats;
     sqlite3_stmt *statements[S_MAX];
+    struct query_db *query;
     char         *logs_dir; /* owned */
 };
 
@@ -45,6 +53,16 @@ int write_rebuild(struct store_tables *t, struct err *err);
 
 /* Fills the read's results and rc. */
 void read_run(struct store_tables *t, struct store_read *r);
+/* The record in column 0, or NULL if it is not readable. */
+Ballast__Record *read_record_at(sqlite3_stmt *s, struct arena *a);
+int  read_one_job(struct store_tables *t, struct store_read *r);
+int  read_spec(struct store_tables *t, struct store_read *r);
+
+/* ---- store_read_balance ---------------------------------------------------------------------- */
+
+int  read_loads(struct store_tables *t, struct store_read *r);
+int  read_placement(struct store_tables *t, struct store_read *r);
+int  read_plans(struct store_tables *t, struct store_read *r);
 
 /* ---- store_log: outside of transactions ------------------------------------------------------ */
 

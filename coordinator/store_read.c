@@ -7,51 +7,17 @@
 
 #include "common/json.h"
 #include "coordinator/event.h"
+#include "coordinator/store_bind.h"
 
 #define PAGE_BYTES_MAX (4u << 20) /* of one answer, whatever its limit says */
 
-/* ---- columns, and lists that grow in an arena ------------------------------------------------- */
+/* ---- records ---------------------------------------------------------------------------------- */
 
-static char *text_at(sqlite3_stmt *s, int column, struct arena *a)
-{
-    const char *text = (const char *)sqlite3_column_text(s, column);
-    return arena_strdup(a, text ? text : "");
-}
-
-static uint64_t int_at(sqlite3_stmt *s, int column)
-{
-    return (uint64_t)sqlite3_column_int64(s, column);
-}
-
-static double real_at(sqlite3_stmt *s, int column)
-{
-    return sqlite3_column_type(s, column) == SQLITE_NULL ? NAN : sqlite3_column_double(s, column);
-}
-
-/* Doubles in place of the arena, at powers of two. */
-static void *grown(struct arena *a, void *items, size_t n, size_t item_bytes)
-{
-    if (n & (n - 1) || n == 1)
-        return items;
-    void *more = arena_alloc(a, (n ? 2 * n : 2) * item_bytes);
-    if (n)
-        memcpy(more, items, n * item_bytes);
-    return more;
-}
-
-#define PUSH(arena, items, n, item)                                                            \
-    do {                                                                                       \
-        (items) = grown((arena), (items), (n), sizeof *(items));                               \
-        (items)[(n)++] = (item);                                                               \
-    } while (0)
-
-static Ballast__Record *record_at(sqlite3_stmt *s, struct arena *a)
+Ballast__Record *read_record_at(sqlite3_stmt *s, struct arena *a)
 {
     return ballast__record__unpack(arena_pb(a), (size_t)sqlite3_column_bytes(s, 0),
                                    sqlite3_column_blob(s, 0));
 }
-
-/* ---- records ------------------------------------------------------------------------------------ */
 
 static int read_records(struct store_tables *t, struct store_read *r, enum statement which)
 {
@@ -60,7 +26,7 @@ static int read_records(struct store_tables *t, struct store_read *r, enum state
     if (which == S_READ_RECORDS)
         sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
     while ((rc = db_next(s, &r->err)) > 0) {
-        Ballast__Record *record = record_at(s, &r->arena);
+        Ballast__Record *record = read_record_at(s, &r->arena);
         if (!record) {
             sqlite3_reset(s);
             return err_set(&r->err, -EBADMSG, "a record of the log is not readable");
@@ -302,7 +268,7 @@ static int read_jobs(struct store_tables *t, struct store_read *r)
     return rc;
 }
 
-static int read_one_job(struct store_tables *t, struct store_read *r)
+int read_one_job(struct store_tables *t, struct store_read *r)
 {
     sqlite3_stmt *s = tables_statement(t, S_READ_JOB);
     sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
@@ -317,20 +283,26 @@ static int read_one_job(struct store_tables *t, struct store_read *r)
     return add_summary(t, j, &r->err);
 }
 
+int read_spec(struct store_tables *t, struct store_read *r)
+{
+    sqlite3_stmt *s = tables_statement(t, S_READ_SPEC);
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
+    int rc = db_next(s, &r->err);
+    if (rc <= 0)
+        return rc;
+    Ballast__Record *record = read_record_at(s, &r->arena);
+    if (record && record->what_case == BALLAST__RECORD__WHAT_SUBMITTED)
+        r->spec = record->submitted->spec;
+    sqlite3_reset(s);
+    return 0;
+}
+
 static int read_job(struct store_tables *t, struct store_read *r)
 {
     int rc = read_one_job(t, r);
-    if (rc < 0)
+    if (rc < 0 || (rc = read_spec(t, r)) < 0)
         return rc;
-    sqlite3_stmt *s = tables_statement(t, S_READ_SPEC);
-    sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
-    if ((rc = db_next(s, &r->err)) > 0) {
-        Ballast__Record *record = record_at(s, &r->arena);
-        if (record && record->what_case == BALLAST__RECORD__WHAT_SUBMITTED)
-            r->spec = record->submitted->spec;
-        sqlite3_reset(s);
-    }
-    return rc < 0 ? rc : read_events(t, r, true);
+    return read_events(t, r, true);
 }
 
 /* ---- all -------------------------------------------------------------------------------------------- */
@@ -338,8 +310,11 @@ static int read_job(struct store_tables *t, struct store_read *r)
 static int run(struct store_tables *t, struct store_read *r)
 {
     int rc = 0;
-    if (r->kind == STORE_STEPS || r->kind == STORE_OUTPUT)
-        rc = read_one_job(t, r);
+    bool is_of_job = r->kind == STORE_STEPS || r->kind == STORE_OUTPUT ||
+                     r->kind == STORE_LOADS || r->kind == STORE_PLACEMENT ||
+                     r->kind == STORE_PLANS;
+    if (is_of_job && (rc = read_one_job(t, r)) < 0)
+        return rc;
     switch (r->kind) {
     case STORE_RESTORE:
         return read_restore(t, r);
@@ -353,11 +328,21 @@ static int run(struct store_tables *t, struct store_read *r)
     case STORE_EVENTS:
         return read_events(t, r, r->is_newest);
     case STORE_STEPS:
-        return rc < 0 ? rc : read_steps(t, r);
+        return read_steps(t, r);
     case STORE_OUTPUT:
-        return rc < 0 ? rc : log_read(t, r);
+        return log_read(t, r);
     case STORE_REBUILD:
         return write_rebuild(t, &r->err);
+    case STORE_LOADS:
+        return read_loads(t, r);
+    case STORE_PLACEMENT:
+        return read_placement(t, r);
+    case STORE_PLANS:
+        return read_plans(t, r);
+    case STORE_SQL:
+        return query_run(t->query, r);
+    case STORE_BACKUP: /* the writer's own: it goes on between batches */
+        break;
     }
     return err_set(&r->err, -EINVAL, "no such read");
 }

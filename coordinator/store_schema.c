@@ -47,6 +47,28 @@ static const char state_1[] =
     "  name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;"
     "INSERT INTO marks VALUES ('coordinator_epoch', 0), ('job', 0), ('seq', 0);";
 
+/* What became of plans, and which placements came about. The maps themselves are in the records
+ * that `record` names. */
+static const char state_2[] =
+    "ALTER TABLE jobs ADD COLUMN rebalance_auto INTEGER CHECK (rebalance_auto IN (0, 1));"
+    "CREATE TABLE plans ("
+    "  job INTEGER NOT NULL REFERENCES jobs (id), epoch INTEGER NOT NULL,"
+    "  base_epoch INTEGER NOT NULL,"
+    "  state TEXT NOT NULL CHECK (state IN ('PREPARING', 'DONE', 'ENDED')),"
+    "  proposed_at_ns INTEGER NOT NULL, ended_at_ns INTEGER NOT NULL DEFAULT 0,"
+    "  at_step INTEGER NOT NULL, automatic INTEGER NOT NULL CHECK (automatic IN (0, 1)),"
+    "  cause TEXT NOT NULL, n_moves INTEGER NOT NULL, bytes INTEGER NOT NULL,"
+    "  predicted_gain_s REAL, predicted_cost_s REAL, imbalance_before REAL,"
+    "  imbalance_predicted REAL, reason TEXT NOT NULL DEFAULT '',"
+    "  PRIMARY KEY (job, epoch), CHECK ((ended_at_ns > 0) = (state != 'PREPARING'))"
+    ") STRICT, WITHOUT ROWID;"
+    "CREATE TABLE placements ("
+    "  job INTEGER NOT NULL REFERENCES jobs (id), epoch INTEGER NOT NULL,"
+    "  placed_at_ns INTEGER NOT NULL, at_step INTEGER NOT NULL, n_moves INTEGER NOT NULL,"
+    "  bytes INTEGER NOT NULL, pause_s REAL, imbalance_before REAL, imbalance_predicted REAL,"
+    "  imbalance_after REAL, realised_gain_s REAL, record INTEGER NOT NULL,"
+    "  PRIMARY KEY (job, epoch)) STRICT, WITHOUT ROWID;";
+
 static const char stats_1[] =
     "CREATE TABLE steps ("
     "  job INTEGER NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,"
@@ -61,8 +83,38 @@ static const char stats_1[] =
     "  attempt INTEGER NOT NULL, attempt_offset INTEGER NOT NULL,"
     "  PRIMARY KEY (job, rank, file_offset)) STRICT, WITHOUT ROWID;";
 
-static const char *const state_steps[] = {state_1};
-static const char *const stats_steps[] = {stats_1};
+/* Expert load. A window is a report (level 0), or the sum of the windows of 10 s, 1 min or 1 h
+ * (levels 1 to 3), or of a whole job (4). parent is the window that its counts went into, 0 while
+ * none has them; is_cover says that the counts stand nowhere finer, so that the windows with it
+ * hold every token once.
+ *
+ * Of a layer of a window there is one row, key = window * 1024 + layer; tokens holds unsigned
+ * little-endian numbers of `width` bytes, (n_nodes, n_experts) or, where n_nodes is 0, (n_experts)
+ * summed over nodes. imbalance is max over mean of experts: the least and the most of any report
+ * in the window. */
+static const char stats_2[] =
+    "CREATE TABLE load_windows ("
+    "  id INTEGER PRIMARY KEY, job INTEGER NOT NULL,"
+    "  level INTEGER NOT NULL CHECK (level BETWEEN 0 AND 4), at_ns INTEGER NOT NULL,"
+    "  first_step INTEGER NOT NULL, last_step INTEGER NOT NULL, n_steps INTEGER NOT NULL,"
+    "  n_reports INTEGER NOT NULL, attempt INTEGER NOT NULL, placement_epoch INTEGER NOT NULL,"
+    "  n_nodes INTEGER NOT NULL, n_experts INTEGER NOT NULL, device_imbalance REAL,"
+    "  parent INTEGER NOT NULL, is_cover INTEGER NOT NULL CHECK (is_cover IN (0, 1))) STRICT;"
+    "CREATE INDEX load_windows_of_job ON load_windows (job, at_ns);"
+    "CREATE INDEX load_windows_open ON load_windows (level, job, at_ns) WHERE parent = 0;"
+    "CREATE INDEX load_windows_of_parent ON load_windows (parent) WHERE parent > 0;"
+    "CREATE INDEX load_windows_by_age ON load_windows (level, is_cover, at_ns);"
+    "CREATE TABLE load_counts ("
+    "  key INTEGER PRIMARY KEY, width INTEGER NOT NULL CHECK (width IN (1, 2, 4, 8)),"
+    "  imbalance_min REAL NOT NULL, imbalance_max REAL NOT NULL, tokens BLOB NOT NULL) STRICT;"
+
+    /* The newest report of a job that is stored: what is not newer was said before. */
+    "CREATE TABLE load_marks ("
+    "  job INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, last_step INTEGER NOT NULL,"
+    "  at_ns INTEGER NOT NULL) STRICT;";
+
+static const char *const state_steps[] = {state_1, state_2};
+static const char *const stats_steps[] = {stats_1, stats_2};
 
 const struct schema schema_state = {"state", 0x424c5354, state_steps,
                                     sizeof state_steps / sizeof state_steps[0]};

@@ -16,7 +16,8 @@ struct schema {
 
 /* Jobs, workers and everything acknowledged. */
 extern const struct schema schema_state;
-/* Step reports and where attempts begin in rank logs; losing it costs curves, never a job. */
+/* Step reports, expert load, and where attempts begin in rank logs; losing it costs curves, never
+ * a job. */
 extern const struct schema schema_stats;
 
 #endif

@@ -10,40 +10,9 @@
 
 #include "common/json.h"
 #include "coordinator/event.h"
+#include "coordinator/store_bind.h"
 
 #define KEYS_KEPT_NS (48 * 3600 * (int64_t)NS_PER_S) /* twice what is promised */
-
-/* ---- binding: the n-th call after start binds parameter n ------------------------------------ */
-
-struct binder {
-    sqlite3_stmt *s;
-    int n;
-};
-
-static void put_int(struct binder *b, uint64_t x)
-{
-    sqlite3_bind_int64(b->s, ++b->n, (sqlite3_int64)x);
-}
-
-static void put_text(struct binder *b, const char *text)
-{
-    sqlite3_bind_text(b->s, ++b->n, text, -1, SQLITE_STATIC);
-}
-
-static void put_blob(struct binder *b, const void *bytes, size_t n_bytes)
-{
-    sqlite3_bind_blob64(b->s, ++b->n, n_bytes ? bytes : "", n_bytes, SQLITE_STATIC);
-}
-
-static void put_real(struct binder *b, double x)
-{
-    sqlite3_bind_double(b->s, ++b->n, x); /* NaN becomes NULL */
-}
-
-static struct binder bind(struct store_tables *t, enum statement which)
-{
-    return (struct binder){tables_statement(t, which), 0};
-}
 
 /* ---- the log --------------------------------------------------------------------------------- */
 
@@ -108,6 +77,7 @@ static int write_submitted(struct store_tables *t, const Ballast__Record *r, str
     put_int(&b, spec->parallel_workers);
     put_int(&b, spec->train_steps);
     put_int(&b, (uint64_t)r->at_ns);
+    put_int(&b, spec->rebalance_auto);
     int rc = db_run(b.s, err);
     if (rc < 0 || (rc = set_mark(t, "job", r->job_id, err)) < 0)
         return rc;
@@ -205,6 +175,76 @@ static int write_worker(struct store_tables *t, const Ballast__Record *r, struct
     return db_run(b.s, err);
 }
 
+static int write_auto(struct store_tables *t, const Ballast__Record *r, struct err *err)
+{
+    struct binder b = bind(t, S_JOB_AUTO);
+    put_int(&b, r->job_id);
+    put_int(&b, r->rebalance_auto->on);
+    return db_run(b.s, err);
+}
+
+/* ---- plans and placements -------------------------------------------------------------------- */
+
+static int write_plan(struct store_tables *t, const Ballast__Record *r, struct err *err)
+{
+    const Ballast__RecordPlan *u = r->plan;
+    struct binder b = bind(t, S_PLAN_NEW);
+    put_int(&b, r->job_id);
+    put_int(&b, u->placement ? u->placement->epoch : 0);
+    put_int(&b, u->base_epoch);
+    put_int(&b, (uint64_t)r->at_ns);
+    put_int(&b, u->at_step);
+    put_int(&b, u->automatic);
+    put_text(&b, u->cause);
+    put_int(&b, u->n_moves);
+    put_int(&b, u->bytes);
+    put_real(&b, u->predicted_gain_s);
+    put_real(&b, u->predicted_cost_s);
+    put_real(&b, u->imbalance_before);
+    put_real(&b, u->imbalance_predicted);
+    return db_run(b.s, err);
+}
+
+static int end_plan(struct store_tables *t, const Ballast__Record *r, uint32_t epoch,
+                    const char *state, const char *reason, struct err *err)
+{
+    struct binder b = bind(t, S_PLAN_END);
+    put_int(&b, r->job_id);
+    put_int(&b, epoch);
+    put_text(&b, state);
+    put_int(&b, (uint64_t)r->at_ns);
+    put_text(&b, reason);
+    return db_run(b.s, err);
+}
+
+static int write_placement(struct store_tables *t, const Ballast__Record *r, struct err *err)
+{
+    const Ballast__RecordPlacement *u = r->placement;
+    struct binder b = bind(t, S_PLACEMENT_NEW);
+    put_int(&b, r->job_id);
+    put_int(&b, u->epoch);
+    put_int(&b, (uint64_t)r->at_ns);
+    put_int(&b, u->at_step);
+    put_int(&b, u->n_moves);
+    put_int(&b, u->bytes);
+    put_real(&b, u->pause_s);
+    put_real(&b, u->imbalance_before);
+    put_real(&b, u->imbalance_predicted);
+    put_int(&b, r->seq);
+    int rc = db_run(b.s, err);
+    return rc < 0 ? rc : end_plan(t, r, u->epoch, "DONE", "", err);
+}
+
+static int write_realised(struct store_tables *t, const Ballast__Record *r, struct err *err)
+{
+    struct binder b = bind(t, S_PLACEMENT_REALISED);
+    put_int(&b, r->job_id);
+    put_int(&b, r->realised->epoch);
+    put_real(&b, r->realised->imbalance_after);
+    put_real(&b, r->realised->gain_s);
+    return db_run(b.s, err);
+}
+
 int write_query_tables(struct store_tables *t, const Ballast__Record *r, struct err *err)
 {
     switch (r->what_case) {
@@ -222,6 +262,16 @@ int write_query_tables(struct store_tables *t, const Ballast__Record *r, struct 
         return write_worker(t, r, err);
     case BALLAST__RECORD__WHAT_EPOCH:
         return set_mark(t, "coordinator_epoch", r->epoch->coordinator_epoch, err);
+    case BALLAST__RECORD__WHAT_PLAN:
+        return write_plan(t, r, err);
+    case BALLAST__RECORD__WHAT_PLAN_ENDED:
+        return end_plan(t, r, r->plan_ended->epoch, "ENDED", r->plan_ended->reason, err);
+    case BALLAST__RECORD__WHAT_PLACEMENT:
+        return write_placement(t, r, err);
+    case BALLAST__RECORD__WHAT_REALISED:
+        return write_realised(t, r, err);
+    case BALLAST__RECORD__WHAT_REBALANCE_AUTO:
+        return write_auto(t, r, err);
     case BALLAST__RECORD__WHAT_AFTER: /* no table tells it; the log does */
     case BALLAST__RECORD__WHAT__NOT_SET:
     default:
@@ -231,7 +281,8 @@ int write_query_tables(struct store_tables *t, const Ballast__Record *r, struct 
 
 static int rebuild_rows(struct store_tables *t, struct err *err)
 {
-    int rc = db_exec(t->state, "DELETE FROM attempts; DELETE FROM jobs; DELETE FROM workers;"
+    int rc = db_exec(t->state, "DELETE FROM placements; DELETE FROM plans;"
+                               "DELETE FROM attempts; DELETE FROM jobs; DELETE FROM workers;"
                                "DELETE FROM idempotency", err);
     sqlite3_stmt *s = tables_statement(t, S_READ_ALL_RECORDS);
     while (rc >= 0 && (rc = db_next(s, err)) > 0) {
