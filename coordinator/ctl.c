@@ -87,7 +87,7 @@ int main(int argc, char **argv)
     arena_fini(&c.arena);
     free(c.args);
     free(c.sets);
-    if (fflush(stdout) != 0 && code == CTL_OK)
+    if ((fflush(stdout) != 0 || ferror(stdout)) && code == CTL_OK)
         code = CTL_FAILED; /* a full disk: the data did not arrive */
     return code;
 }

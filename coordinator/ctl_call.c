@@ -307,6 +307,8 @@ int ctl_call(struct ctl *c, Ballast__Method method, const ProtobufCMessage *requ
 static uint32_t poll_timeout_ms(const struct ctl *c, uint32_t wait_ms)
 {
     uint64_t timeout_ms = (uint64_t)wait_ms + POLL_SLACK_MS, now_ns = clock_now_ns();
+    if (!wait_ms && c->timeout_ms && c->timeout_ms < timeout_ms)
+        timeout_ms = c->timeout_ms;
     if (!c->deadline_ns)
         return (uint32_t)timeout_ms;
     uint64_t left_ms = c->deadline_ns > now_ns ? (c->deadline_ns - now_ns) / NS_PER_MS : 0;

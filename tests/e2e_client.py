@@ -82,6 +82,10 @@ def outages_are_waited_out(c, job):
     time.sleep(1)
     down = c.run("jobs", "--timeout", "0.5")
     expect(down.returncode == 7, f"jobs without a coordinator: exit {down.returncode}")
+    began = time.monotonic()
+    down = c.run("logs", job, "--timeout", "0.5")
+    expect(down.returncode == 7 and time.monotonic() - began < 3,
+           f"logs, told to give up soon: exit {down.returncode} after {time.monotonic() - began} s")
     c.start_coordinator()
     at = c.wait_step(job, steps[-1] + 50)["step"]
     while steps[-1] < at:
@@ -92,6 +96,13 @@ def outages_are_waited_out(c, job):
     expect("reconnecting" in err, f"the outage was not told: {err}")
     waiting.communicate(timeout=30)
     expect(waiting.returncode == 1, f"wait for a cancelled job: exit {waiting.returncode}")
+
+
+def a_full_disk_is_told(c):
+    """More than stdio's buffer holds, so that not only the last write fails."""
+    with open("/dev/full", "w") as full:
+        code = start(c, "submit", "--explain", stdout=full).wait(10)
+    expect(code == 1, f"output was lost, and the exit code is {code}")
 
 
 def a_plan_is_near_the_truth(c, job):
@@ -110,6 +121,7 @@ def story():
                                      "--wait")).group(0)
         every_command_in_json(c, job)
         a_plan_is_near_the_truth(c, job)
+        a_full_disk_is_told(c)
         follow_on_a_terminal(c)
         outages_are_waited_out(c, ctrl_c_detaches(c))
         until(lambda: c.n_idle() == 2, 20, "the workers are free again")

@@ -31,6 +31,15 @@ def a_job_that_cannot_run_fails_at_once(c):
     expect(not os.path.exists("/tmp/ballast-not-allowed"), "it wrote outside its roots")
 
 
+def links_in_a_circle_fail_at_once(c):
+    os.symlink("circle.txt", os.path.join(c.folder, "text", "circle.txt"))
+    done = c.run("submit", c.job(), "--set", "data.train=text/circle.txt", "--wait")
+    expect(done.returncode == 1, f"--wait ended with {done.returncode}: {done.stderr}")
+    job = c.show(3)
+    expect(job["state"] == "FAILED" and job["attempt"] == 1, f"it was tried again: {job}")
+    expect("symbolic links" in job["reason"], f"reason: {job}")
+
+
 def a_bad_file_submits_nothing(c):
     n_before = len(c.json("jobs", "-a")["items"])
     path = c.job(name="typo")
@@ -49,6 +58,7 @@ def story():
     with Cluster(n_workers=4) as c:
         a_job_runs_to_its_end(c)
         a_job_that_cannot_run_fails_at_once(c)
+        links_in_a_circle_fail_at_once(c)
         a_bad_file_submits_nothing(c)
 
 

@@ -91,7 +91,7 @@ static void send_step(struct trainer *t, const struct step_result *r, double val
 static bool is_retryable(int rc)
 {
     static const int for_good[] = {EINVAL, ENOENT, EACCES, EPERM, ENOTSUP, EFBIG, ENOTDIR, EISDIR,
-                                   EROFS, EDOM, ENAMETOOLONG};
+                                   EROFS, EDOM, ENAMETOOLONG, ELOOP};
     for (size_t i = 0; i < sizeof for_good / sizeof *for_good; i++)
         if (rc == -for_good[i])
             return false;
