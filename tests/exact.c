@@ -1,4 +1,4 @@
-/* oracle - see oracle.h */
+/* exact.c - exact answers for tiny cases, by trying everything */
 #include "tests/exact.h"
 
 #include <assert.h>
