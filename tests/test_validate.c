@@ -144,6 +144,48 @@ static void the_fixture_is_met_on_every_layout(void **state)
                     check_layout(ranks, fsdp, ep, shard);
 }
 
+/* ---- moves ---- */
+
+/* The digest that the command printed. */
+static const char *digest_of(const char *out)
+{
+    const char *line = strstr(out, "digest of weights and state after the curve: ");
+    assert_non_null(line);
+    return strchr(line, ':');
+}
+
+static void moves_keep_the_curve_and_in_deterministic_mode_every_bit(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {
+        "ranks=4,fsdp=4,ep=4", "ranks=4,fsdp=2,ep=2,expert_shard=1",
+        "ranks=4,fsdp=1,ep=2,expert_shard=2", "ranks=2,fsdp=2,ep=2",
+    };
+    need_fixture();
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        struct said s = RUN(fixture, "--expect", fixture, "--layout", layouts[i],
+                            "--deterministic");
+        assert_int_equal(s.code, 0);
+        char *still = strdup(digest_of(s.out)), *curve = strdup(strstr(s.out, "loss curve"));
+        for (uint32_t seed = 1; seed < 4; seed++) {
+            char *text = xasprintf("%u", seed);
+            s = RUN(fixture, "--expect", fixture, "--layout", layouts[i], "--deterministic",
+                    "--moves-every", "5", "--seed", text);
+            assert_int_equal(s.code, 0);
+            if (strcmp(digest_of(s.out), still) != 0 || strncmp(curve, strstr(s.out, "loss curve"),
+                                                                strcspn(curve, "\n")) != 0)
+                fail_msg("%s seed %u:\n%s", layouts[i], seed, s.out);
+            free(text);
+        }
+        s = RUN(fixture, "--expect", fixture, "--layout", layouts[i], "--moves-every", "5");
+        if (s.code != 0) /* tolerances are those of float32, 1e-4 for the curve */
+            fail_msg("%s:\n%s%s", layouts[i], s.out, s.err);
+        print_message("%-36s%s", layouts[i], strstr(s.out, "after the curve"));
+        free(still);
+        free(curve);
+    }
+}
+
 /* ---- dumps ---------------------------------------------------------------------------------- */
 
 static void dumps_hold_what_was_computed(void **state)
@@ -325,6 +367,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_fixture_is_met_on_every_layout),
+        cmocka_unit_test(moves_keep_the_curve_and_in_deterministic_mode_every_bit),
         cmocka_unit_test(dumps_hold_what_was_computed),
         cmocka_unit_test(a_wrong_weight_is_found_and_named),
         cmocka_unit_test(a_damaged_fixture_is_one_clear_line),

@@ -13,17 +13,25 @@
 static const char usage[] =
     "usage: ballast-worker validate MODEL_DIR --expect FIXTURE_DIR [--steps N] [--device cpu]\n"
     "           [--dtype f32] [--layout ranks=4,fsdp=2,ep=4,expert_shard=1] [--dump DIR]\n"
+    "           [--moves-every N] [--seed S] [--deterministic]\n"
     "\n"
     "Runs the model on the fixture's tokens and compares logits, loss, gradients and the loss\n"
     "curve with what the fixture expects. Exit code 1: something is above its tolerance.\n"
     "\n"
     "  --steps N     optimizer steps of the curve to run; default: all\n"
     "  --layout L    run sharded over ranks of this process: ranks, fsdp, ep, expert_shard\n"
-    "  --dump DIR    write logits.safetensors, gradients.safetensors and report.json there\n";
+    "  --dump DIR    write logits.safetensors, gradients.safetensors and report.json there\n"
+    "  --moves-every N   go to a random placement of experts, homes and copies, every N steps of\n"
+    "                    the curve, each rank with one spare slot; default: 0, never\n"
+    "  --seed S          of the placements; default: 1\n"
+    "  --deterministic   moves change no bit: the digest of all weights and optimizer state, and\n"
+    "                    every loss, are those of a run without\n";
 
 struct options {
     const char *model, *expect, *dump;
     struct layout_degrees degrees;
+    struct validation_moves moves;
+    bool deterministic;
     int64_t n_steps; /* -1: all */
 };
 
@@ -77,7 +85,10 @@ static int expect_word(const char *option, const char *given, const char *only, 
     return err_set(err, -EINVAL, "%s '%s' is not supported; supported: %s", option, given, only);
 }
 
-enum { OPTION_EXPECT = 256, OPTION_STEPS, OPTION_DEVICE, OPTION_DTYPE, OPTION_LAYOUT, OPTION_DUMP };
+enum {
+    OPTION_EXPECT = 256, OPTION_STEPS, OPTION_DEVICE, OPTION_DTYPE, OPTION_LAYOUT, OPTION_DUMP,
+    OPTION_MOVES_EVERY, OPTION_SEED, OPTION_DETERMINISTIC
+};
 
 static int parse_option(int which, char *value, struct options *o, struct err *err)
 {
@@ -94,6 +105,19 @@ static int parse_option(int which, char *value, struct options *o, struct err *e
             return err_set(err, -EINVAL, "--steps '%s' is not a number of steps", value);
         o->n_steps = n;
         return 0;
+    case OPTION_MOVES_EVERY:
+        if (parse_number(value, INT32_MAX, &n) < 0)
+            return err_set(err, -EINVAL, "--moves-every '%s' is not a number of steps", value);
+        o->moves.every = (uint32_t)n;
+        return 0;
+    case OPTION_SEED:
+        if (parse_number(value, INT32_MAX, &n) < 0)
+            return err_set(err, -EINVAL, "--seed '%s' is not a number", value);
+        o->moves.seed = (uint64_t)n;
+        return 0;
+    case OPTION_DETERMINISTIC:
+        o->deterministic = true;
+        return 0;
     default:
         return err_set(err, -EINVAL, "an unknown option, or one without its value");
     }
@@ -109,12 +133,15 @@ static int parse_options(int argc, char **argv, struct options *o, struct err *e
         { "dtype", required_argument, NULL, OPTION_DTYPE },
         { "layout", required_argument, NULL, OPTION_LAYOUT },
         { "dump", required_argument, NULL, OPTION_DUMP },
+        { "moves-every", required_argument, NULL, OPTION_MOVES_EVERY },
+        { "seed", required_argument, NULL, OPTION_SEED },
+        { "deterministic", no_argument, NULL, OPTION_DETERMINISTIC },
         { "help", no_argument, NULL, 'h' },
         { 0 },
     };
     int which;
 
-    *o = (struct options){ .degrees = { 1, 1, 1, 0 }, .n_steps = -1 };
+    *o = (struct options){ .degrees = { 1, 1, 1, 0 }, .n_steps = -1, .moves = { .seed = 1 } };
     optind = 0; /* GNU: start over; the program has read its own options before */
     opterr = 0;
     while ((which = getopt_long(argc, argv, "h", known, NULL)) != -1) {
@@ -134,12 +161,23 @@ static int parse_options(int argc, char **argv, struct options *o, struct err *e
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
+static void print_moves(const struct validation *v)
+{
+    if (v->n_migrations > 0)
+        printf("%u migrations, %.2f MiB and %.2f ms each, a step takes %.2f ms\n", v->n_migrations,
+               (double)v->moved_bytes / v->n_migrations / (1 << 20),
+               1e3 * v->pause_s / v->n_migrations, 1e3 * v->step_s / v->n_steps);
+    printf("digest of weights and state after the curve: %016llx\n",
+           (unsigned long long)v->digest);
+}
+
 /* 0: within tolerance, 1: not. */
 static int validate(const struct options *o, const struct model_spec *spec,
                     const struct tensor_map *map, const struct fixture *f, struct err *err)
 {
     struct stack_config config = {
         .spec = spec, .map = map, .degrees = o->degrees,
+        .n_spare = o->moves.every > 0 ? 1 : 0, .deterministic = o->deterministic,
         .tokens_max = validation_tokens_max(f),
     };
     uint32_t n_steps = o->n_steps < 0 || o->n_steps > f->n_steps ? f->n_steps
@@ -147,16 +185,19 @@ static int validate(const struct options *o, const struct model_spec *spec,
     struct verdict verdict;
     struct validation v;
 
-    int rc = validation_run(&config, o->model, f, n_steps, &v, err);
+    int rc = validation_run(&config, o->model, f, n_steps, o->moves, &v, err);
     if (rc < 0)
         return rc;
     rc = verdict_of(&v, map, &verdict, err);
     if (rc == 0 && o->dump)
         rc = validation_dump(o->dump, &v, spec, map, err);
+    if (rc == 0) {
+        verdict_print(&verdict);
+        print_moves(&v);
+    }
     validation_fini(&v, map);
     if (rc < 0)
         return rc;
-    verdict_print(&verdict);
     return verdict.is_met ? 0 : 1;
 }
 

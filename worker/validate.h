@@ -45,10 +45,20 @@ void fixture_close(struct fixture *f);
 
 /* ---- the run (validate_run.c) ---- */
 
+struct validation_moves { /* random placements while the curve runs */
+    uint32_t every; /* steps; 0: none */
+    uint64_t seed;
+};
+
 struct validation { /* what the ranks computed */
     const char *model_path;
     const struct fixture *fixture;
     uint32_t n_steps;
+    struct validation_moves moves;
+    uint32_t n_migrations;
+    uint64_t moved_bytes;           /* over all ranks */
+    double   pause_s, step_s;       /* of the slowest rank, sums over migrations and steps */
+    uint64_t digest;                /* of all weights and state after the curve, on any layout */
     float  *logits, *packed_logits; /* (rows, length, vocab) */
     double  loss, norm, packed_loss, packed_norm, after_loss;
     float **gradients;              /* by entry of the map: stored_count, of the mean loss */
@@ -57,8 +67,8 @@ struct validation { /* what the ranks computed */
 
 /* Gives *out, ended with validation_fini; fixture and model_path are kept until then. */
 int  validation_run(const struct stack_config *config, const char *model_path,
-                    const struct fixture *fixture, uint32_t n_steps, struct validation *out,
-                    struct err *err);
+                    const struct fixture *fixture, uint32_t n_steps,
+                    struct validation_moves moves, struct validation *out, struct err *err);
 void validation_fini(struct validation *v, const struct tensor_map *map);
 
 /* Tokens that a rank holds at most in one call. */

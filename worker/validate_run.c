@@ -8,8 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/mem.h"
+#include "worker/agree.h"
 #include "worker/ckpt.h"
+#include "worker/shuffle.h"
+#include "worker/transfer.h"
 #include "worker/validate.h"
 
 /* ---- batches -------------------------------------------------------------------------------- */
@@ -150,6 +154,61 @@ static void collect_gradients(const struct stack *s, struct validation *v, doubl
     }
 }
 
+/* All ranks to the same random placement. */
+static int migrate(struct stack *s, struct validation *v, uint32_t step, struct err *err)
+{
+    struct transfer_result r = {0};
+    struct transfer *t = NULL;
+    struct slots to;
+    int rc;
+
+    slots_init_like(&to, &s->slots);
+    slots_shuffle(&to, v->moves.seed + step);
+    rc = transfer_create(s->shard, &s->slots, &to, &t, err);
+    if ((rc = agree(s->coll, rc, err)) == 0)
+        rc = transfer_run(t, &r, err);
+    transfer_destroy(t);
+    double bytes = (double)r.sent_bytes, seconds = r.seconds;
+    if (rc == 0)
+        rc = s->coll->ops->all_reduce_f64(s->coll, &s->coll->world_group, COLL_SUM, &bytes, 1, err);
+    if (rc == 0)
+        rc = s->coll->ops->all_reduce_f64(s->coll, &s->coll->world_group, COLL_MAX, &seconds, 1,
+                                          err);
+    if (rc == 0 && s->rank == 0) {
+        v->n_migrations++;
+        v->moved_bytes += (uint64_t)bytes;
+        v->pause_s += seconds;
+    }
+    return rc;
+}
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* A sum over elements, so that it does not matter who owns them. */
+static void add_digest(const struct stack *s, struct validation *v)
+{
+    const struct tensor_map *map = s->config->map;
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < map->n_entries; i++) {
+        struct shard_part p;
+        if (!shard_part(s->shard, &map->entries[i], &p) || !p.is_first)
+            continue;
+        const float *const parts[] = { p.weights, p.m, p.v };
+        for (uint64_t k = 0; k < 3 * p.count; k++) {
+            uint32_t bits;
+            memcpy(&bits, parts[k / p.count] + k % p.count, sizeof bits);
+            sum += mix(mix(3 * i + k / p.count) ^ mix(p.first + k % p.count + 1) ^ bits);
+        }
+    }
+    __atomic_add_fetch(&v->digest, sum, __ATOMIC_RELAXED);
+}
+
 static int curve(struct stack *s, struct validation *v, struct err *err)
 {
     const struct fixture *f = v->fixture;
@@ -157,6 +216,7 @@ static int curve(struct stack *s, struct validation *v, struct err *err)
     int rc = 0;
 
     for (uint32_t i = 0; i < v->n_steps; i++) {
+        uint64_t began = clock_now_ns();
         rc = loss(s, &f->curve[i], i, true, &value, &norm, &n_labels, err);
         if (rc < 0)
             return rc;
@@ -166,8 +226,13 @@ static int curve(struct stack *s, struct validation *v, struct err *err)
         if (s->rank == 0) {
             v->losses[i] = value;
             v->norms[i] = norm;
+            v->step_s += (double)(clock_now_ns() - began) / NS_PER_S;
         }
+        if (v->moves.every > 0 && (i + 1) % v->moves.every == 0 &&
+            (rc = migrate(s, v, i + 1, err)) < 0)
+            return rc;
     }
+    add_digest(s, v);
     if (v->n_steps == f->n_steps && v->n_steps) {
         rc = loss(s, &f->curve[0], 0, false, &value, &norm, &n_labels, err);
         if (rc == 0 && s->rank == 0)
@@ -207,14 +272,14 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
 /* ---- all ranks ------------------------------------------------------------------------------ */
 
 int validation_run(const struct stack_config *config, const char *model_path,
-                   const struct fixture *f, uint32_t n_steps, struct validation *out,
-                   struct err *err)
+                   const struct fixture *f, uint32_t n_steps, struct validation_moves moves,
+                   struct validation *out, struct err *err)
 {
     const struct tensor_map *map = config->map;
     uint32_t vocab = config->spec->vocab;
     struct validation v = {
-        .model_path = model_path, .fixture = f, .n_steps = n_steps, .packed_loss = NAN,
-        .packed_norm = NAN, .after_loss = NAN,
+        .model_path = model_path, .fixture = f, .n_steps = n_steps, .moves = moves,
+        .packed_loss = NAN, .packed_norm = NAN, .after_loss = NAN,
     };
 
     assert(n_steps <= f->n_steps);
