@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -91,10 +92,14 @@ static void context_release(void)
 
 /* ---- addresses ---------------------------------------------------------------------------- */
 
-/* ZeroMQ would silently take the path away from a live server. */
+/* ZeroMQ would silently take the path away from a live server, and delete a file there. */
 static int check_path_is_free(const char *path, struct err *err)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
+        return err_set(err, -EEXIST, "ipc://%s: what lies there is no socket; choose another path",
+                       path);
     memcpy(a.sun_path, path, strlen(path) + 1); /* link_address_check knows that it fits */
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)

@@ -347,6 +347,29 @@ static void a_path_in_use_is_refused_a_dead_one_taken(void **state)
     net_close(&n);
 }
 
+static void a_file_is_no_place_to_listen(void **state)
+{
+    (void)state;
+    struct net n;
+    net_open(&n);
+    char path[256], address[300];
+    snprintf(path, sizeof path, "%s/precious", n.folder);
+    snprintf(address, sizeof address, "ipc://%s", path);
+    FILE *f = fopen(path, "w");
+    fputs("gold", f);
+    fclose(f);
+    struct link *l;
+    struct err err = {0};
+    const char *addresses[] = {address};
+    struct link_handler h = {&n.client, on_message, NULL, NULL, NULL};
+    assert_int_equal(link_listen(&n.loop, addresses, 1, &h, &l, &err), -EEXIST);
+    assert_non_null(strstr(err.text, "no socket"));
+    struct stat st;
+    assert_true(lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 4);
+    unlink(path);
+    net_close(&n);
+}
+
 static void only_local_addresses_are_allowed(void **state)
 {
     (void)state;
@@ -407,6 +430,7 @@ int main(void)
         cmocka_unit_test(an_idle_link_sleeps),
         cmocka_unit_test(shutdown_with_an_unreachable_peer_ends),
         cmocka_unit_test(a_path_in_use_is_refused_a_dead_one_taken),
+        cmocka_unit_test(a_file_is_no_place_to_listen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

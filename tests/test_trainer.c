@@ -222,6 +222,11 @@ static void a_nan_does_what_the_job_says(void **state)
     finish(&t);
     assert_all(&t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
     assert_true(isnan(t.loss[6]));
+    start(&t, 1, "run", DATA TRAIN(30, ", on_nan: skip"));
+    finish(&t);
+    assert_all(&t, BALLAST__RANK_PHASE__RANK_FAILED, 1);
+    assert_non_null(strstr(t.text[0], "step 17: loss nan"));
+    assert_non_null(strstr(t.text[0], "after 10 skipped steps in a row"));
 }
 
 static void a_failed_checkpoint_costs_only_itself(void **state)

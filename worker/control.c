@@ -95,7 +95,7 @@ static void carry_out(struct control *c, const struct effect *e)
         send_to_coordinator(c, &e->envelope, e->payload);
         break;
     case EFFECT_NOTE:
-        log_warn("msg=\"%s\"", e->note);
+        log_warn("%s", e->note);
         break;
     case EFFECT_SPAWN:
     case EFFECT_FORWARD:

@@ -23,6 +23,7 @@
 
 #define NOW_SECONDS 2 /* from STOP_NOW to the end, also of a rank in the midst of a product */
 #define LOG_INTERVAL_NS (200 * NS_PER_MS)
+#define SKIPS_MAX 10    /* in a row; a model that is spoiled does not recover */
 #define ROLLBACKS_MAX 3 /* without getting past the step that went wrong */
 
 struct trainer {
@@ -32,7 +33,7 @@ struct trainer {
     struct plans *plans;
     struct run run;
     uint64_t logged_ns;
-    uint64_t n_rollbacks, bad_step; /* since step bad_step first went wrong */
+    uint64_t n_rollbacks, n_skips, bad_step; /* of step bad_step; up to it, in a row */
     uint64_t n_failed_saves;
 };
 
@@ -218,6 +219,10 @@ static int bad_step(struct trainer *t, const struct step_result *r, struct err *
         return err_set(err, -EDOM, "%s; lower train.optimizer.lr, or set train.on_nan to skip or "
                        "rollback", what);
     if (run->nan_rule == NAN_SKIP) {
+        t->n_skips = step == t->bad_step + 1 ? t->n_skips + 1 : 1;
+        t->bad_step = step;
+        if (t->n_skips > SKIPS_MAX)
+            return err_set(err, -EDOM, "%s, after %u skipped steps in a row", what, SKIPS_MAX);
         if (run->coll->rank == 0)
             log_warn("%s msg=\"skipped\"", what);
         return 0;
