@@ -49,7 +49,7 @@ static int open_rank(struct rank *r, struct coll **out)
 {
     struct coll_host_config config = {
         .id = r->id, .rank = r->rank, .world = r->world, .open_timeout_ns = 10 * NS_PER_S,
-        .call_timeout_ns = r->call_timeout_ns,
+        .call_timeout_ns = r->call_timeout_ns, .stopped_timeout_ns = NS_PER_S,
     };
     return coll_host_open(&config, out, &r->err);
 }
@@ -350,7 +350,8 @@ static size_t count_files(const char *folder)
     return n;
 }
 
-static void death_of(uint32_t victim)
+/* What happens to the others when one gets a signal: all say the same within some seconds. */
+static void after_signal(uint32_t victim, int signal_number, const char *says)
 {
     enum { WORLD = 4 };
     uint8_t id[16];
@@ -363,17 +364,18 @@ static void death_of(uint32_t victim)
         pids[i] = fork_rank(id, i, WORLD, pipes[1]);
     nanosleep(&(struct timespec){.tv_nsec = 200 * 1000 * 1000}, NULL);
     uint64_t began = clock_now_ns();
-    kill(pids[victim], SIGKILL);
+    kill(pids[victim], signal_number);
     for (uint32_t i = 0; i + 1 < WORLD; i++) {
         struct report report;
         assert_int_equal(read(pipes[0], &report, sizeof report), sizeof report);
         assert_int_equal(report.rc, -ECANCELED);
-        char expected[32];
-        snprintf(expected, sizeof expected, "rank %u has died", victim);
+        char expected[64];
+        snprintf(expected, sizeof expected, "rank %u has %s", victim, says);
         if (!strstr(report.text, expected))
             fail_msg("expected '%s' in: %s", expected, report.text);
     }
-    assert_true(clock_now_ns() - began < 2 * NS_PER_S);
+    assert_true(clock_now_ns() - began < 5 * NS_PER_S);
+    kill(pids[victim], SIGKILL);
     for (uint32_t i = 0; i < WORLD; i++)
         waitpid(pids[i], NULL, 0);
     close(pipes[0]);
@@ -384,8 +386,15 @@ static void death_of(uint32_t victim)
 static void the_death_of_a_member_ends_all(void **state)
 {
     (void)state;
-    death_of(2);
-    death_of(0);
+    after_signal(2, SIGKILL, "died");
+    after_signal(0, SIGKILL, "died");
+}
+
+static void a_stopped_member_is_given_up(void **state)
+{
+    (void)state;
+    after_signal(2, SIGSTOP, "been stopped by a signal for 1 s, ");
+    after_signal(0, SIGSTOP, "been stopped by a signal for 1 s, ");
 }
 
 static void a_run_that_never_gathers_ends_in_time(void **state)
@@ -417,6 +426,7 @@ int main(void)
         cmocka_unit_test(members_that_disagree_are_told),
         cmocka_unit_test(an_abort_ends_everybodys_call),
         cmocka_unit_test(the_death_of_a_member_ends_all),
+        cmocka_unit_test(a_stopped_member_is_given_up),
         cmocka_unit_test(a_run_that_never_gathers_ends_in_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -79,6 +79,7 @@ struct coll_host_config {
     uint32_t rank, world;
     uint64_t open_timeout_ns; /* for all ranks to arrive */
     uint64_t call_timeout_ns; /* for a member to come to a call; 0: wait for ever */
+    uint64_t stopped_timeout_ns; /* for one that a signal has stopped; 0: as long as others */
     const atomic_bool *cancelled; /* once true, opening gives up with -ECANCELED; may be NULL */
 };
 

@@ -387,6 +387,7 @@ int coll_host_open(const struct coll_host_config *config, struct coll **out_coll
     h->shm.rank = config->rank;
     h->shm.world = config->world;
     h->shm.call_timeout_ns = config->call_timeout_ns;
+    h->shm.stopped_timeout_ns = config->stopped_timeout_ns;
     h->world_ranks = xcalloc(config->world, sizeof *h->world_ranks);
     for (uint32_t r = 0; r < config->world; r++)
         h->world_ranks[r] = r;

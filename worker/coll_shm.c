@@ -6,6 +6,7 @@
 #include "worker/coll_shm.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -149,6 +151,49 @@ static void look_around(struct shm *s)
     }
 }
 
+static bool is_stopped(int peer)
+{
+    struct ucred who;
+    socklen_t n_who = sizeof who;
+    char path[64], stat[512];
+    if (peer < 0 || getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &who, &n_who) < 0 || who.pid <= 0)
+        return false;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)who.pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, stat, sizeof stat - 1);
+    if (fd >= 0)
+        close(fd);
+    stat[n > 0 ? n : 0] = '\0';
+    const char *name_end = strrchr(stat, ')'); /* the name may hold anything */
+    return name_end && !strncmp(name_end, ") T", 3);
+}
+
+/* A stopped member holds its sockets open and computes nothing: it is not waited for as long as
+ * one that works. Only time between looks counts, because this rank may have been stopped, too. */
+static void look_for_stopped(struct shm *s)
+{
+    uint64_t now = clock_now_ns(), since = now - s->looked_ns;
+    uint32_t i = s->stopped_peer;
+    s->looked_ns = now;
+    if (!s->stopped_timeout_ns)
+        return;
+    if (i >= s->n_peers || !is_stopped(s->peers[i])) {
+        for (i = 0; i < s->n_peers && !is_stopped(s->peers[i]);)
+            i++;
+        s->stopped_peer = i;
+        s->stopped_ns = 0;
+        return;
+    }
+    s->stopped_ns += since < 2 * LOOK_AROUND_NS ? since : 2 * LOOK_AROUND_NS;
+    if (s->stopped_ns < s->stopped_timeout_ns)
+        return;
+    uint32_t rank = s->rank == 0 ? i : 0;
+    char at[128];
+    shm_describe(s, rank, at, sizeof at);
+    shm_abort(s, "rank %u has been stopped by a signal for %.0f s, %s", rank,
+              (double)s->stopped_ns / NS_PER_S, at);
+}
+
 /* ---- waiting -------------------------------------------------------------------------------- */
 
 /* "rank 3 at all_to_all 812 of layer 7, rank 2 at ..." of the members that are elsewhere. */
@@ -216,6 +261,7 @@ static int sleep_until_changed(struct shm *s, const struct coll_group *g, struct
         if (why != ETIMEDOUT || atomic_load(&b->generation) != old)
             continue;
         look_around(s);
+        look_for_stopped(s);
         if (clock_now_ns() >= deadline)
             return atomic_load(&b->generation) != old ? 0 : timed_out(s, g, err);
     }
