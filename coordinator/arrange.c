@@ -32,7 +32,7 @@ void arrange_init(struct arrange *a, const struct search_problem *problem,
     a->n_phases = effort_us / phase_us;
     a->n_phases = a->n_phases < 1 ? 1 : a->n_phases > PHASES_MAX ? PHASES_MAX : a->n_phases;
     size_t n = (size_t)problem->n_experts * SCENARIOS;
-    a->load = xcalloc(n, sizeof *a->load);
+    a->load = xcalloc(a->n_phases * n, sizeof *a->load);
     a->n_judges = a->n_phases > 2 ? ARRANGE_JUDGES_MAX : 1;
     a->judge = xcalloc(a->n_judges * n, sizeof *a->judge);
     for (uint32_t i = 0; i < a->n_judges; i++)
@@ -47,21 +47,23 @@ void arrange_fini(struct arrange *a)
     *a = (struct arrange){ 0 };
 }
 
-static void draw(struct arrange *a, uint64_t seed)
+/* The same phase sees the same scenarios, whatever is being arranged. */
+static const float *draw(struct arrange *a, uint32_t phase)
 {
-    scenario_draw(a->belief, a->problem.n_devices, scenario_hash(a->problem.seed ^ seed), a->load);
+    size_t n = (size_t)a->problem.n_experts * SCENARIOS;
+    for (; a->n_drawn <= phase; a->n_drawn++)
+        scenario_draw(a->belief, a->problem.n_devices,
+                      scenario_hash(a->problem.seed ^ (a->n_drawn + 1)), a->load + a->n_drawn * n);
+    return a->load + phase * n;
 }
 
 /* Cools to zero, so that the last phase only improves. */
 static void search_phases(struct arrange *a, const struct placement *start, struct placement *out)
 {
-    draw(a, 1);
-    struct search *s = search_create(&a->problem, start, a->load);
+    struct search *s = search_create(&a->problem, start, draw(a, 0));
     for (uint32_t i = 0; i < a->n_phases; i++) {
-        if (i) {
-            draw(a, i + 1);
-            search_redraw(s, a->load);
-        }
+        if (i)
+            search_redraw(s, draw(a, i));
         search_run(s, PHASE_CANDIDATES, HEAT * (float)(a->n_phases - 1 - i) / (float)a->n_phases);
     }
     search_placement(s, search_n_steps(s) - 1, out);
@@ -103,8 +105,7 @@ void arrange_copies(struct arrange *a, const struct placement *start, struct pla
 
 void arrange_steps(struct arrange *a, const struct placement *start, struct placement *out)
 {
-    draw(a, 1);
-    struct search *s = search_create(&a->problem, start, a->load);
+    struct search *s = search_create(&a->problem, start, draw(a, 0));
     search_run(s, PHASE_CANDIDATES * (1 + a->n_phases / 4), 0);
     const struct search_step *step = search_steps(s);
     uint32_t best = 0;

@@ -10,7 +10,8 @@ struct arrange {
     struct search_problem problem;
     const struct belief  *belief;
     uint32_t n_phases; /* of search, each on scenarios of its own */
-    float   *load;     /* (n_experts, SCENARIOS) scratch */
+    uint32_t n_drawn;  /* phases whose scenarios are there already */
+    float   *load;     /* (n_phases, n_experts, SCENARIOS) */
     uint32_t n_judges; /* draws that only the judge sees */
     float   *judge;    /* (n_judges, n_experts, SCENARIOS) */
 };

@@ -17,7 +17,7 @@
 #include "common/split.h"
 #include "coordinator/arrange.h"
 
-#define HOME_MARGIN    0.03 /* of the ratio, that a plan which moves homes must win by */
+#define HOME_MARGIN    0.05 /* of the ratio, that a plan which moves homes must win by */
 #define REPEATS_MAX    4    /* a plan is improved until nothing is left to propose */
 #define TRIAL_WINDOWS  3    /* after which a plan has won or lost */
 #define BARRED_WINDOWS 8    /* for which a kind that lost is not proposed; doubles */
@@ -323,7 +323,7 @@ static void best_against(const struct balance *b, struct arrange *a, const struc
     a->problem.move_price = move_price(b);
     for (enum balance_kind kind = BALANCE_COPIES; kind < BALANCE_KINDS; kind++) {
         struct candidate c;
-        if (b->barred[kind])
+        if (b->barred[kind] || (kind == BALANCE_STEPS && b->is_free))
             continue;
         make(b, a, &stay->placement, kind, &c);
         judge(b, a, &c);
