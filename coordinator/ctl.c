@@ -56,6 +56,52 @@ const struct ctl_command ctl_commands[] = {
      "  ballast worker drain node3-0 --reason 'fan is loud'\n", ctl_worker_drain},
     {"worker resume", "NAME", 1, 1, "r", "give a drained worker work again",
      "  ballast worker resume node3-0\n", ctl_worker_resume},
+    {"experts", "ID", 1, 1, "lWm", "tokens per expert and layer: hot and cold ones, a heat map",
+     "IMBAL is the most loaded expert over the mean; DEVICES the same of devices, as experts are\n"
+     "placed at present. On a terminal a heat map comes first.\n"
+     "\n"
+     "  ballast experts 7\n"
+     "  ballast experts 7 --window all --layer 3\n"
+     "  ballast experts 7 --heatmap | less -R\n"
+     "  ballast experts 7 --json | jq '.items[].imbalance'\n", ctl_experts},
+    {"placement", "ID", 1, 1, "le", "which expert is in which slot, and what moved before",
+     "  ballast placement 7\n"
+     "  ballast placement 7 --epoch 0          where it began\n"
+     "  ballast placement 7 --layer 3 --json\n", ctl_placement},
+    {"rebalance plan", "ID", 1, 1, "", "every move that would pay, its bytes, gain and cost",
+     "Exit code 10: there is something to do; 0: nothing.\n"
+     "\n"
+     "  ballast rebalance plan 7\n"
+     "  ballast rebalance plan 7 --json | jq .revision\n", ctl_rebalance_plan},
+    {"rebalance apply", "ID", 1, 1, "v", "propose the plan to the ranks",
+     "With --revision it is refused (5) if loads or placement moved on since the plan was shown.\n"
+     "\n"
+     "  ballast rebalance apply 7 --revision 12\n", ctl_rebalance_apply},
+    {"rebalance history", "ID", 1, 1, "", "plans and what became of them, imbalance and gain",
+     "  ballast rebalance history 7\n", ctl_rebalance_history},
+    {"rebalance auto", "on|off ID", 2, 2, "", "let the coordinator move experts by itself, or not",
+     "  ballast rebalance auto off 7\n", ctl_rebalance_auto},
+    {"db query", "\"SELECT ...\"", 1, 1, "cC", "read-only SQL over what the coordinator stores",
+     "Tables: jobs, attempts, events, workers, plans, placements, steps, load_windows, and\n"
+     "expert_load, one row per job, layer, window and expert. SELECT * FROM table LIMIT 0 shows\n"
+     "the columns. Windows do not overlap: older ones are longer (seconds), so tokens add up.\n"
+     "A query may take 2 s, and gives 1000 rows unless -c asks for more.\n"
+     "\n"
+     "  ballast db query \"SELECT id, name, state FROM jobs ORDER BY id DESC LIMIT 5\"\n"
+     "  ballast db query \"SELECT layer, expert, sum(tokens) AS tokens FROM expert_load\n"
+     "      WHERE job = 7 GROUP BY layer, expert ORDER BY tokens DESC LIMIT 10\"\n"
+     "  ballast db query --csv -c 100000 \"SELECT * FROM steps WHERE job = 7\" > steps.csv\n",
+     ctl_db_query},
+    {"db backup", "FILE", 1, 1, "", "a consistent copy of jobs, events and placements",
+     "The coordinator writes it on its own machine while it goes on, checks it and gives it its\n"
+     "name last. Curves and expert load (stats.db) are not in it.\n"
+     "\n"
+     "  ballast db backup /backups/ballast-monday.db\n", ctl_db_backup},
+    {"top", "", 0, 0, "1", "a live screen: jobs, queue, workers, imbalance, last moves",
+     "q quits. Without a terminal one page is printed, as with --once.\n"
+     "\n"
+     "  ballast top\n"
+     "  ballast top --once\n", ctl_top},
     {"balance", "", 0, 0, "LGMSBO", "place experts for loads in a file; needs no coordinator",
      "Without a column 'window' the loads are balanced as they are. With one they are a history:\n"
      "each window is planned from what came before and scored on the next, with its shares fixed\n"

@@ -26,6 +26,7 @@ enum ctl_exit {
     CTL_UNREACHABLE = 7,
     CTL_UNKNOWN_OUTCOME = 8, /* sent, no answer came */
     CTL_PROTOCOL = 9,
+    CTL_CHANGES = 10,        /* of a plan: there is something to do */
     CTL_WAIT_TIMEOUT = 124,
     CTL_SIGNAL = 128,        /* + n */
 };
@@ -42,6 +43,9 @@ struct ctl {
     const char **sets;
     size_t   n_sets;
     uint64_t job, count, rank; /* count 0: the command's own */
+    bool        has_layer, has_epoch, heatmap, once;
+    uint64_t    layer, epoch, revision; /* revision 0: whatever is best now */
+    const char *window;
     uint64_t timeout_ms;       /* 0: the command's own */
     const char *loads, *previous, *placement_out;
     uint64_t devices, nodes, slots_per_device; /* 0: not given */
@@ -106,6 +110,8 @@ extern volatile sig_atomic_t ctl_interrupts;
 void ctl_catch_interrupt(void);
 
 /* ---- ctl_print.c: text */
+
+bool ctl_wants_color(const struct ctl *c);
 
 /* Foreign bytes without what could steer a terminal; newlines stay if told so. */
 void ctl_print_escaped(FILE *out, const void *bytes, size_t n_bytes, bool keep_newlines);
@@ -184,6 +190,15 @@ int ctl_workers(struct ctl *c);
 int ctl_worker_drain(struct ctl *c);
 int ctl_worker_resume(struct ctl *c);
 int ctl_balance(struct ctl *c);
+int ctl_experts(struct ctl *c);
+int ctl_placement(struct ctl *c);
+int ctl_rebalance_plan(struct ctl *c);
+int ctl_rebalance_apply(struct ctl *c);
+int ctl_rebalance_history(struct ctl *c);
+int ctl_rebalance_auto(struct ctl *c);
+int ctl_db_query(struct ctl *c);
+int ctl_db_backup(struct ctl *c);
+int ctl_top(struct ctl *c);
 int ctl_ping(struct ctl *c);
 int ctl_doctor(struct ctl *c);
 int ctl_version(struct ctl *c);

@@ -44,6 +44,7 @@ static const char *code_name(enum ctl_exit code)
     case CTL_UNKNOWN_OUTCOME: return "DEADLINE_EXCEEDED";
     case CTL_PROTOCOL:        return "UNIMPLEMENTED";
     case CTL_FAILED:
+    case CTL_CHANGES:
     case CTL_SIGNAL:          break;
     }
     return "UNKNOWN";

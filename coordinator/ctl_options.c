@@ -54,6 +54,14 @@ static const struct option_row rows[] = {
      false},
     {'B', "previous", "FILE", "CSV of the placement in force: layer, device, expert", false, false},
     {'O', "placement-out", "FILE", "write the placement as CSV, fit for --previous", false, false},
+    {'l', "layer", "L", "only of this layer", false, false},
+    {'W', "window", "WINDOW", "last (report), 1m, 1h or all (1m)", false, false},
+    {'m', "heatmap", NULL, "layers and experts as shades; without a terminal only when asked for",
+     false, false},
+    {'e', "epoch", "E", "the placement of that epoch instead of the present one", false, false},
+    {'v', "revision", "R", "of the plan that was looked at; refused if things moved on", false,
+     false},
+    {'1', "once", NULL, "print one page and end", false, false},
     {'P', "plot", NULL, "draw it in the terminal", false, false},
 };
 #define N_ROWS (sizeof rows / sizeof *rows)
@@ -82,7 +90,7 @@ static void print_usage(void)
     for (size_t i = 0; i < ctl_n_commands; i++) {
         char left[64];
         snprintf(left, sizeof left, "%s %s", ctl_commands[i].name, ctl_commands[i].args);
-        printf("  %-22s %s\n", left, ctl_commands[i].summary);
+        printf("  %-24s %s\n", left, ctl_commands[i].summary);
     }
     printf("\nOptions of every command:\n");
     print_options("", true);
@@ -94,7 +102,8 @@ static void print_usage(void)
            "The address is --address, else BALLAST_ADDRESS, else `address` in\n"
            "~/.config/ballast/config.yaml, else the local socket.\n"
            "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 conflict, 6 limits,\n"
-           "7 unreachable, 8 outcome unknown, 9 other version, 124 wait timed out, 128+n "
+           "7 unreachable, 8 outcome unknown, 9 other version, 10 (rebalance plan) something\n"
+           "to do, 124 wait timed out, 128+n "
            "signal.\n");
 }
 
@@ -138,6 +147,14 @@ static int read_number(const struct ctl *c, const struct option_row *r, const ch
     return -1;
 }
 
+static int read_revision(struct ctl *c, const struct option_row *r, const char *text)
+{
+    bool negative;
+    if (text_integer(text, &c->revision, &negative) < 0 || negative)
+        return wrong_value(c, r, text, "a revision, as 'ballast rebalance plan' prints it");
+    return -1;
+}
+
 static int read_timeout(struct ctl *c, const struct option_row *r, const char *text)
 {
     double seconds;
@@ -175,6 +192,12 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
     case 'p': c->phases = true; return -1;
     case 'C': c->csv = true; return -1;
     case 'P': c->plot = true; return -1;
+    case 'l': c->has_layer = true; return read_number(c, r, arg, &c->layer);
+    case 'W': c->window = arg; return -1;
+    case 'm': c->heatmap = true; return -1;
+    case 'e': c->has_epoch = true; return read_number(c, r, arg, &c->epoch);
+    case 'v': return read_revision(c, r, arg);
+    case '1': c->once = true; return -1;
     case 'L': c->loads = arg; return -1;
     case 'G': return read_number(c, r, arg, &c->devices);
     case 'M': return read_number(c, r, arg, &c->nodes);
@@ -202,6 +225,16 @@ static const struct ctl_command *find_command(char **words, size_t n_words, size
     return NULL;
 }
 
+/* The first word of commands of two. */
+static bool is_noun(const char *word)
+{
+    size_t n = strlen(word);
+    for (size_t i = 0; i < ctl_n_commands; i++)
+        if (!strncmp(ctl_commands[i].name, word, n) && ctl_commands[i].name[n] == ' ')
+            return true;
+    return false;
+}
+
 static int unknown_command(const struct ctl *c, char **words, size_t n_words)
 {
     const char *names[64] = {0};
@@ -213,7 +246,7 @@ static int unknown_command(const struct ctl *c, char **words, size_t n_words)
     const char *near = field_nearest(whole, names);
     if (!near)
         near = field_nearest(words[0], names);
-    field_quote(!strcmp(words[0], "job") || !strcmp(words[0], "worker") ? whole : words[0], quoted);
+    field_quote(is_noun(words[0]) ? whole : words[0], quoted);
     if (near)
         return ctl_fail(c, CTL_USAGE, "%s is not a command; did you mean 'ballast %s'?", quoted,
                         near);

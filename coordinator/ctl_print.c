@@ -83,7 +83,7 @@ static size_t width(const char *text)
     return n;
 }
 
-static bool wants_color(const struct ctl *c)
+bool ctl_wants_color(const struct ctl *c)
 {
     const char *no_color = getenv("NO_COLOR");
     return !c->no_color && !(no_color && *no_color) && isatty(STDOUT_FILENO);
@@ -108,7 +108,7 @@ static void print_cell(const struct ctl_table *t, size_t column, const char *tex
 void ctl_table_print(const struct ctl *c, const struct ctl_table *t)
 {
     size_t *widths = xcalloc(t->n_columns, sizeof *widths);
-    bool has_color = wants_color(c);
+    bool has_color = ctl_wants_color(c);
     for (size_t i = 0; i < t->n_columns && !c->no_header; i++)
         widths[i] = width(t->columns[i].head);
     for (size_t i = 0; i < t->n_cells; i++)

@@ -1,0 +1,197 @@
+/* ctl_experts.c - tokens per expert: hot and cold ones as a table, all of them as a heat map */
+#include "coordinator/ctl.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define SHOWN 3 /* hot and cold experts of a layer */
+
+static const struct ctl_column columns[] = {
+    {"LAYER", true}, {"IMBAL", true}, {"DEVICES", true}, {"HOT", false}, {"COLD", false},
+    {"TOKENS", true},
+};
+
+static double sum_of(const Ballast__LayerExperts *l)
+{
+    double sum = 0;
+    for (size_t e = 0; e < l->n_tokens; e++)
+        sum += (double)l->tokens[e];
+    return sum;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+/* The next expert in order of load, that was not taken yet. */
+static size_t take_next(const Ballast__LayerExperts *l, bool *is_taken, bool hottest)
+{
+    size_t best = SIZE_MAX;
+    for (size_t e = 0; e < l->n_tokens; e++)
+        if (!is_taken[e] && (best == SIZE_MAX || (hottest ? l->tokens[e] > l->tokens[best]
+                                                          : l->tokens[e] < l->tokens[best])))
+            best = e;
+    if (best != SIZE_MAX)
+        is_taken[best] = true;
+    return best;
+}
+
+/* "12 3.4x, 7 2.9x": the expert, and its tokens over the mean. */
+static void add_extremes(struct ctl_table *t, const Ballast__LayerExperts *l, double mean,
+                         bool hottest)
+{
+    char text[SHOWN * 32] = "";
+    size_t used = 0;
+    bool *is_taken = xcalloc(l->n_tokens + 1, sizeof *is_taken);
+    for (size_t i = 0; i < SHOWN && i < l->n_tokens; i++) {
+        size_t e = take_next(l, is_taken, hottest);
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%zu %.2fx", i ? ", " : "", e,
+                                 mean > 0 ? (double)l->tokens[e] / mean : 0);
+    }
+    free(is_taken);
+    ctl_table_cell(t, "%s", text);
+}
+
+static void show_table(const struct ctl *c, const Ballast__ExpertsReply *r)
+{
+    struct ctl_table t = {.columns = columns, .n_columns = sizeof columns / sizeof *columns};
+    for (size_t i = 0; i < r->n_layers; i++) {
+        const Ballast__LayerExperts *l = r->layers[i];
+        double sum = sum_of(l), mean = l->n_tokens ? sum / (double)l->n_tokens : 0;
+        ctl_table_cell(&t, "%" PRIu32, l->layer);
+        ctl_table_number(&t, "%.2f", l->imbalance_experts);
+        ctl_table_number(&t, "%.2f", l->imbalance_devices);
+        add_extremes(&t, l, mean, true);
+        add_extremes(&t, l, mean, false);
+        ctl_table_cell(&t, "%.0f", sum);
+    }
+    ctl_table_print(c, &t);
+    ctl_table_fini(&t);
+}
+
+/* ---- the heat map ---------------------------------------------------------------------------- */
+
+/* Tokens over the mean, from a quarter to four times, in ten steps of equal ratio. */
+enum { SHADES = 10 };
+static const char letters[SHADES + 1] = " .:-=+*#%@";
+static const int colors[SHADES] = {17, 18, 19, 25, 31, 37, 143, 179, 208, 196};
+
+static size_t shade_of(double over_mean)
+{
+    double step = over_mean > 0 ? (log2(over_mean) + 2) / 4 * (SHADES - 1) : 0;
+    return step < 0 ? 0 : step > SHADES - 1 ? SHADES - 1 : (size_t)lround(step);
+}
+
+static void print_shade(bool has_color, size_t shade)
+{
+    if (has_color)
+        printf("\033[48;5;%dm \033[0m", colors[shade]);
+    else
+        putchar(letters[shade]);
+}
+
+static size_t terminal_width(void)
+{
+    struct winsize size;
+    const char *columns_text = getenv("COLUMNS");
+    long n = columns_text ? strtol(columns_text, NULL, 10) : 0;
+    if (n <= 0 && isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0)
+        n = size.ws_col;
+    return n >= 40 && n <= 1000 ? (size_t)n : 80;
+}
+
+/* One row: a cell shows the hottest of the experts that share it. */
+static void print_layer(const Ballast__LayerExperts *l, size_t n_cells, bool has_color)
+{
+    double mean = l->n_tokens ? sum_of(l) / (double)l->n_tokens : 0;
+    printf("%5" PRIu32 " ", l->layer);
+    for (size_t i = 0; i < n_cells && i < l->n_tokens; i++) {
+        size_t from = i * l->n_tokens / n_cells, to = (i + 1) * l->n_tokens / n_cells;
+        uint64_t most = 0;
+        if (n_cells >= l->n_tokens) {
+            from = i;
+            to = i + 1;
+        }
+        for (size_t e = from; e < to; e++)
+            most = l->tokens[e] > most ? l->tokens[e] : most;
+        print_shade(has_color, shade_of(mean > 0 ? (double)most / mean : 0));
+    }
+    printf(" %.2f\n", l->imbalance_experts);
+}
+
+static void show_map(const struct ctl *c, const Ballast__ExpertsReply *r)
+{
+    size_t width = terminal_width(), n_cells = width - 6 - 6;
+    bool has_color = ctl_wants_color(c);
+    size_t n_experts = r->n_layers ? r->layers[0]->n_tokens : 0;
+    if (!c->no_header) {
+        printf("LAYER experts 0 to %zu%s, and max over mean\n", n_experts ? n_experts - 1 : 0,
+               n_experts > n_cells ? ", the hottest of those that share a cell" : "");
+    }
+    for (size_t i = 0; i < r->n_layers; i++)
+        print_layer(r->layers[i], n_cells, has_color);
+    if (!c->no_header) {
+        printf("      1/4 of the mean ");
+        for (size_t i = 0; i < SHADES; i++)
+            print_shade(has_color, i);
+        printf(" 4 times the mean\n");
+    }
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+static struct json *layer_json(const Ballast__LayerExperts *l)
+{
+    struct json *o = json_new_object(), *tokens = json_new_array(), *both = json_new_object();
+    for (size_t e = 0; e < l->n_tokens; e++)
+        json_push(tokens, json_new_u64(l->tokens[e]));
+    json_put(both, "experts", json_new_double(l->imbalance_experts));
+    json_put(both, "devices", json_new_double(l->imbalance_devices));
+    json_put(o, "layer", json_new_u64(l->layer));
+    json_put(o, "window_steps", json_new_u64(l->window_steps));
+    json_put(o, "tokens", tokens);
+    json_put(o, "imbalance", both);
+    return o;
+}
+
+static void show(const struct ctl *c, const Ballast__ExpertsReply *r)
+{
+    bool is_terminal = isatty(STDOUT_FILENO);
+    if (ctl_is_json(c)) {
+        struct json *items = json_new_array();
+        for (size_t i = 0; i < r->n_layers; i++)
+            json_push(items, layer_json(r->layers[i]));
+        ctl_json_list(c, "ExpertList", 0, false, items);
+        return;
+    }
+    if (c->heatmap || is_terminal)
+        show_map(c, r);
+    if (is_terminal)
+        putchar('\n');
+    if (!c->heatmap || is_terminal)
+        show_table(c, r);
+    ctl_hint(c, "steps %" PRIu64 " to %" PRIu64 ", placement %" PRIu32, r->first_step,
+             r->last_step, r->placement_epoch);
+}
+
+int ctl_experts(struct ctl *c)
+{
+    static const char *const windows[] = {"last", "1m", "1h", "all"};
+    Ballast__ExpertsRequest request = BALLAST__EXPERTS_REQUEST__INIT;
+    const ProtobufCMessage *message;
+    bool is_known = !c->window;
+    for (size_t i = 0; c->window && i < sizeof windows / sizeof *windows; i++)
+        is_known |= !strcmp(c->window, windows[i]);
+    if (!(request.job_id = ctl_job_id(c, c->args[0])))
+        return CTL_USAGE;
+    if (!is_known)
+        return ctl_fail(c, CTL_USAGE, "--window: expected last, 1m, 1h or all");
+    request.layer = c->has_layer ? (int32_t)c->layer : -1;
+    request.window = (char *)(c->window ? c->window : "1m");
+    int rc = ctl_call(c, BALLAST__METHOD__METHOD_EXPERTS, &request.base, &message);
+    if (rc == CTL_OK)
+        show(c, (const Ballast__ExpertsReply *)message);
+    return rc;
+}
