@@ -11,6 +11,7 @@
 #include "proto/placed.h"
 
 #define EFFORT_US_MAX       2000u
+#define EFFORT_US_EACH      8u     /* per expert and device: small models need no more */
 #define EFFORT_US_ALL       40000u /* for all layers together */
 #define PART_SIZE           (1u << 20) /* experts x devices that are thought about at once */
 #define LINK_BYTES_S_GUESS  1e9    /* before a move was measured */
@@ -103,6 +104,11 @@ static double even_time_s(const struct propose *p, const struct load_window *w,
     return even_s > 0 ? even_s : guess_s > 0 ? guess_s : 1e-6;
 }
 
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 static struct balance *new_balance(const struct propose *p, uint32_t n_slots, double even_s)
 {
     struct balance_policy b = balance_defaults();
@@ -112,9 +118,8 @@ static struct balance *new_balance(const struct propose *p, uint32_t n_slots, do
     b.min_gain = p->policy.min_gain;
     b.window_s = even_s;
     b.costs = p->costs;
-    b.effort_us = EFFORT_US_ALL / p->n_layers;
-    if (b.effort_us > EFFORT_US_MAX)
-        b.effort_us = EFFORT_US_MAX;
+    b.effort_us = min_u32(EFFORT_US_MAX, EFFORT_US_ALL / p->n_layers);
+    b.effort_us = min_u32(b.effort_us, EFFORT_US_EACH * p->n_experts * p->policy.n_devices);
     return balance_create(p->n_experts, p->policy.n_devices, n_slots, &b);
 }
 

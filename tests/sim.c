@@ -122,6 +122,7 @@ static struct coord_config quick_config(void)
     c.backoff_cap_ns = 8 * NS_PER_S;
     c.start_timeout_ns = 60 * NS_PER_S;
     c.stop_grace_ns = 2 * NS_PER_S;
+    c.prepare_timeout_ns = 3 * NS_PER_S;
     c.checkpoint_grace_ns = 5 * NS_PER_S;
     c.version = "sim";
     return c;

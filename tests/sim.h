@@ -10,6 +10,7 @@
  * sim_net.c    packets between endpoints
  * sim_coord.c  the coordinator's shell and its store
  * sim_host.c   worker daemons, trainers, gangs
+ * sim_plans.c  what trainers do with plans, and the loads they report
  * sim_client.c clients
  * sim_check.c  what must hold in every history
  *
@@ -75,6 +76,14 @@ struct sim_store {
 
 /* ---- hosts -------------------------------------------------------------------------------- */
 
+/* Plans on one rank, as the real trainer has them: what arrives is looked at in a step boundary. */
+struct sim_plans {
+    Ballast__Placement *placement; /* in force; NULL: in order, epoch 0 */
+    Ballast__Prepare   *arrived;
+    Ballast__Placement *ready;     /* whole */
+    uint32_t aborted_epoch, prepared_epoch, rejected_epoch;
+};
+
 struct sim_trainer {
     struct sim_trainer *next;
     uint32_t host, life, rank, n_ranks;
@@ -82,7 +91,9 @@ struct sim_trainer {
     uint32_t attempt;
     bool     is_alive, is_ready, wants_stop, is_closing;
     uint64_t id;
-    uint64_t total_steps, every_steps, output_bytes;
+    uint64_t total_steps, every_steps, window_steps, output_bytes;
+    uint32_t n_devices, n_slots; /* of its expert group; 0: no experts that move */
+    struct sim_plans plans;
 };
 
 struct sim_gang {
@@ -90,6 +101,8 @@ struct sim_gang {
     job_id   job;
     uint32_t attempt, n_ranks, n_ready;
     uint64_t step, total_steps, every_steps;
+    uint32_t agreed_epoch; /* the last boundary word: every rank is ready for that plan; 0: none */
+    uint64_t window_step;  /* the window of load began after it */
     bool     is_broken, is_ended;
     struct sim_trainer *ranks[SIM_HOSTS_MAX];
 };
@@ -112,6 +125,7 @@ struct sim_op {
     bool            is_done;
     Ballast__Code   code;
     job_id          job; /* of a submit that was answered */
+    uint64_t        revision; /* of a plan that was looked at */
     Ballast__JobState state; /* of a wait or another call about a job that was answered */
 };
 
@@ -148,13 +162,17 @@ struct sim {
     uint32_t            ready_attempt[SIM_JOBS_MAX]; /* newest attempt that had a ready trainer */
     uint64_t            checkpoint[SIM_JOBS_MAX];    /* on the shared file system */
     uint64_t            load_ns, step_ns;
-    double              trainer_fails, spawn_fails, hangs;
+    double              trainer_fails, spawn_fails, hangs, refuses;
+    struct {
+        uint32_t attempt, epoch;
+    } carried_out[SIM_JOBS_MAX]; /* newest placement that all ranks of the attempt had */
     bool                had_daemon_kill;
 
     struct sim_op ops[SIM_OPS_MAX];
     size_t        n_ops;
     struct sim_counts {
         uint64_t n_events, n_packets, n_lost, n_crashes, n_kills, n_records, n_attempts, n_done;
+        uint64_t n_plans, n_placements, n_plans_ended, n_late_wins;
     } counts;
 };
 
@@ -214,6 +232,22 @@ bool host_is_idle(const struct sim *s, uint32_t host);
 bool host_kill_trainer(struct sim *s, uint32_t host, int signal_number);
 void host_sim_fini(struct sim *s);
 
+/* ---- sim_plans.c -------------------------------------------------------------------------- */
+
+void plans_init(struct sim_trainer *t, const Ballast__Start *start);
+void plans_fini(struct sim_trainer *t);
+void plans_receive(struct sim_trainer *t, const Ballast__TrainerMessage *m);
+void plans_say(const struct sim_trainer *t, Ballast__RankState *state);
+uint32_t plans_epoch(const struct sim_trainer *t);
+
+/* The step boundary of a whole gang: carries out what was agreed one step ago, looks at what has
+ * arrived, agrees anew. Where experts move and `dies` is a rank, that one is lost in the middle:
+ * those before it have the new placement, the others do not. */
+void plans_boundary(struct sim *s, struct sim_gang *g, uint32_t dies);
+
+/* The load of the window that ends here, or NULL; in the arena. */
+Ballast__LoadReport *plans_load(struct sim *s, struct sim_gang *g, struct arena *arena);
+
 /* ---- sim_client.c ------------------------------------------------------------------------- */
 
 /* Gives the op's number. The payload is packed at once. */
@@ -223,6 +257,8 @@ size_t client_submit(struct sim *s, uint32_t client, uint32_t n_workers, uint64_
                      uint64_t every_steps);
 size_t client_job(struct sim *s, uint32_t client, Ballast__Method method, job_id job,
                   const char *reason);
+size_t client_rebalance(struct sim *s, uint32_t client, Ballast__Method method, job_id job,
+                        uint64_t revision, bool on);
 size_t client_worker(struct sim *s, uint32_t client, Ballast__Method method, const char *name);
 void   client_receive(struct sim *s, uint32_t client, const struct sim_packet *p);
 bool   clients_are_done(const struct sim *s);

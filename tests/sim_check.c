@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "coordinator/core.h"
+#include "proto/check.h"
 
 #define S(state) BALLAST__JOB_STATE__JOB_##state
 
@@ -62,6 +63,88 @@ static void check_key_is_new(struct sim *s, const Ballast__Record *r)
     }
 }
 
+/* ---- placements ---- */
+
+/* The newest placement of a job that was recorded before the newest record, or NULL. */
+static const Ballast__Placement *placement_before(const struct sim *s, job_id job)
+{
+    const Ballast__Placement *p = NULL;
+    for (size_t i = 0; i + 1 < s->store.n_log; i++)
+        if (s->store.log[i]->job_id == job &&
+            s->store.log[i]->what_case == BALLAST__RECORD__WHAT_PLACEMENT)
+            p = s->store.log[i]->placement->placement;
+    return p;
+}
+
+static const Ballast__Record *plan_before(const struct sim *s, job_id job)
+{
+    const Ballast__Record *plan = NULL;
+    for (size_t i = 0; i + 1 < s->store.n_log; i++)
+        if (s->store.log[i]->job_id == job &&
+            s->store.log[i]->what_case == BALLAST__RECORD__WHAT_PLAN)
+            plan = s->store.log[i];
+    return plan;
+}
+
+static uint32_t attempt_before(const struct sim *s, job_id job)
+{
+    uint32_t attempt = 0;
+    for (size_t i = 0; i + 1 < s->store.n_log; i++)
+        if (s->store.log[i]->job_id == job &&
+            s->store.log[i]->what_case == BALLAST__RECORD__WHAT_ASSIGNED)
+            attempt = s->store.log[i]->assigned->attempt;
+    return attempt;
+}
+
+static void check_plan(struct sim *s, const Ballast__Record *r)
+{
+    const Ballast__Record *last = plan_before(s, r->job_id);
+    const Ballast__Placement *p = placement_before(s, r->job_id);
+    struct err err = {0};
+    s->counts.n_plans++;
+    if (last && last->plan->placement->epoch >= r->plan->placement->epoch)
+        sim_fail(s, "job %" PRIu64 ": plan %u after plan %u", r->job_id,
+                 r->plan->placement->epoch, last->plan->placement->epoch);
+    if (r->plan->base_epoch != (p ? p->epoch : 0))
+        sim_fail(s, "job %" PRIu64 ": plan %u starts from placement %u, in force is %u",
+                 r->job_id, r->plan->placement->epoch, r->plan->base_epoch, p ? p->epoch : 0);
+    if (!r->plan->n_moves || !(r->plan->predicted_gain_s > 0))
+        sim_fail(s, "job %" PRIu64 ": plan %u has no moves or no gain", r->job_id,
+                 r->plan->placement->epoch);
+    if (check_placement(r->plan->placement, &err) < 0)
+        sim_fail(s, "job %" PRIu64 ": %s", r->job_id, err.text);
+}
+
+/* A placement is recorded only when every rank of the attempt has it. */
+static void check_in_force(struct sim *s, const Ballast__Record *r)
+{
+    uint32_t attempt = attempt_before(s, r->job_id);
+    bool had_ended = false;
+    s->counts.n_placements++;
+    if (r->job_id < SIM_JOBS_MAX && (s->carried_out[r->job_id].attempt != attempt ||
+                                     s->carried_out[r->job_id].epoch != r->placement->epoch))
+        sim_fail(s, "job %" PRIu64 ": placement %u is recorded, attempt %u has %u of attempt %u",
+                 r->job_id, r->placement->epoch, attempt, s->carried_out[r->job_id].epoch,
+                 s->carried_out[r->job_id].attempt);
+    for (size_t i = 0; i + 1 < s->store.n_log; i++)
+        had_ended |= s->store.log[i]->job_id == r->job_id &&
+            s->store.log[i]->what_case == BALLAST__RECORD__WHAT_PLAN_ENDED &&
+            s->store.log[i]->plan_ended->epoch == r->placement->epoch;
+    s->counts.n_late_wins += had_ended;
+}
+
+/* A job that ran to its end has the placement that its ranks had. */
+static void check_last_placement(struct sim *s, const Ballast__Record *r)
+{
+    const Ballast__Placement *p = placement_before(s, r->job_id);
+    if (r->job_id >= SIM_JOBS_MAX ||
+        s->carried_out[r->job_id].attempt != attempt_before(s, r->job_id))
+        return;
+    if (s->carried_out[r->job_id].epoch != (p ? p->epoch : 0))
+        sim_fail(s, "job %" PRIu64 " is DONE with placement %u, recorded is %u", r->job_id,
+                 s->carried_out[r->job_id].epoch, p ? p->epoch : 0);
+}
+
 void check_record(struct sim *s, const Ballast__Record *r)
 {
     if (r->seq != s->store.n_log)
@@ -75,6 +158,14 @@ void check_record(struct sim *s, const Ballast__Record *r)
                      job_state_name(r->state->state));
         s->counts.n_done += r->state->state == S(DONE);
     }
+    if (r->what_case == BALLAST__RECORD__WHAT_STATE && r->state->state == S(DONE) &&
+        state_before(s, r->job_id) == S(RUNNING))
+        check_last_placement(s, r);
+    if (r->what_case == BALLAST__RECORD__WHAT_PLAN)
+        check_plan(s, r);
+    if (r->what_case == BALLAST__RECORD__WHAT_PLACEMENT)
+        check_in_force(s, r);
+    s->counts.n_plans_ended += r->what_case == BALLAST__RECORD__WHAT_PLAN_ENDED;
     if (r->what_case == BALLAST__RECORD__WHAT_ASSIGNED) {
         Ballast__JobState before = state_before(s, r->job_id);
         if (before != S(QUEUED) && before != S(RECOVERING))

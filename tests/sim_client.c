@@ -67,6 +67,16 @@ size_t client_job(struct sim *s, uint32_t client, Ballast__Method method, job_id
     return client_call(s, client, method, &request.base);
 }
 
+size_t client_rebalance(struct sim *s, uint32_t client, Ballast__Method method, job_id job,
+                        uint64_t revision, bool on)
+{
+    Ballast__RebalanceRequest request = BALLAST__REBALANCE_REQUEST__INIT;
+    request.job_id = job;
+    request.revision = revision;
+    request.on = on;
+    return client_call(s, client, method, &request.base);
+}
+
 size_t client_worker(struct sim *s, uint32_t client, Ballast__Method method, const char *name)
 {
     Ballast__WorkerDrainRequest request = BALLAST__WORKER_DRAIN_REQUEST__INIT;
@@ -95,6 +105,9 @@ void client_receive(struct sim *s, uint32_t client, const struct sim_packet *p)
     else if (e->status->code == BALLAST__CODE__OK && payload->descriptor ==
              &ballast__job_reply__descriptor)
         op->state = ((const Ballast__JobReply *)payload)->job->state;
+    else if (e->status->code == BALLAST__CODE__OK && payload->descriptor ==
+             &ballast__rebalance_plan_reply__descriptor)
+        op->revision = ((const Ballast__RebalancePlanReply *)payload)->revision;
     if (!op->is_done) {
         op->is_done = true;
         op->code = e->status->code;

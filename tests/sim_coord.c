@@ -79,6 +79,22 @@ static void say_record(struct sim *s, const Ballast__Record *r)
                 r->worker_changed->drained ? ", drained" : "",
                 *r->worker_changed->reason ? ": " : "", r->worker_changed->reason);
         break;
+    case BALLAST__RECORD__WHAT_PLAN:
+        sim_say(s, "coordinator: job %" PRIu64 " plan %u", r->job_id,
+                r->plan->placement->epoch);
+        break;
+    case BALLAST__RECORD__WHAT_PLAN_ENDED:
+        sim_say(s, "coordinator: job %" PRIu64 " plan %u ended: %s", r->job_id,
+                r->plan_ended->epoch, r->plan_ended->reason);
+        break;
+    case BALLAST__RECORD__WHAT_PLACEMENT:
+        sim_say(s, "coordinator: job %" PRIu64 " placement %u in force, %" PRIu64 " bytes moved",
+                r->job_id, r->placement->epoch, r->placement->bytes);
+        break;
+    case BALLAST__RECORD__WHAT_REBALANCE_AUTO:
+        sim_say(s, "coordinator: job %" PRIu64 " rebalances %s", r->job_id,
+                r->rebalance_auto->on ? "by itself" : "when told to");
+        break;
     case BALLAST__RECORD__WHAT_EPOCH:
         sim_say(s, "coordinator: epoch %" PRIu64, r->epoch->coordinator_epoch);
         break;
@@ -229,7 +245,7 @@ static void finish_turn(struct sim *s, struct sim_pending *p)
     uint64_t next_ns = coord_next_deadline_ns(s->coord);
     if (next_ns != UINT64_MAX)
         schedule_turn(s, next_ns);
-    if (!p->turn.n_records && !p->turn.n_out && !p->turn.n_steps) {
+    if (!p->turn.n_records && !p->turn.n_out && !p->turn.n_steps && !p->turn.n_loads) {
         free_pending(p);
         return;
     }

@@ -103,6 +103,12 @@ static void submit_random(struct sim *s, uint32_t client)
     spec.train_steps = 1 + sim_random(s, 20);
     spec.checkpoint_every_steps = 1 + sim_random(s, 6);
     spec.scheduling_max_restarts = (uint32_t)sim_random(s, 12);
+    spec.parallel_expert_parallel_degree = spec.parallel_workers;
+    spec.rebalance_auto = sim_chance(s, 0.8);
+    spec.rebalance_spare_slots_per_rank = (uint32_t)sim_random(s, 3);
+    spec.rebalance_window_steps = 1 + (uint32_t)sim_random(s, 3);
+    spec.rebalance_horizon_steps = 200;
+    spec.rebalance_min_gain = 0.01;
     spec.scheduling_priority = (int32_t)sim_random(s, 3);
     spec.scheduling_time_limit_s = sim_chance(s, 0.1) ? 1 + sim_random(s, 10) : 0;
     if (s->store.n_log && sim_chance(s, 0.15)) {
@@ -124,13 +130,19 @@ static job_id some_job(struct sim *s)
     return 1;
 }
 
+/* Of a plan that somebody has looked at, or 0: whatever is best. */
+static uint64_t some_revision(struct sim *s)
+{
+    return s->n_ops ? s->ops[sim_random(s, s->n_ops)].revision : 0;
+}
+
 static void person(struct sim *s, struct sim_event *e)
 {
     if (s->now_ns > e->b || s->n_ops > SIM_OPS_MAX - 40)
         return;
     uint32_t client = (uint32_t)e->a;
     uint32_t host = (uint32_t)sim_random(s, s->n_hosts);
-    switch (sim_random(s, 16)) {
+    switch (sim_random(s, 20)) {
     default:
         if (s->n_ops < 40)
             submit_random(s, client);
@@ -166,6 +178,17 @@ static void person(struct sim *s, struct sim_event *e)
         client_call(s, client, BALLAST__METHOD__METHOD_JOB_LIST, &list.base);
         break;
     }
+    case 9:
+        client_rebalance(s, client, BALLAST__METHOD__METHOD_REBALANCE_PLAN, some_job(s), 0, false);
+        break;
+    case 10:
+        client_rebalance(s, client, BALLAST__METHOD__METHOD_REBALANCE_APPLY, some_job(s),
+                         some_revision(s), false);
+        break;
+    case 11:
+        client_rebalance(s, client, BALLAST__METHOD__METHOD_REBALANCE_AUTO, some_job(s), 0,
+                         sim_chance(s, 0.7));
+        break;
     }
     sim_at(s, soon(s, 8), person, client, e->b, NULL);
 }
@@ -184,8 +207,10 @@ static void be_rough(struct sim *s)
     s->trainer_fails = sim_chance(s, 0.5) ? 0.02 : 0;
     s->spawn_fails = sim_chance(s, 0.3) ? 0.05 : 0;
     s->hangs = sim_chance(s, 0.5) ? 0.2 : 0;
+    s->refuses = sim_chance(s, 0.5) ? 0.2 : 0;
     s->load_ns = (1 + sim_random(s, 3000)) * NS_PER_MS;
     s->step_ns = (50 + sim_random(s, 2000)) * NS_PER_MS;
+    s->config.prepare_timeout_ns = (200 + sim_random(s, 4000)) * NS_PER_MS;
     s->config.backoff_base_ns = (50 + sim_random(s, 1000)) * NS_PER_MS;
 }
 
@@ -193,7 +218,7 @@ static void be_calm(struct sim *s)
 {
     s->net = (struct sim_net){.delay_ns = NS_PER_MS};
     s->commit_delay_ns = NS_PER_MS;
-    s->commit_fails = s->trainer_fails = s->spawn_fails = s->hangs = 0;
+    s->commit_fails = s->trainer_fails = s->spawn_fails = s->hangs = s->refuses = 0;
     s->load_ns = s->step_ns = 500 * NS_PER_MS;
     for (uint32_t i = 0; i < SIM_HOSTS_MAX; i++)
         s->endpoints[i].cut_until_ns = 0;

@@ -164,6 +164,7 @@ static void say_state(struct sim *s, struct sim_trainer *t, Ballast__RankPhase p
     state.checkpoint_step = s->checkpoint[t->job];
     state.text = (char *)text;
     state.retryable = retryable;
+    plans_say(t, &state);
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STATE;
     m.state = &state;
@@ -189,6 +190,22 @@ static void say_step(struct sim *s, struct sim_trainer *t, uint64_t step)
     begin(s, t->host, &turn);
     agent_trainer_message(s->hosts[t->host].agent, &turn, t->job, t->attempt, &m);
     finish(s, t->host, &turn);
+}
+
+static void say_load(struct sim *s, struct sim_gang *g)
+{
+    struct sim_trainer *t = g->ranks[0];
+    struct arena arena = {0};
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_LOAD;
+    m.load = plans_load(s, g, &arena);
+    if (m.load && has_daemon(s, t->host, t->life)) {
+        struct agent_turn turn;
+        begin(s, t->host, &turn);
+        agent_trainer_message(s->hosts[t->host].agent, &turn, t->job, t->attempt, &m);
+        finish(s, t->host, &turn);
+    }
+    arena_fini(&arena);
 }
 
 static void print(struct sim *s, struct sim_trainer *t, uint64_t n_bytes)
@@ -252,8 +269,10 @@ static void forward(struct sim *s, uint32_t host, const struct effect *e)
     struct sim_trainer *t = live_trainer(s, host, e->job, e->attempt);
     if (!t || t->is_closing)
         return;
-    if (e->message->what_case != BALLAST__TRAINER_MESSAGE__WHAT_STOP)
+    if (e->message->what_case != BALLAST__TRAINER_MESSAGE__WHAT_STOP) {
+        plans_receive(t, e->message);
         return;
+    }
     if (e->message->stop->mode == BALLAST__STOP_MODE__STOP_CHECKPOINT) {
         t->wants_stop = true;
         return;
@@ -343,10 +362,19 @@ static void gang_step(struct sim *s, struct sim_event *e)
         g->step++;
     if (g->step % g->every_steps == 0 || g->step == g->total_steps || wants_stop)
         s->checkpoint[g->job] = g->step;
+    uint32_t dies = g->agreed_epoch && sim_chance(s, 4 * s->trainer_fails)
+        ? (uint32_t)sim_random(s, g->n_ranks) : g->n_ranks;
+    plans_boundary(s, g, dies);
     say_step(s, g->ranks[0], g->step);
+    say_load(s, g);
     for (uint32_t r = 0; r < g->n_ranks; r++) {
         say_state(s, g->ranks[r], BALLAST__RANK_PHASE__RANK_RUNNING, g->step, "", false);
         print(s, g->ranks[r], 1 + sim_random(s, 100));
+    }
+    if (dies < g->n_ranks) {
+        trainer_dies(s, g->ranks[dies], 0, 11, s->now_ns + 1);
+        break_gang(s, g);
+        return;
     }
     if (g->step == g->total_steps)
         end_gang(s, g, BALLAST__RANK_PHASE__RANK_FINISHED);
@@ -378,7 +406,7 @@ static void ready(struct sim *s, struct sim_event *e)
         break_gang(s, g);
         return;
     }
-    g->step = s->checkpoint[t->job];
+    g->step = g->window_step = s->checkpoint[t->job];
     sim_at(s, s->now_ns + s->step_ns, gang_step, g->job, g->attempt, NULL);
 }
 
@@ -411,6 +439,7 @@ static void spawn(struct sim *s, uint32_t host, const struct effect *e)
         .is_alive = true, .id = ++s->next_trainer_id,
         .total_steps = e->start->spec->train_steps,
         .every_steps = e->start->spec->checkpoint_every_steps};
+    plans_init(t, e->start);
     s->trainers = t;
     s->counts.n_attempts++;
     sim_say(s, "%s: trainer of job %" PRIu64 " attempt %u rank %u started", s->hosts[host].name,
@@ -495,6 +524,7 @@ void host_sim_fini(struct sim *s)
         agent_destroy(s->hosts[i].agent);
     for (struct sim_trainer *t = s->trainers, *next; t; t = next) {
         next = t->next;
+        plans_fini(t);
         free(t);
     }
     for (struct sim_gang *g = s->gangs, *next; g; g = next) {

@@ -24,6 +24,11 @@ static const struct method_row {
      &ballast__worker_reply__descriptor},
     {M(WORKER_RESUME), &ballast__worker_drain_request__descriptor,
      &ballast__worker_reply__descriptor},
+    {M(REBALANCE_PLAN), &ballast__rebalance_request__descriptor,
+     &ballast__rebalance_plan_reply__descriptor},
+    {M(REBALANCE_APPLY), &ballast__rebalance_request__descriptor,
+     &ballast__rebalance_plan_reply__descriptor},
+    {M(REBALANCE_AUTO), &ballast__rebalance_request__descriptor, &ballast__job_reply__descriptor},
     {M(HELLO), &ballast__hello__descriptor, &ballast__welcome__descriptor},
     {M(HEARTBEAT), &ballast__heartbeat__descriptor, NULL},
     {M(RANK_STATE), &ballast__rank_state__descriptor, NULL},
@@ -33,6 +38,9 @@ static const struct method_row {
     {M(START), &ballast__start__descriptor, NULL},
     {M(STOP), &ballast__stop__descriptor, NULL},
     {M(ACK), &ballast__ack__descriptor, NULL},
+    {M(LOAD), &ballast__load_report__descriptor, NULL},
+    {M(PREPARE), &ballast__prepare__descriptor, NULL},
+    {M(ABORT_PLAN), &ballast__abort_plan__descriptor, NULL},
 #undef M
 };
 

@@ -42,6 +42,10 @@ static void every_history_keeps_the_rules(void **state)
         sum.n_records += s->counts.n_records;
         sum.n_attempts += s->counts.n_attempts;
         sum.n_done += s->counts.n_done;
+        sum.n_plans += s->counts.n_plans;
+        sum.n_placements += s->counts.n_placements;
+        sum.n_plans_ended += s->counts.n_plans_ended;
+        sum.n_late_wins += s->counts.n_late_wins;
         if (*s->failure) {
             fprintf(stderr, "seed %" PRIu64 ": %s\n", seed, s->failure);
             if (!n_failed++) {
@@ -55,9 +59,11 @@ static void every_history_keeps_the_rules(void **state)
     printf("%" PRIu64 " seeds from %" PRIu64 " in %.1f s: %" PRIu64 " events, %" PRIu64
            " packets (%" PRIu64 " lost), %" PRIu64 " coordinator crashes, %" PRIu64
            " daemon kills, %" PRIu64 " records, %" PRIu64 " trainers, %" PRIu64 " jobs done, %"
-           PRIu64 " failed\n", n_seeds, first_seed, (double)(clock() - from) / CLOCKS_PER_SEC,
+           PRIu64 " plans (%" PRIu64 " carried out, %" PRIu64 " ended, %" PRIu64
+           " of them too late), %" PRIu64 " failed\n", n_seeds, first_seed, (double)(clock() - from) / CLOCKS_PER_SEC,
            sum.n_events, sum.n_packets, sum.n_lost, sum.n_crashes, sum.n_kills, sum.n_records,
-           sum.n_attempts, sum.n_done, n_failed);
+           sum.n_attempts, sum.n_done, sum.n_plans,
+           sum.n_placements, sum.n_plans_ended, sum.n_late_wins, n_failed);
     assert_int_equal(n_failed, 0);
 }
 
@@ -213,6 +219,75 @@ static void a_small_job_does_not_overtake_a_large_one(void **state)
     sim_destroy(s);
 }
 
+static void submit_experts(struct sim *s, uint64_t steps)
+{
+    Ballast__JobSpec spec = BALLAST__JOB_SPEC__INIT;
+    Ballast__SubmitRequest request = BALLAST__SUBMIT_REQUEST__INIT;
+    spec.name = "experts";
+    spec.parallel_workers = spec.parallel_expert_parallel_degree = 2;
+    spec.train_steps = spec.checkpoint_every_steps = steps;
+    spec.scheduling_max_restarts = 3;
+    spec.rebalance_auto = true;
+    spec.rebalance_spare_slots_per_rank = 1;
+    spec.rebalance_window_steps = 3;
+    spec.rebalance_horizon_steps = 200;
+    spec.rebalance_min_gain = 0.01;
+    request.spec = &spec;
+    client_call(s, 0, BALLAST__METHOD__METHOD_SUBMIT, &request.base);
+}
+
+static void experts_move_while_the_job_trains(void **state)
+{
+    (void)state;
+    struct sim *s = calm_cluster(2);
+    submit_experts(s, 8);
+    s->n_trace = 0;
+    run_to(s, 20);
+    sim_expect(s, "[   2.002] coordinator: job 1 QUEUED\n"
+                  "[   2.002] coordinator: job 1 STARTING attempt 1 on w0 w1\n"
+                  "[   2.003] client: call 0 answered 0\n"
+                  "[   2.003] w0: trainer of job 1 attempt 1 rank 0 started\n"
+                  "[   2.003] w1: trainer of job 1 attempt 1 rank 1 started\n"
+                  "[   4.005] coordinator: job 1 RUNNING\n"
+                  "[   6.005] coordinator: job 1 plan 1\n"
+                  "[   8.003] job 1 attempt 1: experts move, placement 1\n"
+                  "[   8.005] coordinator: job 1 placement 1 in force, 2000 bytes moved\n"
+                  "[  11.005] coordinator: job 1 checkpoint at step 8\n"
+                  "[  11.050] w0: trainer of job 1 attempt 1 ended, 0:0\n"
+                  "[  11.077] w1: trainer of job 1 attempt 1 ended, 0:0\n"
+                  "[  11.079] coordinator: job 1 DONE: finished all steps, 8\n");
+    sim_destroy(s);
+}
+
+static void a_death_before_the_move_leaves_the_old_placement(void **state)
+{
+    (void)state;
+    struct sim *s = calm_cluster(2);
+    submit_experts(s, 8);
+    run_to(s, 7.1); /* the plan is prepared on both */
+    s->n_trace = 0;
+    host_kill_trainer(s, 1, 11);
+    run_to(s, 30);
+    sim_expect(s, "[   7.100] w1: trainer of job 1 attempt 1 ended, 0:11\n"
+                  "[   7.102] coordinator: job 1 plan 1 ended: rank 1 on worker w1: the trainer "
+                  "was killed by signal 11 before it had finished\n"
+                  "[   7.102] coordinator: job 1 RECOVERING: rank 1 on worker w1: the trainer was "
+                  "killed by signal 11 before it had finished\n"
+                  "[   7.925] w0: trainer of job 1 attempt 1 ended, 1:0\n"
+                  "[   8.102] coordinator: job 1 STARTING attempt 2 on w0 w1\n"
+                  "[   8.103] w0: trainer of job 1 attempt 2 rank 0 started\n"
+                  "[   8.103] w1: trainer of job 1 attempt 2 rank 1 started\n"
+                  "[  10.105] coordinator: job 1 RUNNING\n"
+                  "[  15.105] coordinator: job 1 plan 2\n"
+                  "[  17.103] job 1 attempt 2: experts move, placement 2\n"
+                  "[  17.105] coordinator: job 1 checkpoint at step 8\n"
+                  "[  17.105] coordinator: job 1 placement 2 in force, 4000 bytes moved\n"
+                  "[  17.184] w0: trainer of job 1 attempt 2 ended, 0:0\n"
+                  "[  17.194] w1: trainer of job 1 attempt 2 ended, 0:0\n"
+                  "[  17.196] coordinator: job 1 DONE: finished all steps, 8\n");
+    sim_destroy(s);
+}
+
 static uint64_t number(const char *text)
 {
     return strtoull(text, NULL, 10);
@@ -235,6 +310,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_submit_whose_answer_is_lost_makes_one_job),
         cmocka_unit_test(training_goes_on_while_the_coordinator_is_away),
         cmocka_unit_test(a_small_job_does_not_overtake_a_large_one),
+        cmocka_unit_test(experts_move_while_the_job_trains),
+        cmocka_unit_test(a_death_before_the_move_leaves_the_old_placement),
         cmocka_unit_test(every_history_keeps_the_rules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
