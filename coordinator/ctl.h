@@ -56,6 +56,7 @@ struct ctl {
     bool           was_answered; /* there is a coordinator: an outage is worth waiting for */
     uint64_t       deadline_ns;  /* of polls; 0: none */
     bool           is_silent;    /* the caller says by itself what failed */
+    char          *failure;      /* what the last answer refused; in the arena. NULL: no answer */
     struct arena   arena;
 };
 

@@ -269,6 +269,8 @@ static int explain(struct ctl *c, int rc, const Ballast__Status *status, const s
                  message);
     else
         snprintf(text, sizeof text, "%s", message);
+    if (rc == -EREMOTEIO || rc == -EPROTO)
+        c->failure = arena_strdup(&c->arena, text);
     print_failure(c, name, status, text);
     for (size_t i = 1; c->format != CTL_JSON && !c->is_silent && i < status->n_violations; i++) {
         fputs("ballast: ", stderr);

@@ -228,8 +228,8 @@ int ctl_doctor(struct ctl *c)
         look_at_workers(c, &f);
         look_at_jobs(c, &f);
     } else {
-        report("coordinator", "WRONG", "does not answer there");
-        found(&f, xstrdup("ballast-coordinator --config FILE"));
+        report("coordinator", "WRONG", "%s", c->failure ? c->failure : "does not answer there");
+        found(&f, xstrdup(c->failure ? "ballast version" : "ballast-coordinator --config FILE"));
     }
     if (f.next)
         printf("\n%zu thing%s to look at. Next: %s\n", f.n_wrong, f.n_wrong == 1 ? "" : "s",

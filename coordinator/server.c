@@ -35,8 +35,7 @@ static bool refuses_all(const struct server *s, const Ballast__Envelope *e,
     else if (query_is_ours(e, payload))
         return false;
     else
-        check_status(out_status, arena, BALLAST__CODE__UNAVAILABLE, "STARTING",
-                     "the coordinator reads its state again");
+        say_not_serving(s, arena, out_status);
     return true;
 }
 
@@ -282,6 +281,8 @@ static void on_turn_back(struct server *s, struct turn_work *w)
 {
     s->n_turns_out--;
     if (w->work.batch.rc < 0) {
+        if (!s->has_failed) /* the first one says why, those after it only that they follow */
+            s->store_err = w->work.batch.err;
         s->has_failed = true;
         if (s->link)
             turn_fail(s, &w->turn);
@@ -293,6 +294,7 @@ static void on_turn_back(struct server *s, struct turn_work *w)
         s->restart = NULL;
         if (s->state == SERVER_STARTING) {
             s->state = SERVER_SERVING;
+            s->store_err = (struct err){0};
             if (!s->link && start_listening(s) < 0)
                 return;
         }

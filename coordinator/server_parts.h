@@ -76,6 +76,7 @@ struct server {
     size_t n_turns_out, n_out; /* with the store: turns; all of them */
     bool   has_failed;        /* a turn was not stored: the core knows what never happened */
     uint64_t retry_ns;        /* WAITING: when to try again */
+    struct err store_err;     /* why the last turn was not stored; empty once SERVING again */
 
     struct query *parked;     /* doubly linked */
     size_t   n_parked;
@@ -101,6 +102,8 @@ void turn_end(struct server *s);
 void turn_add_log(struct turn_work *w, link_peer peer, const Ballast__LogChunk *chunk);
 /* Sends everything that the turn says. */
 void turn_send(struct server *s, struct turn *t);
+/* Why nobody is served but readers, while RESTORING, STARTING or WAITING. */
+void say_not_serving(const struct server *s, struct arena *arena, Ballast__Status *out_status);
 /* Answers its requests with UNAVAILABLE instead. */
 void turn_fail(struct server *s, struct turn *t);
 void turn_free(struct turn_work *w);

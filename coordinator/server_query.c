@@ -430,8 +430,7 @@ void query_answer(struct server *s, struct query *q)
     } else if (q->read.rc < 0) {
         refuse_read(s, q);
     } else if (q->is_recall && s->state != SERVER_SERVING) {
-        check_status(&status, &q->arena, BALLAST__CODE__UNAVAILABLE, "STARTING",
-                     "the coordinator reads its state again");
+        say_not_serving(s, &q->arena, &status);
         refuse(s, q->peer, q->envelope, &status);
     } else if (q->is_recall) {
         if (!finish_recall(s, q))

@@ -102,6 +102,18 @@ void turn_send(struct server *s, struct turn *t)
         send_one(s, &t->out[i]);
 }
 
+void say_not_serving(const struct server *s, struct arena *arena, Ballast__Status *out_status)
+{
+    if (s->store_err.code)
+        check_status(out_status, arena, BALLAST__CODE__UNAVAILABLE, "STORE",
+                     "the coordinator can store nothing and tries again every second: %s",
+                     s->store_err.text);
+    else
+        check_status(out_status, arena, BALLAST__CODE__UNAVAILABLE, "STARTING",
+                     "the coordinator reads its state again");
+    out_status->retry_after_ms = RETRY_AFTER_MS;
+}
+
 void turn_fail(struct server *s, struct turn *t)
 {
     for (size_t i = 0; i < t->n_out; i++) {

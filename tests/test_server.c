@@ -648,6 +648,13 @@ static void a_full_disk_and_then_space(void **state)
     }
     assert_int_equal(rc, -EREMOTEIO);
     assert_int_equal(status.code, BALLAST__CODE__UNAVAILABLE);
+    Ballast__PingRequest ping = BALLAST__PING_REQUEST__INIT;
+    rc = call_for(c, M(PING), &ping.base, 2000, NULL);
+    while (rc == 0) /* it was served between two commits that failed */
+        rc = call_for(c, M(SUBMIT), &request.base, 1000, NULL);
+    assert_int_equal(rc, -EREMOTEIO);
+    if (!strstr(status.message, "store"))
+        fail_msg("of a full disk is said: %s", status.message);
     Ballast__JobListRequest list = BALLAST__JOB_LIST_REQUEST__INIT;
     list.all_states = true;
     list.limit = 10000;
