@@ -73,10 +73,10 @@ static void show_table(const struct ctl *c, const Ballast__ExpertsReply *r)
 
 /* ---- the heat map ---------------------------------------------------------------------------- */
 
-/* Tokens over the mean, from a quarter to four times, in ten steps of equal ratio. */
-enum { SHADES = 10 };
-static const char letters[SHADES + 1] = " .:-=+*#%@";
-static const int colors[SHADES] = {17, 18, 19, 25, 31, 37, 143, 179, 208, 196};
+/* Tokens over the mean, from a quarter to four times, in nine steps of equal ratio. */
+enum { SHADES = 9 };
+static const char letters[SHADES + 1] = " .:-=+*#@";
+static const int colors[SHADES] = {17, 18, 25, 31, 37, 143, 179, 208, 196};
 
 static size_t shade_of(double over_mean)
 {
