@@ -37,11 +37,58 @@ struct attention_shape {
     float   scale; /* (nope + rope)^-0.5 */
 };
 
+enum router_kind { ROUTER_SIGMOID, ROUTER_SOFTMAX };
+
 struct router_shape {
     int64_t n_tokens;
     int32_t n_experts, top_k;
     bool    renormalize;
     float   routed_scale;
+    enum router_kind kind; /* of the scores */
+    int32_t n_groups;      /* of neighbouring experts, equal in size; 0 and 1: no groups */
+    int32_t topk_group;    /* groups that a token may choose from */
+};
+
+enum overflow_kind { OVERFLOW_DROP, OVERFLOW_REROUTE };
+enum overflow_order { KEEP_LARGEST_WEIGHTS, KEEP_FIRST_TOKENS };
+
+/* What happens to choices beyond an expert's capacity. */
+struct capacity_config {
+    int64_t capacity; /* tokens an expert takes of this call's: ceil(T k / E factor) */
+    enum overflow_kind  overflow;
+    enum overflow_order order; /* who stays; equal weights: the first token */
+};
+
+struct rotary_shape {
+    int64_t n_tokens;
+    const int32_t *cu_seqlens; /* positions count from 0 in each document */
+    int32_t n_docs;
+    int32_t dim;         /* rotated dims, the first of each row */
+    bool    interleaved; /* pair i is dims 2i, 2i + 1; else i, i + dim / 2 */
+};
+
+/* The indexer of sparse attention, and latent attention in absorbed form over chosen keys. */
+struct index_shape {
+    int64_t n_tokens;
+    const int32_t *cu_seqlens;
+    int32_t n_docs;
+    int32_t n_heads, head_dim;
+    float   scale; /* of the sum over heads: (n_heads head_dim)^-0.5, or as the model says */
+    int32_t top_k;
+};
+
+struct sparse_shape {
+    int64_t n_tokens;
+    int32_t n_heads, latent_dim, rope_dim; /* keys: latent then rope; values: the latent */
+    float   scale;
+    int32_t top_k; /* columns of selected */
+};
+
+struct muon_config {
+    float lr, momentum, weight_decay;
+    float grad_scale; /* as in adamw_config */
+    float rms;        /* step = lr rms sqrt(max(rows, cols)) X; 0.2 */
+    bool  nesterov;
 };
 
 struct adamw_config {
@@ -91,6 +138,30 @@ struct device_ops {
     void (*grouped_linear_dw)(struct device *dev, float *const *acc_dw, const float *dy,
                               const float *x, const int64_t *offsets, int32_t n_groups, int64_t in,
                               int64_t out);
+    /* The same over frozen weights that stay packed as MXFP4 (model.md 6.4): packed[g]
+     * (out, in / 2), scales[g] (out, in / 32), in a multiple of 32, no scale of 255. Weights are
+     * decoded a block at a time and never lie unpacked as a whole. */
+    void (*grouped_linear_mxfp4)(struct device *dev, float *y, const float *x,
+                                 const uint8_t *const *packed, const uint8_t *const *scales,
+                                 const int64_t *offsets, int32_t n_groups, int64_t in,
+                                 int64_t out);
+    void (*grouped_linear_mxfp4_dx)(struct device *dev, float *dx, const float *dy,
+                                    const uint8_t *const *packed, const uint8_t *const *scales,
+                                    const int64_t *offsets, int32_t n_groups, int64_t in,
+                                    int64_t out, float beta);
+    /* The same per head, each head with its own weight: head h of token t is the row
+     * x + (t n_heads + h) x_stride, and alike for y; w_h = w + h w_stride is (out, in). Absorbed
+     * latent attention needs it: with kv_b's rows of a head, nope keys then v values, q_latent =
+     * q_nope Wk is heads_linear_dx (dy = q_nope, out = nope) and o = o_latent Wv^T heads_linear. */
+    void (*heads_linear)(struct device *dev, float *y, int64_t y_stride, const float *x,
+                         int64_t x_stride, const float *w, int64_t w_stride, int64_t n,
+                         int32_t n_heads, int64_t in, int64_t out, float beta);
+    void (*heads_linear_dx)(struct device *dev, float *dx, int64_t x_stride, const float *dy,
+                            int64_t y_stride, const float *w, int64_t w_stride, int64_t n,
+                            int32_t n_heads, int64_t in, int64_t out, float beta);
+    void (*heads_linear_dw)(struct device *dev, float *acc_dw, int64_t w_stride, const float *dy,
+                            int64_t y_stride, const float *x, int64_t x_stride, int64_t n,
+                            int32_t n_heads, int64_t in, int64_t out);
 
     /* ---- norms ---- */
     /* y = w x rsqrt(mean x^2 + eps); rstd (n) is kept for the backward */
@@ -111,6 +182,14 @@ struct device_ops {
                     int64_t d, float eps);
     void (*l2_norm_backward)(struct device *dev, float *dx, const float *dy, const float *y,
                              const float *rstd, int64_t n_rows, int64_t d);
+
+    /* y = w (x - mean) / sqrt(var + eps) + b; stats (n, 2): mean and 1 / sqrt(var + eps) */
+    void (*layer_norm)(struct device *dev, float *y, float *stats, const float *x, const float *w,
+                       const float *b, int64_t n, int64_t d, float eps);
+    /* dx = beta dx + ...; acc_dw, acc_db (d) */
+    void (*layer_norm_backward)(struct device *dev, float *dx, float *acc_dw, float *acc_db,
+                                const float *dy, const float *x, const float *w, const float *stats,
+                                int64_t n, int64_t d, float beta);
 
     /* ---- gates and activations ---- */
     /* y = o * sigmoid(g) */
@@ -178,6 +257,64 @@ struct device_ops {
                                const float *k_rope, int64_t k_rope_stride,
                                const struct attention_shape *shape);
 
+    /* ---- rotary position embedding ---- */
+    /* In place: of each token, n_heads rows stride floats apart, (t n_heads + h) stride from x; the
+     * first dim floats of a row turn by the token's position in its document. So the rope part of
+     * q (n, heads, nope + rope) is x = q + nope, stride = nope + rope; a key part shared by the
+     * heads is n_heads = 1. table (n_positions, dim) is rotary_table's (common/rotary.h), with at
+     * least as many positions as the longest document has tokens. */
+    void (*rotary)(struct device *dev, float *x, int32_t n_heads, int64_t stride,
+                   const float *table, const struct rotary_shape *shape);
+    /* The gradient of the turned rows becomes that of the rows before, in place. */
+    void (*rotary_backward)(struct device *dev, float *dx, int32_t n_heads, int64_t stride,
+                            const float *table, const struct rotary_shape *shape);
+
+    /* ---- sparse attention with a lightning indexer (DSA); model.md part 4 ---- */
+    /* q (n, heads, d), k (n, d), w (n, heads), all of the index: I[t,s] = scale sum_h w[t,h]
+     * relu(q[t,h] . k[s]) for s <= t in t's document. */
+
+    /* scores (end - begin, n): I of the queries begin .. end, -inf where s is not visible. */
+    void (*index_scores)(struct device *dev, float *scores, int64_t begin, int64_t end,
+                         const float *q, const float *k, const float *w,
+                         const struct index_shape *shape);
+    /* selected (n, top_k): the keys (row numbers) with the largest I, all where no more are
+     * visible; equal ones go to the lower key. Ascending, -1 after the last. */
+    void (*index_select)(struct device *dev, int32_t *selected, const float *q, const float *k,
+                         const float *w, const struct index_shape *shape);
+    /* Over the selected keys: o (n, heads, latent), lse (n, heads). q_latent (n, heads, latent);
+     * q_rope's row of token t and head h is (t heads + h) q_rope_stride from it; latent
+     * (n, latent) are keys and values; k_rope's rows are k_rope_stride apart. */
+    void (*sparse_attention)(struct device *dev, float *o, float *lse, const float *q_latent,
+                             const float *q_rope, int64_t q_rope_stride, const float *latent,
+                             const float *k_rope, int64_t k_rope_stride, const int32_t *selected,
+                             const struct sparse_shape *shape);
+    /* All four gradients are assigned, d_latent being that of keys and values together; dq_rope
+     * and dk_rope have strides as q_rope and k_rope, and only their rope_dim floats are written. */
+    void (*sparse_attention_backward)(struct device *dev, float *dq_latent, float *dq_rope,
+                                      int64_t dq_rope_stride, float *d_latent, float *dk_rope,
+                                      int64_t dk_rope_stride, const float *d_o, const float *o,
+                                      const float *lse, const float *q_latent, const float *q_rope,
+                                      int64_t q_rope_stride, const float *latent,
+                                      const float *k_rope, int64_t k_rope_stride,
+                                      const int32_t *selected, const struct sparse_shape *shape);
+    /* The indexer's loss: the sum over rows of KL(target || softmax of I), target = the main
+     * attention's weights summed over heads and normalised to 1. Returns it without weight; dq, dk
+     * and dw of the index are assigned, times weight. Main attention is only looked at.
+     * Sparse stage: over the selected keys, main attention as in sparse_attention with its lse. */
+    double (*index_loss)(struct device *dev, float *dq, float *dk, float *dw, float weight,
+                         const float *q, const float *k, const float *w, const int32_t *selected,
+                         const float *q_latent, const float *q_rope, int64_t q_rope_stride,
+                         const float *latent, const float *k_rope, int64_t k_rope_stride,
+                         const float *lse, const struct index_shape *shape,
+                         const struct sparse_shape *core);
+    /* Dense warm-up: over all visible keys, main attention as in attention with its lse. */
+    double (*index_loss_dense)(struct device *dev, float *dq, float *dk, float *dw, float weight,
+                               const float *q, const float *k, const float *w,
+                               const float *core_q, const float *core_kv, const float *k_rope,
+                               int64_t k_rope_stride, const float *lse,
+                               const struct index_shape *shape,
+                               const struct attention_shape *core);
+
     /* ---- attention residuals; model.md 1.2 ---- */
     /* y (n, d) = softmax-weighted sum of the rows r[0..n_rows) (each (n, d)); norm g (d), proj w
      * (d); weights (n, n_rows) is kept. y may be one of r. */
@@ -191,14 +328,44 @@ struct device_ops {
                               int64_t n, int64_t d, float eps);
 
     /* ---- router and combine; model.md 5.1 ---- */
-    /* scores (n, E) = sigmoid(logits); ids (n, k): the largest of scores + bias, descending,
-     * equal ones to the lower index; weights (n, k) = scores[ids] / (sum + 1e-20) * scale. */
+    /* scores (n, E): sigmoid, or softmax over E, of the logits; ids (n, k): the largest of scores +
+     * bias, descending, equal ones to the lower index; bias NULL: none. With groups only the
+     * topk_group groups of most worth take part, a group's worth being the sum of its two largest
+     * biased scores. weights (n, k) = scores[ids] * routed_scale, where renormalize / (sum +
+     * 1e-20) first. */
     void (*router)(struct device *dev, float *scores, int32_t *ids, float *weights,
                    const float *logits, const float *bias, const struct router_shape *shape);
     /* d_logits (n, E) from d_weights (n, k) */
     void (*router_backward)(struct device *dev, float *d_logits, const float *d_weights,
                             const float *scores, const int32_t *ids,
                             const struct router_shape *shape);
+    /* Choices beyond an expert's capacity. In: ids and weights as router gave them. sent (n, k):
+     * the expert a choice goes to, or -1 where it goes nowhere; its weight becomes 0. Rerouting
+     * happens in token order: a choice goes to the token's best expert by score + bias (NULL:
+     * none) that the token did not choose and that has room, groups apart; ids then holds that
+     * expert, and the token's weights are made anew from its ids, so router_backward takes scores
+     * and ids as they are afterwards, with 0 as d_weights of what was not sent. n_rerouted and
+     * n_dropped += choices of this call; both lie in host memory. */
+    void (*router_capacity)(struct device *dev, int32_t *ids, float *weights, int32_t *sent,
+                            int64_t *n_rerouted, int64_t *n_dropped, const float *scores,
+                            const float *bias, const struct capacity_config *config,
+                            const struct router_shape *shape);
+    /* counts (n_segments, E) += tokens per expert by the k largest scores alone, without bias or
+     * groups, of each segment of rows cu_rows[i] .. cu_rows[i + 1]. The losses below count so. */
+    void (*router_segment_counts)(struct device *dev, int64_t *counts, const float *scores,
+                                  const int32_t *cu_rows, int32_t n_segments,
+                                  const struct router_shape *shape);
+    /* The mean over segments of E sum_e f_e P_e: f_e = counts_e / sum counts without gradient, P_e
+     * = the mean over the segment's rows of the scores normalised to 1 over E. Switch: one segment
+     * of all rows, counts of the micro-batch, or summed over micro-batches and ranks for the loss
+     * over the global batch. Sequence-wise: a segment each. Returns it without weight;
+     * acc_d_logits (n, E) += weight times its gradient; NULL: the loss alone. */
+    double (*router_aux_loss)(struct device *dev, float *acc_d_logits, float weight,
+                              const float *scores, const int64_t *counts, const int32_t *cu_rows,
+                              int32_t n_segments, const struct router_shape *shape);
+    /* The mean over rows of logsumexp(logits)^2; weight and acc_d_logits as above. */
+    double (*router_z_loss)(struct device *dev, float *acc_d_logits, float weight,
+                            const float *logits, const struct router_shape *shape);
     /* counts (E) += tokens per expert; histogram (E, n_bins) += margins r = alpha - score, where
      * alpha is the token's (k+1)-th largest of score + bias; bins are uniform over [lo, hi].
      * histogram NULL: the counts alone. */
@@ -232,6 +399,14 @@ struct device_ops {
     /* ---- optimizer: decoupled AdamW over n elements ---- */
     void (*adamw)(struct device *dev, float *w, float *m, float *v, const float *grad, int64_t n,
                   const struct adamw_config *config);
+    /* Muon over a whole matrix of n_heads blocks (rows, cols), one below the other: each block is
+     * orthogonalised by itself with its own scale. m is the momentum, as w. model.md part 7. */
+    void (*muon)(struct device *dev, float *w, float *m, const float *grad, int32_t n_heads,
+                 int64_t rows, int64_t cols, const struct muon_config *config);
+    /* x (n_blocks, rows, cols) in place: n_steps of Newton-Schulz on x / (|x| + 1e-7), which brings
+     * singular values near 1. */
+    void (*newton_schulz)(struct device *dev, float *x, int32_t n_blocks, int64_t rows,
+                          int64_t cols, int32_t n_steps);
 };
 
 struct device {

@@ -22,6 +22,22 @@ void cpu_grouped_linear_dx(struct device *dev, float *dx, const float *dy, const
 void cpu_grouped_linear_dw(struct device *dev, float *const *acc_dw, const float *dy,
                            const float *x, const int64_t *offsets, int32_t n_groups, int64_t in,
                            int64_t out);
+void cpu_grouped_linear_mxfp4(struct device *dev, float *y, const float *x,
+                              const uint8_t *const *packed, const uint8_t *const *scales,
+                              const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out);
+void cpu_grouped_linear_mxfp4_dx(struct device *dev, float *dx, const float *dy,
+                                 const uint8_t *const *packed, const uint8_t *const *scales,
+                                 const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out,
+                                 float beta);
+void cpu_heads_linear(struct device *dev, float *y, int64_t y_stride, const float *x,
+                      int64_t x_stride, const float *w, int64_t w_stride, int64_t n,
+                      int32_t n_heads, int64_t in, int64_t out, float beta);
+void cpu_heads_linear_dx(struct device *dev, float *dx, int64_t x_stride, const float *dy,
+                         int64_t y_stride, const float *w, int64_t w_stride, int64_t n,
+                         int32_t n_heads, int64_t in, int64_t out, float beta);
+void cpu_heads_linear_dw(struct device *dev, float *acc_dw, int64_t w_stride, const float *dy,
+                         int64_t y_stride, const float *x, int64_t x_stride, int64_t n,
+                         int32_t n_heads, int64_t in, int64_t out);
 void cpu_rms_norm(struct device *dev, float *y, float *rstd, const float *x, const float *w,
                   int64_t n, int64_t d, float eps);
 void cpu_rms_norm_backward(struct device *dev, float *dx, float *acc_dw, const float *dy,
@@ -36,6 +52,11 @@ void cpu_l2_norm(struct device *dev, float *y, float *rstd, const float *x, int6
                  int64_t d, float eps);
 void cpu_l2_norm_backward(struct device *dev, float *dx, const float *dy, const float *y,
                           const float *rstd, int64_t n_rows, int64_t d);
+void cpu_layer_norm(struct device *dev, float *y, float *stats, const float *x, const float *w,
+                    const float *b, int64_t n, int64_t d, float eps);
+void cpu_layer_norm_backward(struct device *dev, float *dx, float *acc_dw, float *acc_db,
+                             const float *dy, const float *x, const float *w, const float *stats,
+                             int64_t n, int64_t d, float beta);
 void cpu_sigmoid_gate(struct device *dev, float *y, const float *o, const float *g, int64_t n);
 void cpu_sigmoid_gate_backward(struct device *dev, float *d_o, float *dg, const float *dy,
                                const float *o, const float *g, int64_t n);
@@ -77,6 +98,36 @@ void cpu_attention_backward(struct device *dev, float *dq, float *dkv, float *dk
                             int64_t dk_rope_stride, const float *d_o, const float *o,
                             const float *lse, const float *q, const float *kv, const float *k_rope,
                             int64_t k_rope_stride, const struct attention_shape *shape);
+void cpu_rotary(struct device *dev, float *x, int32_t n_heads, int64_t stride, const float *table,
+                const struct rotary_shape *shape);
+void cpu_rotary_backward(struct device *dev, float *dx, int32_t n_heads, int64_t stride,
+                         const float *table, const struct rotary_shape *shape);
+void cpu_index_scores(struct device *dev, float *scores, int64_t begin, int64_t end, const float *q,
+                      const float *k, const float *w, const struct index_shape *shape);
+void cpu_index_select(struct device *dev, int32_t *selected, const float *q, const float *k,
+                      const float *w, const struct index_shape *shape);
+void cpu_sparse_attention(struct device *dev, float *o, float *lse, const float *q_latent,
+                          const float *q_rope, int64_t q_rope_stride, const float *latent,
+                          const float *k_rope, int64_t k_rope_stride, const int32_t *selected,
+                          const struct sparse_shape *shape);
+void cpu_sparse_attention_backward(struct device *dev, float *dq_latent, float *dq_rope,
+                                   int64_t dq_rope_stride, float *d_latent, float *dk_rope,
+                                   int64_t dk_rope_stride, const float *d_o, const float *o,
+                                   const float *lse, const float *q_latent, const float *q_rope,
+                                   int64_t q_rope_stride, const float *latent, const float *k_rope,
+                                   int64_t k_rope_stride, const int32_t *selected,
+                                   const struct sparse_shape *shape);
+double cpu_index_loss(struct device *dev, float *dq, float *dk, float *dw, float weight,
+                      const float *q, const float *k, const float *w, const int32_t *selected,
+                      const float *q_latent, const float *q_rope, int64_t q_rope_stride,
+                      const float *latent, const float *k_rope, int64_t k_rope_stride,
+                      const float *lse, const struct index_shape *shape,
+                      const struct sparse_shape *core);
+double cpu_index_loss_dense(struct device *dev, float *dq, float *dk, float *dw, float weight,
+                            const float *q, const float *k, const float *w, const float *core_q,
+                            const float *core_kv, const float *k_rope, int64_t k_rope_stride,
+                            const float *lse, const struct index_shape *shape,
+                            const struct attention_shape *core);
 void cpu_attn_res(struct device *dev, float *y, float *weights, const float *const *r,
                   int32_t n_rows, const float *g, const float *w, int64_t n, int64_t d, float eps);
 void cpu_attn_res_backward(struct device *dev, float *const *acc_dr, float *acc_dg, float *acc_dw,
@@ -87,6 +138,18 @@ void cpu_router(struct device *dev, float *scores, int32_t *ids, float *weights,
                 const float *logits, const float *bias, const struct router_shape *shape);
 void cpu_router_backward(struct device *dev, float *d_logits, const float *d_weights,
                          const float *scores, const int32_t *ids, const struct router_shape *shape);
+void cpu_router_capacity(struct device *dev, int32_t *ids, float *weights, int32_t *sent,
+                         int64_t *n_rerouted, int64_t *n_dropped, const float *scores,
+                         const float *bias, const struct capacity_config *config,
+                         const struct router_shape *shape);
+void cpu_router_segment_counts(struct device *dev, int64_t *counts, const float *scores,
+                               const int32_t *cu_rows, int32_t n_segments,
+                               const struct router_shape *shape);
+double cpu_router_aux_loss(struct device *dev, float *acc_d_logits, float weight,
+                           const float *scores, const int64_t *counts, const int32_t *cu_rows,
+                           int32_t n_segments, const struct router_shape *shape);
+double cpu_router_z_loss(struct device *dev, float *acc_d_logits, float weight, const float *logits,
+                         const struct router_shape *shape);
 void cpu_router_histogram(struct device *dev, int64_t *counts, int64_t *histogram,
                           const float *scores, const int32_t *ids, const float *bias, float lo,
                           float hi, int32_t n_bins, const struct router_shape *shape);
@@ -108,5 +171,9 @@ double cpu_linear_cross_entropy(struct device *dev, float *dx, float *acc_dw, co
                                 int64_t vocab);
 void cpu_adamw(struct device *dev, float *w, float *m, float *v, const float *grad, int64_t n,
                const struct adamw_config *config);
+void cpu_muon(struct device *dev, float *w, float *m, const float *grad, int32_t n_heads,
+              int64_t rows, int64_t cols, const struct muon_config *config);
+void cpu_newton_schulz(struct device *dev, float *x, int32_t n_blocks, int64_t rows, int64_t cols,
+                       int32_t n_steps);
 
 #endif

@@ -72,7 +72,8 @@ static inline int32_t *oracle_ints(const struct safetensors *st, const char *whi
     return x;
 }
 
-/* |got - want| <= tolerance |want| + floor sqrt(n), and got finite. */
+/* |got - want| <= tolerance |want| + floor sqrt(n), and got finite. With BALLAST_FIGURES set the
+ * distances are printed. */
 static inline void oracle_compare(const char *which, const char *tensor, const float *got,
                                   const float *want, int64_t n, double tolerance, double floor)
 {
@@ -82,6 +83,8 @@ static inline void oracle_compare(const char *which, const char *tensor, const f
         difference += off * off;
         norm += (double)want[i] * want[i];
     }
+    if (getenv("BALLAST_FIGURES"))
+        printf("%s/%s %.2e\n", which, tensor, sqrt(difference) / (norm > 0 ? sqrt(norm) : 1));
     if (!(sqrt(difference) <= tolerance * sqrt(norm) + floor * sqrt((double)n)))
         fail_msg("%s: %s is off by %.3g of %.3g (allowed %.1g)", which, tensor, sqrt(difference),
                  sqrt(norm), tolerance);

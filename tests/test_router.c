@@ -67,6 +67,33 @@ static void equal_sums_go_to_the_lower_expert(void **state)
     }
 }
 
+static void groups_bar_all_but_the_best(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *what;
+        float logits[6], bias[6];
+        int32_t n_groups, topk_group, k, ids[6];
+    } rows[] = {
+        {"the two best of a group count, not the best", {3, -9, 0, 1, 0, 0}, {0}, 3, 1, 2, {3, 2}},
+        {"groups of equal worth: the first", {1, 1, 1, 1, 1, 1}, {0}, 3, 2, 4, {0, 1, 2, 3}},
+        {"the bias counts for a group", {0}, {0, 0, 0, 0, .5f, 0}, 3, 1, 2, {4, 5}},
+        {"groups of one", {0, 1, 2, 3, 4, 5}, {0}, 6, 2, 2, {5, 4}},
+        {"all below zero", {-9, -9, -1, -1, -5, -5}, {-2, -2, -2, -2, -2, -2}, 3, 2, 3, {2, 3, 4}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct router_shape shape = {1, 6, rows[i].k, true, 1, ROUTER_SIGMOID, rows[i].n_groups,
+                                     rows[i].topk_group};
+        float scores[6], weights[6];
+        int32_t ids[6];
+        dev->ops->router(dev, scores, ids, weights, rows[i].logits, rows[i].bias, &shape);
+        for (int32_t j = 0; j < rows[i].k; j++)
+            if (ids[j] != rows[i].ids[j])
+                fail_msg("%s: choice %d is expert %d, not %d", rows[i].what, j, ids[j],
+                         rows[i].ids[j]);
+    }
+}
+
 static double loss(void *ctx)
 {
     struct routing *r = ctx;
@@ -80,6 +107,10 @@ static void router_gradients(void **state)
     static const struct router_shape shapes[] = {
         {1, 1, 1, true, 1},     {3, 5, 2, true, 2.5f},  {3, 5, 1, false, 1},
         {70, 32, 4, true, 1},   {9, 33, 8, false, 1.5f},
+        {9, 33, 8, false, 1.5f, ROUTER_SOFTMAX},
+        {70, 32, 4, true, 2, ROUTER_SOFTMAX},
+        {70, 32, 4, true, 2, ROUTER_SIGMOID, 8, 3},
+        {5, 12, 5, false, 2, ROUTER_SOFTMAX, 4, 2},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         struct routing r;
@@ -155,12 +186,18 @@ static void routing_agrees_with_the_reference_files(void **state)
         const char *name;
         int32_t top_k;
         bool    renormalize;
+        float   scale;
+        enum router_kind kind;
+        int32_t n_groups, topk_group;
     } files[] = {
-        {"select-k3", 4, true},
-        {"select-all-but-one", 7, true},
-        {"select-one", 1, false},
-        {"select-ties", 4, true},
-        {"select-automodel-k3", 6, true},
+        {"select-k3", 4, true, 1},
+        {"select-all-but-one", 7, true, 1},
+        {"select-one", 1, false, 1},
+        {"select-ties", 4, true, 1},
+        {"select-automodel-k3", 6, true, 1, ROUTER_SIGMOID, 1, 1},
+        {"select-grouped", 8, true, 2.5f, ROUTER_SIGMOID, 8, 4},
+        {"select-automodel-grouped", 6, true, 1.7f, ROUTER_SIGMOID, 4, 2},
+        {"select-softmax-before", 4, false, 1, ROUTER_SOFTMAX},
     };
     struct safetensors *st = oracle_open("router");
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
@@ -171,7 +208,8 @@ static void routing_agrees_with_the_reference_files(void **state)
         struct routing r;
         setup(&r, (struct router_shape){(int64_t)logits->tensor.dims[0],
                                         (int32_t)logits->tensor.dims[1], files[i].top_k,
-                                        files[i].renormalize, 1});
+                                        files[i].renormalize, files[i].scale, files[i].kind,
+                                        files[i].n_groups, files[i].topk_group});
         int64_t all = r.shape.n_tokens * r.shape.n_experts;
         free(r.logits);
         free(r.bias);
@@ -321,6 +359,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_sums_go_to_the_lower_expert),
+        cmocka_unit_test(groups_bar_all_but_the_best),
         cmocka_unit_test(router_gradients),
         cmocka_unit_test(combine_and_its_gradients),
         cmocka_unit_test(routing_agrees_with_the_reference_files),
