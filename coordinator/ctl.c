@@ -4,6 +4,8 @@
 #include <locale.h>
 #include <stdlib.h>
 
+#include "common/stdio.h"
+
 const struct ctl_command ctl_commands[] = {
     {"submit", "JOB.yaml", 0, 1, "sdwfx", "check a job file and submit it; prints the job's id",
      "The file is checked before anything is contacted; with a mistake nothing is submitted.\n"
@@ -29,7 +31,7 @@ const struct ctl_command ctl_commands[] = {
      "  ballast job hold 7 --reason 'after the weekend'\n", ctl_job_hold},
     {"job release", "ID", 1, 1, "", "let a held job start",
      "  ballast job release 7\n", ctl_job_release},
-    {"job requeue", "ID", 1, 1, "r", "stop a job and queue it again from its checkpoint",
+    {"job requeue", "ID", 1, 1, "r", "queue a job that has ended again, from its newest checkpoint",
      "  ballast job requeue 7\n", ctl_job_requeue},
     {"wait", "ID", 1, 1, "F", "wait until a job has ended or has reached a state",
      "Without --for the exit code is the job's: 0, 1, or 128+n if signal n ended it. 124 says\n"
@@ -125,6 +127,7 @@ int main(int argc, char **argv)
 {
     struct ctl c = {0};
     const struct ctl_command *command;
+    stdio_hold_places();
     setlocale(LC_CTYPE, "C.UTF-8");
     int code = ctl_parse(argc, argv, &c, &command);
     if (code < 0)

@@ -237,6 +237,7 @@ static enum ctl_exit exit_of_status(const Ballast__Status *s)
 {
     switch (s->code) {
     case BALLAST__CODE__INVALID_ARGUMENT:    return CTL_USAGE;
+    case BALLAST__CODE__OUT_OF_RANGE:
     case BALLAST__CODE__NOT_FOUND:           return CTL_NOT_FOUND;
     case BALLAST__CODE__PERMISSION_DENIED:
     case BALLAST__CODE__UNAUTHENTICATED:     return CTL_DENIED;

@@ -7,6 +7,7 @@
 #include "common/conf.h"
 #include "common/link.h"
 #include "common/log.h"
+#include "common/stdio.h"
 #include "common/version.h"
 #include "coordinator/server.h"
 #include "coordinator/store.h"
@@ -86,6 +87,7 @@ int main(int argc, char **argv)
     };
     char *file = NULL;
     bool only_check = false, only_print = false;
+    stdio_hold_places();
     for (int o; (o = getopt_long(argc, argv, "c:h", options, NULL)) != -1;) {
         switch (o) {
         case 'c':

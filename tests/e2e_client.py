@@ -35,6 +35,8 @@ def every_command_in_json(c, job):
     expect(len(rows) == 21 and rows[0].startswith("step,loss,"), f"csv: {rows[:2]}")
     last = c.json("metrics", job, "-c", 3)["items"]
     expect([s["step"] for s in last] == [18, 19, 20], f"the newest three: {last}")
+    lost = c.run("logs", job, "--rank", 7)
+    expect(lost.returncode == 3 and "2 ranks" in lost.stderr, f"rank 7: {lost.stderr}")
     lost = c.run("job", "show", 99, "--json")
     expect(json.loads(lost.stderr)["code"] == "NOT_FOUND", f"an error in JSON: {lost.stderr}")
 
@@ -105,6 +107,15 @@ def a_full_disk_is_told(c):
     expect(code == 1, f"output was lost, and the exit code is {code}")
 
 
+def closed_descriptors_do_no_harm(c):
+    """As cron or a daemon may start it; a socket must not take the place of stdout."""
+    for closed, code in (("<&-", 0), ("2>&-", 0), (">&-", 1), ("<&- >&- 2>&-", 1)):
+        done = subprocess.run(f"{os.path.join(BIN, 'ballast')} jobs -a --json {closed}",
+                              shell=True, env=c.env, capture_output=True, text=True)
+        expect(done.returncode == code, f"jobs {closed}: exit {done.returncode} {done.stderr}")
+        expect(code or "JobList" in done.stdout, f"jobs {closed}: {done.stdout}")
+
+
 def a_plan_is_near_the_truth(c, job):
     """What --dry-run says of memory beside the peak that the ranks report."""
     plan = c.json("submit", os.path.join(c.folder, "job-1.yaml"), "--dry-run")
@@ -122,6 +133,7 @@ def story():
         every_command_in_json(c, job)
         a_plan_is_near_the_truth(c, job)
         a_full_disk_is_told(c)
+        closed_descriptors_do_no_harm(c)
         follow_on_a_terminal(c)
         outages_are_waited_out(c, ctrl_c_detaches(c))
         until(lambda: c.n_idle() == 2, 20, "the workers are free again")

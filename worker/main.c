@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/stdio.h"
 #include "common/version.h"
 #include "worker/bench.h"
 #include "worker/channel.h"
@@ -135,6 +136,7 @@ int main(int argc, char **argv)
     bool is_check = false;
     int option;
 
+    stdio_hold_places();
     if (argc > 1 && !strcmp(argv[1], "--trainer"))
         return run_trainer();
     if (argc > 1 && !strcmp(argv[1], "validate"))
