@@ -395,7 +395,7 @@ static uint32_t slots_needed(const struct loads *l, const struct place_row *row,
     return most;
 }
 
-/* Slots may count through all devices, as others write them: then so many on each device, else 0. */
+/* Slots may count through all devices, as others write them: then so many per device, else 0. */
 static uint32_t slots_counted_through(const struct place_row *row, size_t n, uint32_t n_slots,
                                       uint32_t n_devices)
 {

@@ -322,7 +322,8 @@ struct candidate {
 
 static float moves_price(const struct search *s, uint32_t device, int32_t in, int32_t out)
 {
-    return s->p->move_price * (float)((int)!was_held(s, device, in) - (int)!was_held(s, device, out));
+    int n_moves = (int)!was_held(s, device, in) - (int)!was_held(s, device, out);
+    return s->p->move_price * (float)n_moves;
 }
 
 /* What an expert gains by having copies on several nodes: rows that need not cross. */

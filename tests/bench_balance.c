@@ -294,7 +294,8 @@ static void row_4(void)
                     double x = ((1 - mix) * olmoe[2][layer][e] + mix * olmoe[0][layer][e]) / 20;
                     double u = (double)(scenario_hash((uint64_t)(layer * WINDOWS + i) * 64 + e) >>
                                         11) * 0x1p-53;
-                    load[i][e] = floor(fmax(x * (1 + 0.2 * (u - 0.5)) + 2 * sqrt(x) * (u - 0.5), 0));
+                    x += (0.2 * x + 2 * sqrt(x)) * (u - 0.5);
+                    load[i][e] = floor(fmax(x, 0));
                 }
             }
             struct balance_policy policy = balance_defaults();
@@ -331,8 +332,8 @@ static void row_4(void)
             placement_fini(&mine);
             placement_fini(&start);
         }
-        printf("   G=%-2u ours %.3f with %u moves, EPLB each window %.3f with %u, none %.3f, oracle "
-               "%.3f: %s; windows with a losing plan %u\n", g, ours / n, our_moves, peer / n,
+        printf("   G=%-2u ours %.3f with %u moves, EPLB each window %.3f with %u, none %.3f, "
+               "oracle %.3f: %s; windows with a losing plan %u\n", g, ours / n, our_moves, peer / n,
                peer_moves, stay / n, oracle / n,
                met(ours <= 1.1 * oracle && our_moves * 4 <= peer_moves), n_lost);
     }

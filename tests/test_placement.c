@@ -1,4 +1,4 @@
-/* test_placement.c - the map of experts to slots and its invariants; exact shares; rows by sender. */
+/* test_placement.c - the map of experts to slots; exact shares; rows by sender */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -122,14 +122,14 @@ static void shares_are_the_best_there_are(void **state)
         uint32_t g = 1 + below(&random, 7), e = 1 + below(&random, 20);
         struct err err;
         struct placement p = make(e, g, (e + g - 1) / g + below(&random, 3));
-        double load[20], speed[8], sum = 0;
+        double load[20], speed[8];
         for (uint32_t i = 0; i < 40; i++) {
             uint32_t s = below(&random, placement_n_total(&p)), x = below(&random, e);
             if (p.expert[s] == PLACEMENT_EMPTY && placement_find(&p, s / p.n_slots, x) < 0)
                 p.expert[s] = (int32_t)x;
         }
         for (uint32_t i = 0; i < e; i++)
-            sum += load[i] = below(&random, 4) ? below(&random, 1000) : 0;
+            load[i] = below(&random, 4) ? below(&random, 1000) : 0;
         for (uint32_t i = 0; i < g; i++)
             speed[i] = round % 2 ? 1 : 0.5 + below(&random, 100) / 100.0;
         struct split *s = split_create(&p, speed);
