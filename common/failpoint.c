@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -34,5 +35,6 @@ int failpoint(const char *name)
         action++;
     if (atomic_fetch_add(&n_seen, 1) + 1 != (at > 0 ? at : 1))
         return 0;
+    dprintf(2, "failpoint %s\n", name); /* so that a test can wait for it */
     return act(action);
 }
