@@ -128,7 +128,8 @@ int query_open(struct store_tables *t, struct query_db **out_query, struct err *
     q->stats = t->stats;
     q->statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
     if (q->statm < 0 || sqlite3_open_v2(":memory:", &q->db, flags, NULL) != SQLITE_OK ||
-        vtab_register(q->db, q->state, q->stats) < 0) {
+        vtab_register(q->db, q->state, q->stats) < 0 ||
+        sqlite3_exec(q->db, "SELECT 1 FROM json_each('[]'), json_tree('[]')", NULL, NULL, NULL)) {
         query_close(q);
         return err_set(err, -EIO, "the connection for queries cannot be made");
     }

@@ -600,6 +600,172 @@ static void a_full_disk_is_survived(void **state)
     bench_remove(&b);
 }
 
+/* ---- backups --------------------------------------------------------------------------------- */
+
+/* Waits for that one among what else comes back; counts the others. */
+static size_t wait_for(struct bench *b, const struct store_batch *batch)
+{
+    size_t n_others = 0;
+    for (;;) {
+        pthread_mutex_lock(&b->lock);
+        while (!b->is_notified)
+            pthread_cond_wait(&b->wake, &b->lock);
+        b->is_notified = false;
+        pthread_mutex_unlock(&b->lock);
+        bool found = false;
+        for (struct store_batch *d = store_take_done(b->store); d; d = d->next) {
+            n_others += d != batch;
+            found |= d == batch;
+        }
+        if (found)
+            return n_others;
+    }
+}
+
+static void copy_path(const struct bench *b, const char *name, char out_path[96])
+{
+    snprintf(out_path, 96, "%s.%s", b->folder, name);
+}
+
+/* While records go on being committed; the copy opens, is whole, and a store starts from it. */
+static void a_backup_under_load_opens_and_checks(void **state)
+{
+    (void)state;
+    enum { N = 400 };
+    struct bench b, restored;
+    struct story s = {0}, more[N];
+    static struct store_batch batches[N];
+    char path[96], command[256];
+    bench_make(&b);
+    bench_open(&b);
+    copy_path(&b, "copy", path);
+    for (int job = 1; job <= 40; job++) { /* some pages to copy */
+        for (int i = 0; i < 60; i++) {
+            if (i == 0)
+                say_submitted(&s, (uint64_t)job);
+            else
+                say_state(&s, (uint64_t)job, BALLAST__JOB_STATE__JOB_QUEUED,
+                          "a reason that takes some room in the log, again and again and again");
+        }
+        assert_int_equal(tell(&b, &s), 0);
+    }
+    uint64_t n_before = s.seq;
+    struct store_read read = {.kind = STORE_BACKUP, .path = path};
+    struct store_batch backup = {.reads = &read, .n_reads = 1};
+    store_submit(b.store, &backup);
+    for (int i = 0; i < N; i++) {
+        more[i] = (struct story){.seq = s.seq};
+        say_state(&more[i], 1, BALLAST__JOB_STATE__JOB_QUEUED, "while the copy is made");
+        s.seq = more[i].seq;
+        batches[i] = (struct store_batch){.records = more[i].records, .n_records = 1};
+        store_submit(b.store, &batches[i]);
+    }
+    wait_for(&b, &backup);
+    if (read.rc < 0)
+        fail_msg("%s", read.err.text);
+    assert_true(read.total > 100000);
+    store_close(b.store); /* finishes what was handed over */
+    for (int i = 0; i < N; i++)
+        assert_int_equal(batches[i].rc, 0);
+
+    bench_make(&restored);
+    snprintf(command, sizeof command, "ls %s.copy*; cp %s %s/state.db", b.folder, path,
+             restored.folder);
+    assert_int_equal(system(command), 0);
+    bench_open(&restored); /* it stands alone, and its newest record is the last of its log */
+    struct store_read r = do_read(&restored, (struct store_read){.kind = STORE_RESTORE});
+    if (r.rc < 0)
+        fail_msg("%s", r.err.text);
+    assert_in_range(r.restored.last_seq, n_before, n_before + N);
+    assert_int_equal(r.restored.last_job, 40);
+    store_read_fini(&r);
+    bench_remove(&restored);
+    for (int i = 0; i < N; i++)
+        arena_fini(&more[i].arena);
+    arena_fini(&s.arena);
+    b.store = NULL;
+    unlink(path);
+    bench_remove(&b);
+}
+
+static void a_backup_that_cannot_be_leaves_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path; /* with %s for the state folder */
+        int rc;
+        const char *text;
+    } rows[] = {
+        {"%s/copy.db", -EINVAL, "lies in state_dir"},
+        {"%s/logs/../copy.db", -EINVAL, "lies in state_dir"},
+        {"%s/state.db-journal", -EINVAL, "lies in state_dir"},
+        {"%s.exists", -EEXIST, "exists; choose another name"},
+        {"%s.link", -EEXIST, "exists; choose another name"},
+        {"%s.nowhere/copy.db", -ENOENT, "its folder: No such file"},
+        {"/proc/copy.db", -ENOENT, "cannot be made"},
+    };
+    struct bench b;
+    char command[256], path[128];
+    bench_make(&b);
+    bench_open(&b);
+    snprintf(command, sizeof command, "touch %s.exists; ln -s %s/other %s.link", b.folder,
+             b.folder, b.folder);
+    assert_int_equal(system(command), 0);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+        snprintf(path, sizeof path, rows[i].path, b.folder);
+#pragma GCC diagnostic pop
+        struct store_read r = do_read(&b, (struct store_read){.kind = STORE_BACKUP, .path = path});
+        if (r.rc != rows[i].rc || !strstr(r.err.text, rows[i].text))
+            fail_msg("%s: rc %d '%s'", path, r.rc, r.err.text);
+        store_read_fini(&r);
+    }
+    snprintf(command, sizeof command, "rm %s.exists %s.link; ! ls %s.*part* %s/*part* 2>/dev/null",
+             b.folder, b.folder, b.folder, b.folder);
+    assert_int_equal(system(command), 0);
+    bench_remove(&b);
+}
+
+/* Loads travel with their turn's records, and are there for who asks after it. */
+static void loads_are_stored_with_their_turn(void **state)
+{
+    (void)state;
+    struct bench b;
+    uint32_t tokens[3] = {5, 1, 0};
+    Ballast__LayerLoad layer = BALLAST__LAYER_LOAD__INIT, *layers[] = {&layer};
+    Ballast__LoadReport report = BALLAST__LOAD_REPORT__INIT;
+    layer.layer = 4;
+    layer.tokens = tokens;
+    layer.n_tokens = report.n_experts = 3;
+    report.n_nodes = report.attempt = report.first_step = 1;
+    report.last_step = 20;
+    report.layers = layers;
+    report.n_layers = 1;
+    bench_make(&b);
+    bench_open(&b);
+    tell_jobs_until(&b, 2);
+    struct turn_load load = {2, &report};
+    struct store_batch batch = {.loads = &load, .n_loads = 1, .wall_ns = clock_wall_ns()};
+    assert_int_equal(do_batch(&b, &batch), 0);
+    struct store_read r = do_read(&b, (struct store_read){
+        .kind = STORE_LOADS, .job = 2, .window = STORE_1M, .layer = -1});
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.loads.n_layers, 1);
+    assert_int_equal(r.loads.layers[0]->tokens[0], 5);
+    assert_true(r.loads.layers[0]->imbalance_experts == 2.5);
+    assert_non_null(r.spec);
+    store_read_fini(&r);
+    r = do_read(&b, (struct store_read){.kind = STORE_LOADS, .job = 1, .layer = -1});
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.loads.n_layers, 0);
+    store_read_fini(&r);
+    r = do_read(&b, (struct store_read){.kind = STORE_LOADS, .job = 77, .layer = -1});
+    assert_int_equal(r.rc, -ENOENT);
+    store_read_fini(&r);
+    bench_remove(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -613,6 +779,9 @@ int main(void)
         cmocka_unit_test(files_of_other_versions),
         cmocka_unit_test(kill_9_loses_nothing_acknowledged),
         cmocka_unit_test(a_full_disk_is_survived),
+        cmocka_unit_test(a_backup_under_load_opens_and_checks),
+        cmocka_unit_test(a_backup_that_cannot_be_leaves_nothing),
+        cmocka_unit_test(loads_are_stored_with_their_turn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
