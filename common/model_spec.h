@@ -8,7 +8,8 @@
 
 #include "common/types.h"
 
-enum model_family { FAMILY_KIMI_K3 };
+/* Whose names the tensors have; DeepSeek-V3's are Kimi-K2's and DeepSeek-V3.2's too. */
+enum model_family { FAMILY_KIMI_K3, FAMILY_KIMI_LINEAR, FAMILY_DEEPSEEK_V3 };
 
 enum attention_kind { ATTENTION_KDA, ATTENTION_MLA };
 enum mlp_kind { MLP_DENSE, MLP_MOE };
@@ -20,8 +21,20 @@ struct layer_spec {
     enum mlp_kind       mlp;
 };
 
+/* Rotary positions of MLA's shared key part and its partner in the query, and of an indexer. */
+struct rotary_spec {
+    bool     interleaved;  /* pairs (2i, 2i + 1), else (i, i + half) */
+    float    theta;
+    float    factor;       /* YaRN; 1: none, and what follows is unused */
+    float    beta_fast, beta_slow, original_length;
+    bool     truncate;
+    float    attention_factor; /* of cosine and sine */
+    float    score_factor;     /* of MLA's score, beyond width^-0.5 */
+};
+
 struct model_spec {
     enum model_family  family;
+    bool               dense_as_moe; /* dense layers' tensors stand under the MoE's name */
     uint32_t           n_layers;
     struct layer_spec  layers[LAYERS_MAX];
     enum residual_kind residual;
@@ -41,6 +54,12 @@ struct model_spec {
     /* MLA; q_lora_rank 0: a direct q projection */
     uint32_t heads, q_lora_rank, kv_lora_rank, qk_nope_dim, qk_rope_dim, v_dim;
     bool     mla_output_gate, mla_rotary;
+    struct rotary_spec rotary; /* with mla_rotary */
+
+    /* a lightning indexer in every MLA layer; index_top_k 0: none, attention is dense */
+    uint32_t index_heads, index_head_dim, index_top_k;
+    float    index_norm_eps;
+    bool     index_norm_bias;
 
     /* feed-forward */
     enum activation_kind activation;
@@ -49,8 +68,11 @@ struct model_spec {
     uint32_t n_experts, top_k, expert_inter, n_shared_experts;
     uint32_t latent; /* width the routed experts see: hidden where there is no latent projection */
     bool     latent_moe, latent_norm;
+    uint32_t n_expert_groups, top_groups; /* experts are chosen in the best groups; 1: no groups */
     bool     renormalize;
     float    routed_scale;
+
+    uint32_t n_mtp_layers; /* next-token layers after the last one: not computed, carried along */
 };
 
 struct model_counts {

@@ -18,15 +18,29 @@
 
 enum { BUFFER = 1, F32 = 2, UNREACHED = 4 };
 
+/* What families call the same things. */
+static const struct names {
+    const char *root;             /* before everything */
+    const char *moe;              /* the feed-forward of layers with experts */
+    const char *gate, *up, *down; /* of one expert */
+} family_names[] = {
+    [FAMILY_KIMI_K3]     = { "language_model.", "block_sparse_moe", "w1", "w3", "w2" },
+    [FAMILY_KIMI_LINEAR] = { "", "block_sparse_moe", "w1", "w3", "w2" },
+    [FAMILY_DEEPSEEK_V3] = { "", "mlp", "gate_proj", "up_proj", "down_proj" },
+};
+#define FAMILIES (sizeof family_names / sizeof *family_names)
+
 struct builder {
     const struct model_spec *spec;
+    const struct names *names;
     struct tensor_map *map;
     size_t   entries_cap;
     size_t   names_used, names_cap;
     uint32_t unit;
     int32_t  expert;      /* -1: dense */
     uint64_t used;        /* floats of the unit or of the expert's block so far */
-    char     prefix[128]; /* of the names that are added now */
+    uint32_t layer;       /* of the names that are added now */
+    char     prefix[128]; /* before them */
 };
 
 static uint64_t align_up(uint64_t x, uint64_t multiple)
@@ -99,6 +113,15 @@ static void add_mixer(struct builder *b, enum tensor_role norm, const char *norm
     add(b, proj, proj_suffix, INIT_ZEROS, flags, 1, b->spec->hidden, 0);
 }
 
+/* Kimi-Linear's broadcasts as it is stored. */
+static void shape_of_a_log(struct tensor_entry *a, uint64_t heads)
+{
+    const uint64_t dims[] = { 1, 1, heads, 1 };
+
+    a->n_dims = 4;
+    memcpy(a->dims, dims, sizeof dims);
+}
+
 static void add_kda(struct builder *b)
 {
     const struct model_spec *m = b->spec;
@@ -115,7 +138,10 @@ static void add_kda(struct builder *b)
     add(b, ROLE_KDA_DT_BIAS, "self_attn.dt_bias", INIT_DT_BIAS, F32, wide, 0, 0);
     struct tensor_entry *a = add(b, ROLE_KDA_A_LOG, "self_attn.A_log",
                                  m->kda_gate_bounded ? INIT_ZEROS : INIT_A_LOG, F32, h, 0, 0);
-    a->stored_count = a->dims[0] = align_up(h, A_LOG_MULTIPLE);
+    if (m->family == FAMILY_KIMI_K3)
+        a->stored_count = a->dims[0] = align_up(h, A_LOG_MULTIPLE);
+    else
+        shape_of_a_log(a, h);
     add_matrix(b, ROLE_KDA_BETA, "self_attn.b_proj.weight", h, m->hidden);
     if (m->kda_gate_full_rank) {
         add_matrix(b, ROLE_KDA_G, "self_attn.g_proj.weight", wide, m->hidden);
@@ -150,13 +176,20 @@ static void add_mla(struct builder *b)
     add_matrix(b, ROLE_MLA_O, "self_attn.o_proj.weight", m->hidden, v_wide);
 }
 
+static void set_prefix(struct builder *b, const char *module)
+{
+    snprintf(b->prefix, sizeof b->prefix, "%smodel.layers.%u.%s%s", b->names->root, b->layer,
+             module, *module ? "." : "");
+}
+
 static void add_dense(struct builder *b)
 {
     const struct model_spec *m = b->spec;
 
-    add_matrix(b, ROLE_MLP_GATE, "mlp.gate_proj.weight", m->dense_inter, m->hidden);
-    add_matrix(b, ROLE_MLP_UP, "mlp.up_proj.weight", m->dense_inter, m->hidden);
-    add_matrix(b, ROLE_MLP_DOWN, "mlp.down_proj.weight", m->hidden, m->dense_inter);
+    set_prefix(b, m->dense_as_moe ? b->names->moe : "mlp");
+    add_matrix(b, ROLE_MLP_GATE, "gate_proj.weight", m->dense_inter, m->hidden);
+    add_matrix(b, ROLE_MLP_UP, "up_proj.weight", m->dense_inter, m->hidden);
+    add_matrix(b, ROLE_MLP_DOWN, "down_proj.weight", m->hidden, m->dense_inter);
 }
 
 static void add_moe(struct builder *b)
@@ -164,48 +197,57 @@ static void add_moe(struct builder *b)
     const struct model_spec *m = b->spec;
     uint64_t shared = (uint64_t)m->n_shared_experts * m->expert_inter;
 
-    add_matrix(b, ROLE_ROUTER, "block_sparse_moe.gate.weight", m->n_experts, m->hidden);
-    add(b, ROLE_ROUTER_BIAS, "block_sparse_moe.gate.e_score_correction_bias", INIT_ZEROS,
+    set_prefix(b, b->names->moe);
+    add_matrix(b, ROLE_ROUTER, "gate.weight", m->n_experts, m->hidden);
+    add(b, ROLE_ROUTER_BIAS, "gate.e_score_correction_bias", INIT_ZEROS,
         BUFFER | F32, m->n_experts, 0, 0);
     if (m->latent_moe) {
-        add_matrix(b, ROLE_LATENT_DOWN, "block_sparse_moe.routed_expert_down_proj.weight",
+        add_matrix(b, ROLE_LATENT_DOWN, "routed_expert_down_proj.weight",
                    m->latent, m->hidden);
-        add_matrix(b, ROLE_LATENT_UP, "block_sparse_moe.routed_expert_up_proj.weight", m->hidden,
+        add_matrix(b, ROLE_LATENT_UP, "routed_expert_up_proj.weight", m->hidden,
                    m->latent);
     }
     if (m->latent_norm)
-        add_norm(b, ROLE_LATENT_NORM, "block_sparse_moe.routed_expert_norm.weight", m->latent);
+        add_norm(b, ROLE_LATENT_NORM, "routed_expert_norm.weight", m->latent);
     if (shared) {
-        add_matrix(b, ROLE_SHARED_GATE, "block_sparse_moe.shared_experts.gate_proj.weight",
+        add_matrix(b, ROLE_SHARED_GATE, "shared_experts.gate_proj.weight",
                    shared, m->hidden);
-        add_matrix(b, ROLE_SHARED_UP, "block_sparse_moe.shared_experts.up_proj.weight", shared,
+        add_matrix(b, ROLE_SHARED_UP, "shared_experts.up_proj.weight", shared,
                    m->hidden);
-        add_matrix(b, ROLE_SHARED_DOWN, "block_sparse_moe.shared_experts.down_proj.weight",
+        add_matrix(b, ROLE_SHARED_DOWN, "shared_experts.down_proj.weight",
                    m->hidden, shared);
     }
 }
 
-static void add_experts(struct builder *b, uint32_t layer)
+static void add_expert_matrix(struct builder *b, enum tensor_role role, const char *name,
+                              uint64_t out, uint64_t in)
+{
+    char suffix[32];
+    snprintf(suffix, sizeof suffix, "%s.weight", name);
+    add_matrix(b, role, suffix, out, in);
+}
+
+static void add_experts(struct builder *b)
 {
     const struct model_spec *m = b->spec;
 
     for (uint32_t e = 0; e < m->n_experts; e++) {
         b->expert = (int32_t)e;
         b->used = 0;
-        snprintf(b->prefix, sizeof b->prefix,
-                 "language_model.model.layers.%u.block_sparse_moe.experts.%u.", layer, e);
-        add_matrix(b, ROLE_EXPERT_GATE, "w1.weight", m->expert_inter, m->latent);
-        add_matrix(b, ROLE_EXPERT_UP, "w3.weight", m->expert_inter, m->latent);
-        add_matrix(b, ROLE_EXPERT_DOWN, "w2.weight", m->latent, m->expert_inter);
+        snprintf(b->prefix, sizeof b->prefix, "%smodel.layers.%u.%s.experts.%u.", b->names->root,
+                 b->layer, b->names->moe, e);
+        add_expert_matrix(b, ROLE_EXPERT_GATE, b->names->gate, m->expert_inter, m->latent);
+        add_expert_matrix(b, ROLE_EXPERT_UP, b->names->up, m->expert_inter, m->latent);
+        add_expert_matrix(b, ROLE_EXPERT_DOWN, b->names->down, m->latent, m->expert_inter);
         b->map->expert_count = b->used;
     }
     b->expert = -1;
 }
 
-static void unit_begin(struct builder *b, const char *prefix)
+static void unit_begin(struct builder *b, const char *module)
 {
     b->used = 0;
-    snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
+    snprintf(b->prefix, sizeof b->prefix, "%s%s", b->names->root, module);
 }
 
 static void unit_end(struct builder *b)
@@ -216,10 +258,10 @@ static void unit_end(struct builder *b)
 static void add_layer(struct builder *b, uint32_t l)
 {
     const struct model_spec *m = b->spec;
-    char prefix[64];
 
-    snprintf(prefix, sizeof prefix, "language_model.model.layers.%u.", l);
-    unit_begin(b, prefix);
+    b->layer = l;
+    b->used = 0;
+    set_prefix(b, "");
     add_norm(b, ROLE_ATTN_NORM, "input_layernorm.weight", m->hidden);
     add_norm(b, ROLE_MLP_NORM, "post_attention_layernorm.weight", m->hidden);
     if (m->residual == RESIDUAL_ATTN_RES) {
@@ -239,7 +281,7 @@ static void add_layer(struct builder *b, uint32_t l)
     }
     add_moe(b);
     uint64_t used = b->used;
-    add_experts(b, l);
+    add_experts(b);
     b->used = used;
     unit_end(b);
 }
@@ -265,23 +307,24 @@ int tensor_map_init(const struct model_spec *m, struct tensor_map *out_map, stru
     struct tensor_map map = {0};
     struct builder b = { .spec = m, .map = &map, .expert = -1 };
 
-    if (m->family != FAMILY_KIMI_K3)
-        return err_set(err, -ENOTSUP, "model family %d has no tensor names; known: kimi_k3",
-                       (int)m->family);
+    if ((unsigned)m->family >= FAMILIES)
+        return err_set(err, -ENOTSUP, "model family %d has no tensor names; known: kimi_k3, "
+                       "kimi_linear, deepseek_v3", (int)m->family);
+    b.names = &family_names[m->family];
     map.n_units = m->n_layers + 2;
     map.unit_count = xcalloc(map.n_units, sizeof *map.unit_count);
 
-    unit_begin(&b, "language_model.model.");
+    unit_begin(&b, "model.");
     add_matrix(&b, ROLE_EMBEDDING, "embed_tokens.weight", m->vocab, m->hidden);
     unit_end(&b);
     for (uint32_t l = 0; l < m->n_layers; l++)
         add_layer(&b, l);
-    unit_begin(&b, "language_model.model.");
+    unit_begin(&b, "model.");
     add_norm(&b, ROLE_FINAL_NORM, "norm.weight", m->hidden);
     if (m->residual == RESIDUAL_ATTN_RES)
         add_mixer(&b, ROLE_OUTPUT_RES_NORM, "output_attn_res_norm.weight", ROLE_OUTPUT_RES_PROJ,
                   "output_attn_res_proj.weight", 0);
-    snprintf(b.prefix, sizeof b.prefix, "language_model.");
+    snprintf(b.prefix, sizeof b.prefix, "%s", b.names->root);
     add(&b, ROLE_HEAD, "lm_head.weight", INIT_HEAD, 0, m->vocab, m->hidden, 0);
     unit_end(&b);
     assert(b.unit == map.n_units);

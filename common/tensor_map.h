@@ -48,7 +48,7 @@ struct tensor_entry {
     int32_t  expert;        /* -1: dense */
     uint64_t offset;        /* in floats, from the start of the unit or of the expert's block */
     uint64_t count;         /* live floats */
-    uint64_t stored_count;  /* as stored: A_log is padded with zeros to a multiple of 128 */
+    uint64_t stored_count;  /* as stored: K3's A_log is padded with zeros to a multiple of 128 */
     uint32_t n_dims;
     uint64_t dims[TENSOR_DIMS_MAX]; /* as stored */
     enum tensor_init init;

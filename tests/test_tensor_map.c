@@ -130,30 +130,37 @@ static const char *shared(void)
     return folder;
 }
 
-static void the_tiny_checkpoint_has_these_tensors(void **state)
+static const struct { const char *folder; uint64_t total, active; } fixtures[] = {
+    { "kimi-k3-tiny", 808908, 513996 },
+    { "kimi-linear-tiny", 445836, 224652 },
+};
+
+static void the_tiny_checkpoints_have_these_tensors(void **state)
 {
     (void)state;
-    char *folder = xasprintf("%s/oracle/kimi-k3-tiny", shared());
-    struct model_spec m;
-    struct tensor_map map;
-    struct safetensors *st;
-    assert_int_equal(hf_config_read(folder, &m, NULL), 0);
-    assert_int_equal(tensor_map_init(&m, &map, NULL), 0);
-    assert_int_equal(safetensors_open(folder, &st, NULL), 0);
-    assert_int_equal(model_spec_count(&m).total, 808908);
-    assert_int_equal(model_spec_count(&m).active, 513996);
-    assert_int_equal(safetensors_count(st), map.n_entries);
-    for (size_t i = 0; i < safetensors_count(st); i++) {
-        const struct st_view *v = safetensors_at(st, i);
-        const struct tensor_entry *e = found(&map, v->tensor.name);
-        assert_int_equal(e->n_dims, v->tensor.n_dims);
-        assert_int_equal(e->stored_count, v->n_elements);
-        assert_memory_equal(e->dims, v->tensor.dims, sizeof e->dims);
-        assert_int_equal(&map.entries[map.by_name[i]], e);
+    for (size_t f = 0; f < sizeof fixtures / sizeof *fixtures; f++) {
+        char *folder = xasprintf("%s/oracle/%s", shared(), fixtures[f].folder);
+        struct model_spec m;
+        struct tensor_map map;
+        struct safetensors *st;
+        assert_int_equal(hf_config_read(folder, &m, NULL), 0);
+        assert_int_equal(tensor_map_init(&m, &map, NULL), 0);
+        assert_int_equal(safetensors_open(folder, &st, NULL), 0);
+        assert_int_equal(model_spec_count(&m).total, fixtures[f].total);
+        assert_int_equal(model_spec_count(&m).active, fixtures[f].active);
+        assert_int_equal(safetensors_count(st), map.n_entries);
+        for (size_t i = 0; i < safetensors_count(st); i++) {
+            const struct st_view *v = safetensors_at(st, i);
+            const struct tensor_entry *e = found(&map, v->tensor.name);
+            assert_int_equal(e->n_dims, v->tensor.n_dims);
+            assert_int_equal(e->stored_count, v->n_elements);
+            assert_memory_equal(e->dims, v->tensor.dims, sizeof e->dims);
+            assert_int_equal(&map.entries[map.by_name[i]], e);
+        }
+        safetensors_close(st);
+        tensor_map_fini(&map);
+        free(folder);
     }
-    safetensors_close(st);
-    tensor_map_fini(&map);
-    free(folder);
 }
 
 /* A row of the list: "0-2,4,8-16/4" holds x? The step of a range defaults to 1. */
@@ -214,20 +221,29 @@ static size_t read_list(const char *path, struct row *rows, size_t max)
     return n;
 }
 
-/* Packed experts stand in the list as weight_packed and weight_scale. */
-static const struct row *row_of(const struct row *rows, size_t n, const struct tensor_entry *e)
+/* suffix: after the names of experts; packed ones stand there as weight_packed and weight_scale. */
+static const struct row *row_of(const struct row *rows, size_t n, const struct tensor_entry *e,
+                                const char *suffix)
 {
     char pattern[256];
     long layer, expert;
     pattern_of(e->name, pattern, &layer, &expert);
     if (e->expert >= 0)
-        snprintf(pattern + strlen(pattern), 256 - strlen(pattern), "_packed");
+        snprintf(pattern + strlen(pattern), 256 - strlen(pattern), "%s", suffix);
     for (size_t i = 0; i < n; i++)
         if (strcmp(rows[i].name, e->name) == 0 || /* a row of one layer spells its number out */
             (strcmp(rows[i].name, pattern) == 0 && range_holds(rows[i].layers, layer) &&
              (expert < 0 || range_holds(rows[i].experts, expert))))
             return &rows[i];
     return NULL;
+}
+
+static uint64_t elements_of(const struct row *r)
+{
+    uint64_t count = 1;
+    for (const char *at = r->shape; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        count *= strtoull(at, NULL, 10);
+    return count;
 }
 
 static void kimi_k3_has_the_tensors_of_its_checkpoint(void **state)
@@ -258,13 +274,10 @@ static void kimi_k3_has_the_tensors_of_its_checkpoint(void **state)
         const struct tensor_entry *e = &map.entries[i];
         if (e->expert > 1 && e->unit > 3)
             continue; /* 90 more layers of the same */
-        const struct row *r = row_of(rows, n_rows, e);
+        const struct row *r = row_of(rows, n_rows, e, "_packed");
         if (!r)
             fail_msg("the checkpoint has no %s", e->name);
-        uint64_t count = 1;
-        for (const char *at = r->shape; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
-            count *= strtoull(at, NULL, 10);
-        assert_int_equal(count * (e->expert >= 0 ? 2 : 1), e->stored_count);
+        assert_int_equal(elements_of(r) * (e->expert >= 0 ? 2 : 1), e->stored_count);
         if (e->expert < 0)
             assert_string_equal(r->dtype, e->keep_f32 ? "F32" : "BF16");
     }
@@ -274,14 +287,52 @@ static void kimi_k3_has_the_tensors_of_its_checkpoint(void **state)
     free(list);
 }
 
+static const struct { const char *folder; uint64_t total, active; bool has_list; } published[] = {
+    { "kimi-linear-48b-a3b", 49122681728, 3484459904, true },
+};
+
+static void published_models_have_their_counts_and_tensors(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < sizeof published / sizeof *published; k++) {
+        char *folder = xasprintf("%s/data/configs/%s", shared(), published[k].folder);
+        char *list = xasprintf("%s/tensors.tsv", folder);
+        struct row *rows = xcalloc(400, sizeof *rows);
+        size_t n_rows = published[k].has_list ? read_list(list, rows, 400) : 0;
+        struct model_spec m;
+        struct tensor_map map;
+        uint64_t total = 0;
+        assert_int_equal(hf_config_read(folder, &m, NULL), 0);
+        assert_int_equal(tensor_map_init(&m, &map, NULL), 0);
+        for (size_t i = 0; i < map.n_entries; i++) {
+            const struct tensor_entry *e = &map.entries[i];
+            total += e->count;
+            if (n_rows == 0 || (e->expert > 1 && e->unit > 5))
+                continue;
+            const struct row *r = row_of(rows, n_rows, e, "");
+            if (!r)
+                fail_msg("%s: the checkpoint has no %s", folder, e->name);
+            assert_int_equal(elements_of(r), e->stored_count);
+        }
+        assert_int_equal(total, published[k].total);
+        assert_int_equal(model_spec_count(&m).total, published[k].total);
+        assert_int_equal(model_spec_count(&m).active, published[k].active);
+        tensor_map_fini(&map);
+        free(rows);
+        free(list);
+        free(folder);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensors_fill_their_blocks_without_overlap),
         cmocka_unit_test(names_are_the_published_ones),
         cmocka_unit_test(an_unknown_family_is_refused),
-        cmocka_unit_test(the_tiny_checkpoint_has_these_tensors),
+        cmocka_unit_test(the_tiny_checkpoints_have_these_tensors),
         cmocka_unit_test(kimi_k3_has_the_tensors_of_its_checkpoint),
+        cmocka_unit_test(published_models_have_their_counts_and_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

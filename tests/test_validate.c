@@ -22,6 +22,7 @@
 
 static char folder[64];
 static char fixture[512];
+static const char *const families[] = { "kimi-linear-tiny" };
 
 static int find_fixture(void **state)
 {
@@ -142,6 +143,27 @@ static void the_fixture_is_met_on_every_layout(void **state)
             for (uint32_t ep = 1; ep <= ranks; ep *= 2)
                 for (uint32_t shard = 1; shard <= ranks / ep; shard *= 2)
                     check_layout(ranks, fsdp, ep, shard);
+}
+
+/* Other families differ in their layers, not in how these are sharded. */
+static void every_family_meets_its_fixture(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = { "ranks=1", "ranks=2,fsdp=2,ep=2",
+                                           "ranks=4,fsdp=4,ep=2,expert_shard=1" };
+    need_fixture();
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        char *path = xasprintf("%s/../%s", fixture, families[f]);
+        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+            struct said s = RUN(path, "--expect", path, "--layout", layouts[i]);
+            if (s.code != 0)
+                fail_msg("%s %s: %d\n%s%s", families[f], layouts[i], s.code, s.out, s.err);
+            print_message("%-18s %-36s logits %.1e gradients %.1e curve %.1e\n", families[f],
+                          layouts[i], figure(s.out, "logits"), figure(s.out, "gradients"),
+                          figure(s.out, "loss curve"));
+        }
+        free(path);
+    }
 }
 
 /* ---- moves ---- */
@@ -367,6 +389,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_fixture_is_met_on_every_layout),
+        cmocka_unit_test(every_family_meets_its_fixture),
         cmocka_unit_test(moves_keep_the_curve_and_in_deterministic_mode_every_bit),
         cmocka_unit_test(dumps_hold_what_was_computed),
         cmocka_unit_test(a_wrong_weight_is_found_and_named),

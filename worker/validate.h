@@ -25,17 +25,25 @@ struct token_rows {
     int32_t  n_docs;
 };
 
+/* Settings of an optimizer and the losses before each of its steps. */
+struct curve {
+    const char *name; /* "gentle" or "adamw" */
+    struct optim_config optim;
+    double  lr;
+    double *losses, *norms; /* n_steps of the fixture; norms may be NULL */
+    double *exact; /* the losses in float64, of a curve where float32 runs part; else NULL */
+    double  after; /* loss of the first batch after the curve; NAN: not given */
+};
+#define CURVES_MAX 2
+
 struct fixture {
     struct safetensors *expected, *gradients; /* gradients may be NULL */
     struct token_rows batch;  /* logits, loss and gradients */
     struct token_rows packed; /* n_rows 0: none */
-    struct token_rows *curve; /* n_steps batches */
-    uint32_t n_steps;
-    const char *curve_name;   /* "gentle" or "adamw" */
-    double loss, packed_loss, packed_norm, after_loss; /* NAN: not given */
-    double *losses, *norms;   /* n_steps; norms may be NULL */
-    struct optim_config optim;
-    double lr;
+    struct token_rows *steps; /* n_steps batches, of every curve */
+    uint32_t n_steps, n_curves;
+    struct curve curves[CURVES_MAX]; /* one where float32 runs stay together first */
+    double loss, packed_loss, packed_norm; /* NAN: not given */
 };
 
 /* Reads and checks everything against the model. Gives *out, ended with fixture_close. */
@@ -58,11 +66,14 @@ struct validation { /* what the ranks computed */
     uint32_t n_migrations;
     uint64_t moved_bytes;           /* over all ranks */
     double   pause_s, step_s;       /* of the slowest rank, sums over migrations and steps */
-    uint64_t digest;                /* of all weights and state after the curve, on any layout */
+    uint64_t digest;                /* of weights and state after the first curve, on any layout */
     float  *logits, *packed_logits; /* (rows, length, vocab) */
-    double  loss, norm, packed_loss, packed_norm, after_loss;
+    double  loss, norm, packed_loss, packed_norm;
     float **gradients;              /* by entry of the map: stored_count, of the mean loss */
-    double *losses, *norms;         /* n_steps */
+    struct {
+        double *losses, *norms;     /* n_steps */
+        double  after;              /* NAN: the curve was not run to its end */
+    } curves[CURVES_MAX];
 };
 
 /* Gives *out, ended with validation_fini; fixture and model_path are kept until then. */
@@ -84,12 +95,13 @@ struct worst {
 
 enum verdict_row {
     ROW_LOGITS, ROW_LOSS, ROW_GRADIENTS, ROW_PACKED_LOGITS, ROW_PACKED_LOSS, ROW_PACKED_NORM,
-    ROW_CURVE, ROW_CURVE_NORMS, ROW_AFTER,
+    ROW_CURVE, ROW_CURVE_NORMS, ROW_AFTER, ROW_PARTING_CURVE,
     VERDICT_ROWS
 };
 
 struct verdict {
     struct worst rows[VERDICT_ROWS];
+    uint32_t parted_at; /* step at which the parting curve left the fixture's; 0: as it may */
     const char *first; /* first gradient above tolerance in the order of the backward, or NULL */
     bool is_met;
 };

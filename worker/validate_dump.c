@@ -92,9 +92,13 @@ static int dump_report(const char *folder, const struct validation *v,
 
     json_put(o, "loss", json_new_double(v->loss));
     json_put(o, "grad_norm", json_new_double(v->norm));
-    json_put(o, "curve", json_new_string(v->fixture->curve_name));
-    json_put(o, "loss_curve", list_of(v->losses, v->n_steps));
-    json_put(o, "grad_norms", list_of(v->norms, v->n_steps));
+    if (v->fixture->n_curves) {
+        json_put(o, "curve", json_new_string(v->fixture->curves[0].name));
+        json_put(o, "loss_curve", list_of(v->curves[0].losses, v->n_steps));
+        json_put(o, "grad_norms", list_of(v->curves[0].norms, v->n_steps));
+    }
+    if (v->fixture->n_curves > 1)
+        json_put(o, "parting_loss_curve", list_of(v->curves[1].losses, v->n_steps));
     json_put(o, "parameters", json_new_u64(model_spec_count(spec).total));
     if (v->fixture->packed.n_rows) {
         json_put(o, "packed_loss", json_new_double(v->packed_loss));

@@ -73,7 +73,7 @@ static int read_packed(const struct safetensors *st, struct token_rows *out, str
 }
 
 /* The training batches: curve_input_ids, or what follows batch 0 of input_ids. */
-static int read_curve(const struct safetensors *st, struct fixture *f, struct err *err)
+static int read_steps(const struct safetensors *st, struct fixture *f, struct err *err)
 {
     const struct st_view *own = safetensors_find(st, "curve_input_ids");
     const struct st_view *v = own ? own : safetensors_find(st, "input_ids");
@@ -82,9 +82,9 @@ static int read_curve(const struct safetensors *st, struct fixture *f, struct er
     if (v->tensor.n_dims != 3 || v->tensor.dims[0] < first + f->n_steps)
         return err_set(err, -EINVAL, "%s: expected %u training batches for the loss curve",
                        v->file, f->n_steps);
-    f->curve = xcalloc(f->n_steps, sizeof *f->curve);
+    f->steps = xcalloc(f->n_steps, sizeof *f->steps);
     for (uint32_t i = 0; i < f->n_steps; i++) {
-        int rc = read_rows(v, first + i, &f->curve[i], err);
+        int rc = read_rows(v, first + i, &f->steps[i], err);
         if (rc < 0)
             return rc;
     }
@@ -120,7 +120,7 @@ static int read_tensors(const char *folder, const struct model_spec *spec, struc
     if (rc == 0 && (rc = read_packed(f->expected, &f->packed, err)) == 0 && f->packed.n_rows)
         rc = check_logits(f->expected, "packed_logits", &f->packed, spec->vocab, err);
     if (rc == 0 && f->n_steps)
-        rc = read_curve(f->expected, f, err);
+        rc = read_steps(f->expected, f, err);
     free(path);
     free(gradients);
     return rc;
@@ -144,41 +144,67 @@ static double *numbers(const struct json *list)
     return x;
 }
 
-static int read_optim(const struct json *settings, struct fixture *f, struct err *err)
+static int read_optim(const struct json *settings, struct curve *c, struct err *err)
 {
     const struct json *betas = json_get(settings, "betas");
     double clip = number(settings, "clip_grad_norm");
 
-    f->optim = (struct optim_config){
+    c->optim = (struct optim_config){
         .beta1 = NAN, .beta2 = NAN, .eps = number(settings, "eps"),
         .weight_decay = number(settings, "weight_decay"), .decay = DECAY_ALL,
         .clip_grad_norm = isnan(clip) ? 0 : clip,
     };
-    json_as_double(json_at(betas, 0), &f->optim.beta1);
-    json_as_double(json_at(betas, 1), &f->optim.beta2);
-    f->lr = number(settings, "lr");
-    if (!isfinite(f->lr + f->optim.beta1 + f->optim.beta2 + f->optim.eps + f->optim.weight_decay))
+    json_as_double(json_at(betas, 0), &c->optim.beta1);
+    json_as_double(json_at(betas, 1), &c->optim.beta2);
+    c->lr = number(settings, "lr");
+    if (!isfinite(c->lr + c->optim.beta1 + c->optim.beta2 + c->optim.eps + c->optim.weight_decay))
         return err_set(err, -EINVAL, "'%s' needs the numbers lr, betas, eps and weight_decay",
-                       f->curve_name);
+                       c->name);
     return 0;
 }
 
-/* The curve with settings that keep float32 runs together, where the fixture has one. */
-static int read_curve_numbers(const struct json *root, struct fixture *f, struct err *err)
+/* NULL where there is no list; all lists must be as long as the first. */
+static int read_list(const struct json *from, const char *key, struct fixture *f, double **out,
+                     struct err *err)
 {
-    const struct json *gentle = json_get(root, "gentle"), *from = gentle ? gentle : root;
-    const struct json *losses = json_get(from, "loss_curve"), *norms = json_get(from, "grad_norms");
+    const struct json *list = json_get(from, key);
+    size_t n = json_count(list);
 
-    f->curve_name = gentle ? "gentle" : "adamw";
-    f->n_steps = (uint32_t)json_count(losses);
-    if (!f->n_steps)
+    if (!list)
         return 0;
-    if (json_count(losses) > CURVE_STEPS_MAX || (norms && json_count(norms) < f->n_steps))
-        return err_set(err, -EINVAL, "'loss_curve' and 'grad_norms' do not have one length");
-    f->losses = numbers(losses);
-    f->norms = norms ? numbers(norms) : NULL;
-    f->after_loss = number(from, "loss_on_first_curve_batch_after");
-    return read_optim(gentle ? gentle : json_get(root, "adamw"), f, err);
+    if (n > CURVE_STEPS_MAX || (f->n_steps && n != f->n_steps))
+        return err_set(err, -EINVAL, "'%s' has %zu numbers, expected one for each of %u steps",
+                       key, n, f->n_steps);
+    f->n_steps = (uint32_t)n;
+    *out = numbers(list);
+    return 0;
+}
+
+static int read_curve(const struct json *from, const char *name, struct fixture *f,
+                      struct err *err)
+{
+    struct curve *c = &f->curves[f->n_curves];
+    int rc;
+
+    *c = (struct curve){ .name = name, .after = number(from, "loss_on_first_curve_batch_after") };
+    if (json_count(json_get(from, "loss_curve")) == 0)
+        return 0;
+    f->n_curves++;
+    if ((rc = read_list(from, "loss_curve", f, &c->losses, err)) < 0 ||
+        (rc = read_list(from, "grad_norms", f, &c->norms, err)) < 0)
+        return rc;
+    return read_optim(json_get(from, "adamw"), c, err);
+}
+
+/* Float32 runs of the second curve part after some steps, and its float64 losses say when. */
+static int read_curves(const struct json *root, struct fixture *f, struct err *err)
+{
+    const struct json *gentle = json_get(root, "gentle");
+    int rc = read_curve(gentle, "gentle", f, err);
+
+    if (rc < 0 || (rc = read_curve(root, "adamw", f, err)) < 0 || f->n_curves < 2)
+        return rc;
+    return read_list(root, "loss_curve_float64", f, &f->curves[1].exact, err);
 }
 
 static int read_numbers(const char *folder, struct fixture *f, struct err *err)
@@ -192,7 +218,7 @@ static int read_numbers(const char *folder, struct fixture *f, struct err *err)
         f->loss = number(root, "loss");
         f->packed_loss = number(packed, "loss");
         f->packed_norm = number(packed, "gradient_norm");
-        rc = read_curve_numbers(root, f, err);
+        rc = read_curves(root, f, err);
         json_destroy(root);
         if (rc < 0)
             err_prefix(err, "%s", path);
@@ -204,7 +230,7 @@ static int read_numbers(const char *folder, struct fixture *f, struct err *err)
 int fixture_open(const char *folder, const struct model_spec *spec, struct fixture *out,
                  struct err *err)
 {
-    struct fixture f = { .after_loss = NAN };
+    struct fixture f = {0};
     int rc = read_numbers(folder, &f, err);
 
     if (rc == 0)
@@ -229,10 +255,13 @@ void fixture_close(struct fixture *f)
     safetensors_close(f->gradients);
     rows_fini(&f->batch);
     rows_fini(&f->packed);
-    for (uint32_t i = 0; f->curve && i < f->n_steps; i++)
-        rows_fini(&f->curve[i]);
-    free(f->curve);
-    free(f->losses);
-    free(f->norms);
+    for (uint32_t i = 0; f->steps && i < f->n_steps; i++)
+        rows_fini(&f->steps[i]);
+    free(f->steps);
+    for (uint32_t i = 0; i < f->n_curves; i++) {
+        free(f->curves[i].losses);
+        free(f->curves[i].norms);
+        free(f->curves[i].exact);
+    }
     *f = (struct fixture){0};
 }

@@ -89,7 +89,7 @@ int64_t validation_tokens_max(const struct fixture *f)
 
     most = n > most ? n : most;
     for (uint32_t i = 0; i < f->n_steps; i++) {
-        n = tokens_of(&f->curve[i]);
+        n = tokens_of(&f->steps[i]);
         most = n > most ? n : most;
     }
     return most;
@@ -209,35 +209,51 @@ static void add_digest(const struct stack *s, struct validation *v)
     __atomic_add_fetch(&v->digest, sum, __ATOMIC_RELAXED);
 }
 
-static int curve(struct stack *s, struct validation *v, struct err *err)
+static int curve_step(struct stack *s, struct validation *v, uint32_t c, uint32_t i,
+                      struct err *err)
 {
-    const struct fixture *f = v->fixture;
+    const struct curve *curve = &v->fixture->curves[c];
+    uint64_t began = clock_now_ns();
     double value, norm, n_labels;
-    int rc = 0;
+    int rc = loss(s, &v->fixture->steps[i], i, true, &value, &norm, &n_labels, err);
 
-    for (uint32_t i = 0; i < v->n_steps; i++) {
-        uint64_t began = clock_now_ns();
-        rc = loss(s, &f->curve[i], i, true, &value, &norm, &n_labels, err);
-        if (rc < 0)
-            return rc;
-        optim_step(s->shard, s->config->map, s->dev, &f->optim, i + 1, f->lr, n_labels, norm);
-        if ((rc = shard_refresh_copies(s->shard, err)) < 0)
-            return rc;
-        if (s->rank == 0) {
-            v->losses[i] = value;
-            v->norms[i] = norm;
+    if (rc < 0)
+        return rc;
+    optim_step(s->shard, s->config->map, s->dev, &curve->optim, i + 1, curve->lr, n_labels, norm);
+    if ((rc = shard_refresh_copies(s->shard, err)) < 0)
+        return rc;
+    if (s->rank == 0) {
+        v->curves[c].losses[i] = value;
+        v->curves[c].norms[i] = norm;
+        if (c == 0)
             v->step_s += (double)(clock_now_ns() - began) / NS_PER_S;
-        }
+    }
+    return 0;
+}
+
+/* From the checkpoint's weights. */
+static int run_curve(struct stack *s, struct validation *v, uint32_t c, struct err *err)
+{
+    double value, norm, n_labels;
+    int rc = ckpt_load_weights(v->model_path, s->shard, s->config->map, err);
+
+    if ((rc = agree(s->coll, rc, err)) < 0 || (rc = shard_refresh_copies(s->shard, err)) < 0)
+        return rc;
+    shard_zero_optimizer(s->shard);
+    for (uint32_t i = 0; i < v->n_steps; i++) {
+        if ((rc = curve_step(s, v, c, i, err)) < 0)
+            return rc;
         if (v->moves.every > 0 && (i + 1) % v->moves.every == 0 &&
             (rc = migrate(s, v, i + 1, err)) < 0)
             return rc;
     }
-    add_digest(s, v);
-    if (v->n_steps == f->n_steps && v->n_steps) {
-        rc = loss(s, &f->curve[0], 0, false, &value, &norm, &n_labels, err);
-        if (rc == 0 && s->rank == 0)
-            v->after_loss = value;
-    }
+    if (c == 0)
+        add_digest(s, v);
+    if (v->n_steps < v->fixture->n_steps)
+        return 0;
+    rc = loss(s, &v->fixture->steps[0], 0, false, &value, &norm, &n_labels, err);
+    if (rc == 0 && s->rank == 0)
+        v->curves[c].after = value;
     return rc;
 }
 
@@ -266,7 +282,10 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
             v->packed_norm = norm;
         }
     }
-    return curve(s, v, err);
+    for (uint32_t c = 0; c < f->n_curves && v->n_steps; c++)
+        if ((rc = run_curve(s, v, c, err)) < 0)
+            return rc;
+    return 0;
 }
 
 /* ---- all ranks ------------------------------------------------------------------------------ */
@@ -279,7 +298,7 @@ int validation_run(const struct stack_config *config, const char *model_path,
     uint32_t vocab = config->spec->vocab;
     struct validation v = {
         .model_path = model_path, .fixture = f, .n_steps = n_steps, .moves = moves,
-        .packed_loss = NAN, .packed_norm = NAN, .after_loss = NAN,
+        .packed_loss = NAN, .packed_norm = NAN,
     };
 
     assert(n_steps <= f->n_steps);
@@ -290,8 +309,11 @@ int validation_run(const struct stack_config *config, const char *model_path,
     for (size_t i = 0; i < map->n_entries; i++)
         if (!map->entries[i].is_buffer && !map->entries[i].is_unreached)
             v.gradients[i] = xcalloc(map->entries[i].stored_count, sizeof **v.gradients);
-    v.losses = xcalloc(n_steps, sizeof *v.losses);
-    v.norms = xcalloc(n_steps, sizeof *v.norms);
+    for (uint32_t c = 0; c < CURVES_MAX; c++) {
+        v.curves[c].losses = xcalloc(n_steps, sizeof *v.curves[c].losses);
+        v.curves[c].norms = xcalloc(n_steps, sizeof *v.curves[c].norms);
+        v.curves[c].after = NAN;
+    }
 
     int rc = stack_run(config, rank_run, &v, err);
     if (rc < 0) {
@@ -309,7 +331,9 @@ void validation_fini(struct validation *v, const struct tensor_map *map)
     for (size_t i = 0; v->gradients && i < map->n_entries; i++)
         free(v->gradients[i]);
     free(v->gradients);
-    free(v->losses);
-    free(v->norms);
+    for (uint32_t c = 0; c < CURVES_MAX; c++) {
+        free(v->curves[c].losses);
+        free(v->curves[c].norms);
+    }
     *v = (struct validation){0};
 }

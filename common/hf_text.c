@@ -1,0 +1,141 @@
+/* hf_text.c - reads the text model of a config.json
+ *
+ * Whole numbers are a table: key, range, place. What follows from several keys at once (which
+ * layer is of which kind, what must agree) is code. Keys that only describe inference or a
+ * tokenizer are not looked at. */
+#include "common/hf_text.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "common/hf_keys.h"
+
+#define WIDTH_MAX (1u << 20)
+#define VOCAB_MAX (1u << 24)
+#define SHARED_EXPERTS_MAX 256u
+#define MTP_LAYERS_MAX 16u
+#define LATENT_NORM_EPS 1e-6 /* published configurations do not say it */
+
+#define AT(field) offsetof(struct model_spec, field)
+
+static const struct hf_number numbers[] = {
+    { "num_hidden_layers", NULL, AT(n_layers), 1, LAYERS_MAX },
+    { "hidden_size", NULL, AT(hidden), 1, WIDTH_MAX },
+    { "vocab_size", NULL, AT(vocab), 2, VOCAB_MAX },
+    { "num_attention_heads", NULL, AT(heads), 1, HF_HEADS_MAX },
+    { "q_lora_rank", NULL, AT(q_lora_rank), 1, WIDTH_MAX, HF_OPTIONAL },
+    { "kv_lora_rank", NULL, AT(kv_lora_rank), 1, WIDTH_MAX },
+    { "qk_nope_head_dim", NULL, AT(qk_nope_dim), 1, 1024 },
+    { "qk_rope_head_dim", NULL, AT(qk_rope_dim), 1, 1024 },
+    { "v_head_dim", NULL, AT(v_dim), 1, 1024 },
+    { "intermediate_size", NULL, AT(dense_inter), 1, WIDTH_MAX },
+    { "num_experts", "n_routed_experts", AT(n_experts), 1, EXPERTS_MAX },
+    { "num_experts_per_token", "num_experts_per_tok", AT(top_k), 1, EXPERTS_MAX },
+    { "num_shared_experts", "n_shared_experts", AT(n_shared_experts), 0, SHARED_EXPERTS_MAX,
+      HF_OPTIONAL },
+    { "moe_intermediate_size", NULL, AT(expert_inter), 1, WIDTH_MAX },
+    { "routed_expert_hidden_size", NULL, AT(latent), 1, WIDTH_MAX, HF_OPTIONAL },
+    { "attn_res_block_size", NULL, AT(attn_res_block), 1, LAYERS_MAX, HF_OPTIONAL },
+    { "num_nextn_predict_layers", NULL, AT(n_mtp_layers), 0, MTP_LAYERS_MAX, HF_OPTIONAL },
+};
+
+static int read_activation(const struct json *o, struct model_spec *m, struct err *err)
+{
+    const char *text;
+    char part[64];
+    int rc = json_get_string(o, "hidden_act", &text, err);
+    if (rc < 0)
+        return rc;
+    if (strcmp(text, "silu") == 0) {
+        m->activation = ACTIVATION_SWIGLU;
+        return 0;
+    }
+    if (strcmp(text, "situ") != 0)
+        return err_set(err, -ENOTSUP, "key 'hidden_act' is '%s'; supported: situ, silu",
+                       hf_shown(text, part));
+    m->activation = ACTIVATION_SITU;
+    rc = hf_real(o, "activation_situ_beta", 1e-3, 1e6, NAN, &m->situ_beta, err);
+    if (rc == 0)
+        rc = hf_real(o, "activation_situ_linear_beta", 1e-3, 1e6, NAN, &m->situ_linear_beta, err);
+    return rc;
+}
+
+/* One word per layer, or the number of dense layers before the others. */
+static int read_mlp_kinds(const struct json *o, struct model_spec *m, struct err *err)
+{
+    const struct json *types = json_get(o, "mlp_layer_types");
+    uint32_t first, every = 1;
+    int rc;
+
+    if (!types) {
+        if ((rc = json_get_u32(o, "first_k_dense_replace", 0, m->n_layers, &first, err)) < 0)
+            return rc;
+        rc = json_get_u32(o, "moe_layer_freq", 1, LAYERS_MAX, &every, err);
+        if (rc < 0 && rc != -ENOENT)
+            return rc;
+        for (uint32_t l = 0; l < m->n_layers; l++)
+            m->layers[l].mlp = l >= first && l % every == 0 ? MLP_MOE : MLP_DENSE;
+        return 0;
+    }
+    if (json_kind_of(types) != JSON_ARRAY || json_count(types) != m->n_layers)
+        return err_set(err, -EINVAL, "key 'mlp_layer_types' is not a list of %u layers",
+                       m->n_layers);
+    for (uint32_t l = 0; l < m->n_layers; l++) {
+        const char *type = json_as_string(json_at(types, l));
+        if (!type || (strcmp(type, "dense") != 0 && strcmp(type, "sparse") != 0))
+            return err_set(err, -EINVAL,
+                           "key 'mlp_layer_types', element %u: expected 'dense' or 'sparse'", l);
+        m->layers[l].mlp = type[0] == 's' ? MLP_MOE : MLP_DENSE;
+    }
+    return 0;
+}
+
+static int read_experts(const struct json *o, struct model_spec *m, struct err *err)
+{
+    int rc;
+
+    if (m->top_k > m->n_experts)
+        return err_set(err, -EINVAL, "key '%s' is %u, but %s is %u",
+                       hf_spelling(o, "num_experts_per_token", "num_experts_per_tok"), m->top_k,
+                       hf_spelling(o, "num_experts", "n_routed_experts"), m->n_experts);
+    m->latent_moe = m->latent != 0;
+    if (!m->latent_moe)
+        m->latent = m->hidden;
+    if ((rc = hf_flag(o, "latent_moe_use_norm", false, &m->latent_norm, err)) < 0 ||
+        (rc = hf_flag(o, hf_spelling(o, "moe_renormalize", "norm_topk_prob"), true,
+                      &m->renormalize, err)) < 0 ||
+        (rc = hf_real(o, "routed_scaling_factor", 1e-6, 1e6, 1, &m->routed_scale, err)) < 0 ||
+        (rc = hf_expect_text(o, hf_spelling(o, "moe_router_activation_func", "scoring_func"),
+                             "sigmoid", err)) < 0 ||
+        (rc = hf_expect_text(o, "topk_method", "noaux_tc", err)) < 0 ||
+        (rc = hf_expect_number(o, hf_spelling(o, "num_expert_group", "n_group"), 1, err)) < 0 ||
+        (rc = hf_expect_number(o, "topk_group", 1, err)) < 0)
+        return rc;
+    m->n_expert_groups = m->top_groups = 1;
+    return read_mlp_kinds(o, m, err);
+}
+
+int hf_text(const struct json *o, struct model_spec *m, struct err *err)
+{
+    int rc;
+
+    if ((rc = hf_numbers(o, numbers, sizeof numbers / sizeof *numbers, m, err)) < 0)
+        return rc;
+    m->residual = m->attn_res_block ? RESIDUAL_ATTN_RES : RESIDUAL_PLAIN;
+    if (json_get(o, "dsa_config"))
+        return err_set(err, -ENOTSUP, "key 'dsa_config': sparse attention is not supported; "
+                       "supported are dense full_attn_layers");
+    if ((rc = hf_real(o, "rms_norm_eps", 1e-12, 1e-2, NAN, &m->norm_eps, err)) < 0 ||
+        (rc = hf_real(o, "mla_latent_norm_eps", 1e-12, 1e-2, LATENT_NORM_EPS,
+                      &m->latent_norm_eps, err)) < 0 ||
+        (rc = hf_real(o, "initializer_range", 1e-6, 1, 0.02, &m->init_std, err)) < 0 ||
+        (rc = hf_expect_flag(o, "mla_use_nope", true, err)) < 0 ||
+        (rc = hf_expect_flag(o, "tie_word_embeddings", false, err)) < 0 ||
+        (rc = hf_expect_flag(o, "attention_bias", false, err)) < 0 ||
+        (rc = hf_expect_number(o, "num_key_value_heads", m->heads, err)) < 0 ||
+        (rc = hf_flag(o, "mla_use_output_gate", false, &m->mla_output_gate, err)) < 0 ||
+        (rc = read_activation(o, m, err)) < 0 || (rc = read_experts(o, m, err)) < 0)
+        return rc;
+    return hf_linear(o, m, err);
+}
