@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -167,6 +169,7 @@ static void raw_message(void *context, link_peer peer, const struct link_frame *
         const Ballast__Ack *a = (const Ballast__Ack *)r->last.payload;
         r->ack.step = a->step > r->ack.step ? a->step : r->ack.step;
         r->ack.log_offset = a->log_offset > r->ack.log_offset ? a->log_offset : r->ack.log_offset;
+        r->ack.load_step = a->load_step > r->ack.load_step ? a->load_step : r->ack.load_step;
         r->ack.ended |= a->ended;
     }
 }
@@ -444,6 +447,81 @@ static void a_worker_reports(struct raw *w, struct caller *c, uint64_t job)
     assert_int_equal(status.code, BALLAST__CODE__OUT_OF_RANGE);
 }
 
+/* Waits for it on the worker's loop, so that the worker's heart goes on. */
+static void a_load_is_reported(struct raw *w, uint64_t job)
+{
+    uint32_t tokens[4] = {70, 10, 20, 0};
+    Ballast__LayerLoad layer = BALLAST__LAYER_LOAD__INIT, *layers[] = {&layer};
+    Ballast__LoadReport load = BALLAST__LOAD_REPORT__INIT;
+    layer.layer = 3;
+    layer.tokens = tokens;
+    layer.n_tokens = load.n_experts = 4;
+    load.job_id = job;
+    load.attempt = load.n_nodes = load.first_step = 1;
+    load.last_step = 20;
+    load.layers = layers;
+    load.n_layers = 1;
+    load.step_s = 0.1;
+    load.device_imbalance = 1;
+    raw_send(w, BALLAST__KIND__KIND_NOTICE, M(LOAD), NULL, &load.base);
+    while (w->ack.load_step < 20)
+        uv_run(&w->loop, UV_RUN_ONCE);
+}
+
+static void people_ask_for_experts(struct caller *c, uint64_t job)
+{
+    Ballast__ExpertsRequest experts = BALLAST__EXPERTS_REQUEST__INIT;
+    experts.job_id = job;
+    experts.layer = -1;
+    experts.window = "1m";
+    const Ballast__ExpertsReply *e = call(c, M(EXPERTS), &experts.base);
+    assert_int_equal(e->n_layers, 1);
+    assert_int_equal(e->layers[0]->tokens[0], 70);
+    assert_true(e->layers[0]->imbalance_experts == 2.8 && e->layers[0]->imbalance_devices == 1);
+    assert_int_equal(e->last_step, 20);
+    experts.layer = 2;
+    assert_int_equal(call_for(c, M(EXPERTS), &experts.base, 5000, NULL), -EREMOTEIO);
+    assert_int_equal(status.code, BALLAST__CODE__NOT_FOUND);
+    Ballast__PlacementRequest placement = BALLAST__PLACEMENT_REQUEST__INIT;
+    placement.job_id = job;
+    const Ballast__PlacementReply *p = call(c, M(PLACEMENT), &placement.base);
+    assert_int_equal(p->placement->epoch, 0);
+    assert_int_equal(p->placement->n_devices, 1);
+    assert_int_equal(p->placement->layers[0]->layer, 3);
+    assert_int_equal(p->placement->layers[0]->experts[2], 2);
+    placement.has_epoch = true;
+    placement.epoch = 4;
+    assert_int_equal(call_for(c, M(PLACEMENT), &placement.base, 5000, NULL), -EREMOTEIO);
+    assert_int_equal(status.code, BALLAST__CODE__NOT_FOUND);
+    Ballast__RebalanceRequest rebalance = BALLAST__REBALANCE_REQUEST__INIT;
+    rebalance.job_id = job;
+    const Ballast__RebalanceHistoryReply *h = call(c, M(REBALANCE_HISTORY), &rebalance.base);
+    assert_int_equal(h->n_entries, 0);
+    assert_true(h->auto_on);
+}
+
+static void people_ask_the_database(struct caller *c, const struct daemon *d, uint64_t job)
+{
+    Ballast__DbQueryRequest query = BALLAST__DB_QUERY_REQUEST__INIT;
+    query.sql = arena_printf(&arena, "SELECT j.name, sum(l.tokens) FROM expert_load l JOIN jobs j "
+                             "ON j.id = l.job WHERE l.job = %" PRIu64 " AND l.layer = 3", job);
+    const Ballast__DbQueryReply *q = call(c, M(DB_QUERY), &query.base);
+    assert_int_equal(q->n_rows, 1);
+    assert_string_equal(q->rows[0]->cells[0], "a-job");
+    assert_string_equal(q->rows[0]->cells[1], "100");
+    query.sql = "DROP TABLE jobs";
+    assert_int_equal(call_for(c, M(DB_QUERY), &query.base, 5000, NULL), -EREMOTEIO);
+    assert_int_equal(status.code, BALLAST__CODE__INVALID_ARGUMENT);
+    Ballast__DbBackupRequest backup = BALLAST__DB_BACKUP_REQUEST__INIT;
+    backup.path = arena_printf(&arena, "%s/copy.db", d->folder);
+    const Ballast__DbBackupReply *b = call(c, M(DB_BACKUP), &backup.base);
+    struct stat st;
+    assert_int_equal(stat(backup.path, &st), 0);
+    assert_int_equal(st.st_size, b->bytes);
+    assert_int_equal(call_for(c, M(DB_BACKUP), &backup.base, 5000, NULL), -EREMOTEIO);
+    assert_int_equal(status.code, BALLAST__CODE__ALREADY_EXISTS);
+}
+
 static void a_job_runs_on_a_raw_worker(void **state)
 {
     (void)state;
@@ -481,6 +559,9 @@ static void a_job_runs_on_a_raw_worker(void **state)
     const Ballast__JobReply *one = call(c, M(JOB_WAIT), &wait.base);
     assert_int_equal(one->job->state, running);
     a_worker_reports(&w, c, job);
+    a_load_is_reported(&w, job);
+    people_ask_for_experts(c, job);
+    people_ask_the_database(c, &d, job);
 
     rank.phase = BALLAST__RANK_PHASE__RANK_FINISHED;
     rank.step = 100;
