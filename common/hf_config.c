@@ -10,7 +10,7 @@
 #include "common/hf_text.h"
 #include "common/mem.h"
 
-#define SUPPORTED "kimi_k3, kimi_linear"
+#define SUPPORTED "kimi_k3, kimi_linear, deepseek_v3, kimi_k2"
 
 static const struct {
     const char *type;
@@ -18,19 +18,19 @@ static const struct {
 } families[] = {
     { "kimi_k3", FAMILY_KIMI_K3 },
     { "kimi_linear", FAMILY_KIMI_LINEAR },
+    { "deepseek_v3", FAMILY_DEEPSEEK_V3 },
+    { "kimi_k2", FAMILY_DEEPSEEK_V3 },
 };
 
 /* Families that are known and not built, with the operators that they need beyond ours. */
 static const struct {
     const char *type, *needs;
 } lacking[] = {
-    { "deepseek_v3", "rotary latent attention, grouped expert selection" },
-    { "kimi_k2", "rotary latent attention" },
-    { "deepseek_v32", "rotary latent attention, grouped expert selection, sparse attention" },
-    { "deepseek_v2", "rotary latent attention, a softmax router over groups" },
+    { "deepseek_v32", "sparse attention with an indexer" },
+    { "deepseek_v2", "a softmax router over groups" },
     { "deepseek_v4", "shared key-value heads, compressed keys, attention sinks, hyper-connections, "
                      "a square-root-softplus router" },
-    { "glm_moe_dsa", "rotary latent attention, sparse attention with shared index sets" },
+    { "glm_moe_dsa", "sparse attention with index sets that layers share" },
     { "glm5_next", "hyper-connections, pooled index keys, clamped SwiGLU" },
     { "glm4_moe", "grouped-query attention, partial rotary" },
     { "qwen3_moe", "grouped-query attention, query and key norms, a softmax router" },

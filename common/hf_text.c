@@ -34,6 +34,8 @@ static const struct hf_number numbers[] = {
     { "num_experts_per_token", "num_experts_per_tok", AT(top_k), 1, EXPERTS_MAX },
     { "num_shared_experts", "n_shared_experts", AT(n_shared_experts), 0, SHARED_EXPERTS_MAX,
       HF_OPTIONAL },
+    { "num_expert_group", "n_group", AT(n_expert_groups), 1, EXPERTS_MAX, HF_OPTIONAL },
+    { "topk_group", NULL, AT(top_groups), 1, EXPERTS_MAX, HF_OPTIONAL },
     { "moe_intermediate_size", NULL, AT(expert_inter), 1, WIDTH_MAX },
     { "routed_expert_hidden_size", NULL, AT(latent), 1, WIDTH_MAX, HF_OPTIONAL },
     { "attn_res_block_size", NULL, AT(attn_res_block), 1, LAYERS_MAX, HF_OPTIONAL },
@@ -91,6 +93,25 @@ static int read_mlp_kinds(const struct json *o, struct model_spec *m, struct err
     return 0;
 }
 
+/* A group's worth is the sum of its two best, so it needs two. */
+static int read_groups(const struct json *o, struct model_spec *m, struct err *err)
+{
+    const char *key = hf_spelling(o, "num_expert_group", "n_group");
+
+    if (m->n_expert_groups == 0)
+        m->n_expert_groups = 1;
+    if (m->top_groups == 0)
+        m->top_groups = m->n_expert_groups;
+    uint32_t size = m->n_experts / m->n_expert_groups;
+    if (m->n_expert_groups > 1 && (m->n_experts % m->n_expert_groups != 0 || size < 2))
+        return err_set(err, -EINVAL, "key '%s' is %u, which does not cut %u experts into equal "
+                       "groups of two or more", key, m->n_expert_groups, m->n_experts);
+    if (m->top_groups > m->n_expert_groups || m->top_groups * size < m->top_k)
+        return err_set(err, -EINVAL, "key 'topk_group' is %u of %u groups of %u experts, from "
+                       "which %u are chosen", m->top_groups, m->n_expert_groups, size, m->top_k);
+    return 0;
+}
+
 static int read_experts(const struct json *o, struct model_spec *m, struct err *err)
 {
     int rc;
@@ -109,11 +130,20 @@ static int read_experts(const struct json *o, struct model_spec *m, struct err *
         (rc = hf_expect_text(o, hf_spelling(o, "moe_router_activation_func", "scoring_func"),
                              "sigmoid", err)) < 0 ||
         (rc = hf_expect_text(o, "topk_method", "noaux_tc", err)) < 0 ||
-        (rc = hf_expect_number(o, hf_spelling(o, "num_expert_group", "n_group"), 1, err)) < 0 ||
-        (rc = hf_expect_number(o, "topk_group", 1, err)) < 0)
+        (rc = read_groups(o, m, err)) < 0)
         return rc;
-    m->n_expert_groups = m->top_groups = 1;
     return read_mlp_kinds(o, m, err);
+}
+
+static int read_attention(const struct json *o, struct model_spec *m, struct err *err)
+{
+    if (m->family == FAMILY_DEEPSEEK_V3) {
+        for (uint32_t l = 0; l < m->n_layers; l++)
+            m->layers[l].attention = ATTENTION_MLA;
+        return hf_rotary(o, m, err);
+    }
+    int rc = hf_expect_flag(o, "mla_use_nope", true, err);
+    return rc < 0 ? rc : hf_linear(o, m, err);
 }
 
 int hf_text(const struct json *o, struct model_spec *m, struct err *err)
@@ -130,12 +160,11 @@ int hf_text(const struct json *o, struct model_spec *m, struct err *err)
         (rc = hf_real(o, "mla_latent_norm_eps", 1e-12, 1e-2, LATENT_NORM_EPS,
                       &m->latent_norm_eps, err)) < 0 ||
         (rc = hf_real(o, "initializer_range", 1e-6, 1, 0.02, &m->init_std, err)) < 0 ||
-        (rc = hf_expect_flag(o, "mla_use_nope", true, err)) < 0 ||
         (rc = hf_expect_flag(o, "tie_word_embeddings", false, err)) < 0 ||
         (rc = hf_expect_flag(o, "attention_bias", false, err)) < 0 ||
         (rc = hf_expect_number(o, "num_key_value_heads", m->heads, err)) < 0 ||
         (rc = hf_flag(o, "mla_use_output_gate", false, &m->mla_output_gate, err)) < 0 ||
         (rc = read_activation(o, m, err)) < 0 || (rc = read_experts(o, m, err)) < 0)
         return rc;
-    return hf_linear(o, m, err);
+    return read_attention(o, m, err);
 }

@@ -6,6 +6,7 @@
 #ifndef COMMON_MODEL_SPEC_H
 #define COMMON_MODEL_SPEC_H
 
+#include "common/rotary.h"
 #include "common/types.h"
 
 /* Whose names the tensors have; DeepSeek-V3's are Kimi-K2's and DeepSeek-V3.2's too. */
@@ -19,17 +20,6 @@ enum activation_kind { ACTIVATION_SITU, ACTIVATION_SWIGLU };
 struct layer_spec {
     enum attention_kind attention;
     enum mlp_kind       mlp;
-};
-
-/* Rotary positions of MLA's shared key part and its partner in the query, and of an indexer. */
-struct rotary_spec {
-    bool     interleaved;  /* pairs (2i, 2i + 1), else (i, i + half) */
-    float    theta;
-    float    factor;       /* YaRN; 1: none, and what follows is unused */
-    float    beta_fast, beta_slow, original_length;
-    bool     truncate;
-    float    attention_factor; /* of cosine and sine */
-    float    score_factor;     /* of MLA's score, beyond width^-0.5 */
 };
 
 struct model_spec {
@@ -54,12 +44,13 @@ struct model_spec {
     /* MLA; q_lora_rank 0: a direct q projection */
     uint32_t heads, q_lora_rank, kv_lora_rank, qk_nope_dim, qk_rope_dim, v_dim;
     bool     mla_output_gate, mla_rotary;
-    struct rotary_spec rotary; /* with mla_rotary */
+    struct rotary_config rotary; /* with mla_rotary: of the shared key part and its partner */
+    bool     rotary_interleaved;
 
     /* a lightning indexer in every MLA layer; index_top_k 0: none, attention is dense */
     uint32_t index_heads, index_head_dim, index_top_k;
     float    index_norm_eps;
-    bool     index_norm_bias;
+    bool     index_norm_bias, index_rotary_interleaved;
 
     /* feed-forward */
     enum activation_kind activation;

@@ -31,12 +31,30 @@ static const char good[] =
     "\"short_conv_kernel_size\": 4, \"use_full_rank_gate\": true, \"gate_lower_bound\": -5.0,"
     "\"kda_layers\": [1, 2, 3], \"full_attn_layers\": [4]}}}";
 
-/* good with the first `from` replaced; gives, freed with free. */
+/* The same for a model with rotary and groups of experts. */
+static const char rotary[] =
+    "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 64, \"num_hidden_layers\": 3,"
+    "\"vocab_size\": 256, \"num_attention_heads\": 2, \"q_lora_rank\": 32, \"kv_lora_rank\": 32,"
+    "\"qk_nope_head_dim\": 32, \"qk_rope_head_dim\": 16, \"v_head_dim\": 32,"
+    "\"intermediate_size\": 128, \"first_k_dense_replace\": 1, \"n_routed_experts\": 16,"
+    "\"num_experts_per_tok\": 4, \"n_shared_experts\": 1, \"moe_intermediate_size\": 32,"
+    "\"n_group\": 4, \"topk_group\": 2, \"norm_topk_prob\": true, \"scoring_func\": \"sigmoid\","
+    "\"routed_scaling_factor\": 2.5, \"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-06,"
+    "\"rope_theta\": 50000, \"num_nextn_predict_layers\": 1, \"rope_scaling\": {\"type\": \"yarn\","
+    "\"factor\": 40, \"mscale\": 1.0, \"mscale_all_dim\": 0.5, \"beta_fast\": 16,"
+    "\"original_max_position_embeddings\": 4096}}";
+
+/* text with the first `from` replaced; gives, freed with free. */
+static char *changed_in(const char *text, const char *from, const char *to)
+{
+    const char *at = strstr(text, from);
+    assert_non_null(at);
+    return xasprintf("%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+}
+
 static char *changed(const char *from, const char *to)
 {
-    const char *at = strstr(good, from);
-    assert_non_null(at);
-    return xasprintf("%.*s%s%s", (int)(at - good), good, to, at + strlen(from));
+    return changed_in(good, from, to);
 }
 
 static int parse(const char *text, struct model_spec *out, struct err *err)
@@ -127,8 +145,8 @@ static const struct {
     { "rotary attention", "\"mla_use_nope\": true", "\"mla_use_nope\": false", -ENOTSUP,
       "mla_use_nope" },
     { "another activation", "\"situ\"", "\"gelu\"", -ENOTSUP, "supported: situ, silu" },
-    { "grouped selection", "\"num_experts\": 16", "\"num_expert_group\": 4, \"num_experts\": 16",
-      -ENOTSUP, "num_expert_group" },
+    { "groups that do not divide", "\"num_experts\": 16",
+      "\"num_expert_group\": 5, \"num_experts\": 16", -EINVAL, "num_expert_group" },
     { "sparse attention", "\"num_experts\": 16", "\"dsa_config\": {}, \"num_experts\": 16",
       -ENOTSUP, "dsa_config" },
     { "tied ends", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", -ENOTSUP,
@@ -151,6 +169,68 @@ static void a_bad_value_is_one_clear_line(void **state)
             fail_msg("%s: %d \"%s\"", bad[i].shows, rc, err.text);
         for (size_t b = 0; b < sizeof m; b++)
             assert_int_equal(((unsigned char *)&m)[b], 0x5a);
+        free(text);
+    }
+}
+
+static void rotary_and_groups_are_read_in_both_spellings(void **state)
+{
+    (void)state;
+    struct model_spec m;
+    struct err err = {0};
+    if (parse(rotary, &m, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(m.family, FAMILY_DEEPSEEK_V3);
+    assert_int_equal(m.n_experts, 16);
+    assert_int_equal(m.top_k, 4);
+    assert_true(m.n_expert_groups == 4 && m.top_groups == 2 && m.n_mtp_layers == 1);
+    assert_int_equal(m.activation, ACTIVATION_SWIGLU);
+    assert_true(m.mla_rotary && m.rotary_interleaved && m.rotary.yarn && m.rotary.truncate);
+    assert_int_equal(m.rotary.dim, 16);
+    assert_float_equal(m.rotary.theta, 50000, 0);
+    assert_float_equal(m.rotary.factor, 40, 0);
+    assert_float_equal(m.rotary.beta_fast, 16, 0);
+    assert_float_equal(m.rotary.beta_slow, 1, 0);
+    assert_float_equal(m.rotary.mscale_all_dim, 0.5, 0);
+
+    char *text = changed_in(rotary, "\"rope_scaling\": {\"type\": \"yarn\",",
+                            "\"rope_interleave\": false, \"rope_parameters\": "
+                            "{\"rope_type\": \"yarn\", \"rope_theta\": 7000,");
+    assert_int_equal(parse(text, &m, NULL), 0);
+    assert_true(m.rotary.yarn && !m.rotary_interleaved);
+    assert_float_equal(m.rotary.theta, 7000, 0);
+    free(text);
+}
+
+static const struct {
+    const char *shows, *from, *to;
+    int code;
+    const char *says;
+} bad_rotary[] = {
+    { "another scaling", "\"yarn\"", "\"llama3\"", -ENOTSUP, "rope_scaling: key 'type'" },
+    { "no factor", "\"factor\": 40, ", "", -EINVAL, "rope_scaling: key 'factor'" },
+    { "a factor below 1", "40", "0.5", -EINVAL, "'factor' is 0.5" },
+    { "scaling that is text", "{\"type\": \"yarn\",", "\"yarn\", \"x\": {", -EINVAL,
+      "'rope_scaling' is not an object" },
+    { "an odd width", "\"qk_rope_head_dim\": 16", "\"qk_rope_head_dim\": 15", -EINVAL, "pairs" },
+    { "groups that do not divide", "\"n_group\": 4", "\"n_group\": 3", -EINVAL, "'n_group' is 3" },
+    { "groups of one", "\"n_group\": 4", "\"n_group\": 16", -EINVAL, "two or more" },
+    { "too few groups", "\"topk_group\": 2", "\"topk_group\": 5", -EINVAL, "'topk_group' is 5" },
+    { "more chosen than the groups hold", "\"num_experts_per_tok\": 4",
+      "\"num_experts_per_tok\": 9", -EINVAL, "9 are chosen" },
+    { "another router", "\"sigmoid\"", "\"softmax\"", -ENOTSUP, "'scoring_func' is 'softmax'" },
+};
+
+static void a_bad_rotary_value_is_one_clear_line(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bad_rotary / sizeof *bad_rotary; i++) {
+        struct model_spec m;
+        struct err err = {0};
+        char *text = changed_in(rotary, bad_rotary[i].from, bad_rotary[i].to);
+        int rc = parse(text, &m, &err);
+        if (rc != bad_rotary[i].code || !strstr(err.text, bad_rotary[i].says))
+            fail_msg("%s: %d \"%s\"", bad_rotary[i].shows, rc, err.text);
         free(text);
     }
 }
@@ -187,6 +267,8 @@ int main(void)
         cmocka_unit_test(every_key_reaches_its_field),
         cmocka_unit_test(what_is_absent_means_the_plain_structure),
         cmocka_unit_test(a_bad_value_is_one_clear_line),
+        cmocka_unit_test(rotary_and_groups_are_read_in_both_spellings),
+        cmocka_unit_test(a_bad_rotary_value_is_one_clear_line),
         cmocka_unit_test(a_huge_name_is_shortened),
         cmocka_unit_test(a_folder_without_the_file_is_named),
     };

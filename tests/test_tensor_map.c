@@ -133,6 +133,7 @@ static const char *shared(void)
 static const struct { const char *folder; uint64_t total, active; } fixtures[] = {
     { "kimi-k3-tiny", 808908, 513996 },
     { "kimi-linear-tiny", 445836, 224652 },
+    { "deepseek-v3-tiny", 314064, 166608 },
 };
 
 static void the_tiny_checkpoints_have_these_tensors(void **state)
@@ -289,6 +290,8 @@ static void kimi_k3_has_the_tensors_of_its_checkpoint(void **state)
 
 static const struct { const char *folder; uint64_t total, active; bool has_list; } published[] = {
     { "kimi-linear-48b-a3b", 49122681728, 3484459904, true },
+    { "deepseek-v3", 671026419200, 37552297472, false },
+    { "kimi-k2-instruct", 1026408232448, 32861500928, true },
 };
 
 static void published_models_have_their_counts_and_tensors(void **state)

@@ -20,6 +20,7 @@ struct pass {
     int64_t n;                 /* tokens */
     const int32_t *cu_seqlens; /* n_docs + 1 */
     int32_t n_docs;
+    const float *rotary; /* the device's table of angles, where the model turns its queries */
 };
 
 struct unit_view {

@@ -4,6 +4,8 @@
  * Its rows are two matrices one after the other, so both come out as blocks of their own. */
 #include "worker/mla.h"
 
+#include <math.h>
+
 struct widths {
     int64_t q, kv, o, latent, rope;
 };
@@ -19,6 +21,12 @@ static struct widths widths_of(const struct model_spec *m)
     };
 }
 
+static float score_scale(const struct model_spec *m)
+{
+    double factor = m->mla_rotary ? rotary_score_factor(&m->rotary) : 1;
+    return (float)(factor / sqrt(m->qk_nope_dim + m->qk_rope_dim));
+}
+
 static struct attention_shape shape_of(const struct pass *p)
 {
     const struct model_spec *m = p->spec;
@@ -30,8 +38,44 @@ static struct attention_shape shape_of(const struct pass *p)
         .nope_dim = (int32_t)m->qk_nope_dim,
         .rope_dim = (int32_t)m->qk_rope_dim,
         .v_dim = (int32_t)m->v_dim,
-        .scale = 1 / sqrtf((float)(m->qk_nope_dim + m->qk_rope_dim)),
+        .scale = score_scale(m),
     };
+}
+
+static struct rotary_shape rotary_shape_of(const struct pass *p)
+{
+    return (struct rotary_shape){
+        .n_tokens = p->n,
+        .cu_seqlens = p->cu_seqlens,
+        .n_docs = p->n_docs,
+        .dim = (int32_t)p->spec->qk_rope_dim,
+        .interleaved = p->spec->rotary_interleaved,
+    };
+}
+
+/* The position parts of q (n, heads, nope + rope) and k_rope (n, rope), turned in place. */
+static void turn(struct pass *p, float *q, float *k_rope)
+{
+    const struct model_spec *m = p->spec;
+    struct rotary_shape shape = rotary_shape_of(p);
+
+    if (!m->mla_rotary)
+        return;
+    p->dev->ops->rotary(p->dev, q + m->qk_nope_dim, (int32_t)m->heads,
+                        m->qk_nope_dim + m->qk_rope_dim, p->rotary, &shape);
+    p->dev->ops->rotary(p->dev, k_rope, 1, m->qk_rope_dim, p->rotary, &shape);
+}
+
+static void turn_back(struct pass *p, float *d_q, float *d_k_rope)
+{
+    const struct model_spec *m = p->spec;
+    struct rotary_shape shape = rotary_shape_of(p);
+
+    if (!m->mla_rotary)
+        return;
+    p->dev->ops->rotary_backward(p->dev, d_q + m->qk_nope_dim, (int32_t)m->heads,
+                                 m->qk_nope_dim + m->qk_rope_dim, p->rotary, &shape);
+    p->dev->ops->rotary_backward(p->dev, d_k_rope, 1, m->qk_rope_dim, p->rotary, &shape);
 }
 
 void mla_carve(struct pass *p, struct mla_saved *out)
@@ -96,6 +140,7 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x
     ops->rms_norm(p->dev, s->latent, s->kv_rstd, s->low, weight_of(u, ROLE_MLA_KV_A_NORM), p->n,
                   w.latent, m->latent_norm_eps);
     ops->linear(p->dev, s->kv, s->latent, weight_of(u, ROLE_MLA_KV_B), p->n, w.latent, w.kv, 0);
+    turn(p, s->q, s->k_rope);
     ops->attention(p->dev, s->o, s->lse, s->q, s->kv, s->k_rope, w.rope, &shape);
     if (m->mla_output_gate) {
         ops->linear(p->dev, s->gate, x, weight_of(u, ROLE_MLA_G), p->n, m->hidden, w.o, 0);
@@ -182,6 +227,7 @@ void mla_layer_backward(struct pass *p, const struct unit_view *u, const float *
         ops->sigmoid_gate_backward(p->dev, b.d_o, b.d_gate, b.d_gated, s->o, s->gate, p->n * w.o);
     ops->attention_backward(p->dev, b.d_q, b.d_kv, b.d_k_rope, w.rope, b.d_o, s->o, s->lse, s->q,
                             s->kv, s->k_rope, w.rope, &shape);
+    turn_back(p, b.d_q, b.d_k_rope);
     backward_kv(p, u, &w, &b, dx, s);
     backward_q(p, u, &w, &b, dx, s);
     if (m->mla_output_gate)

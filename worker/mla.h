@@ -1,4 +1,4 @@
-/* mla.h - latent attention without rotary, with an output gate; model.md part 3 */
+/* mla.h - latent attention, with or without rotary and an output gate; model.md part 3 */
 #ifndef WORKER_MLA_H
 #define WORKER_MLA_H
 

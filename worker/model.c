@@ -11,12 +11,14 @@
 
 #include "common/mem.h"
 #include "worker/head.h"
+#include "worker/positions.h"
 
 struct model {
     struct model_config config;
     uint64_t (*at)[TENSOR_ROLES]; /* offsets by unit and role */
     struct activations act;
     struct moe moe;
+    struct positions positions;
     struct residuals residuals;
     struct decoder_saved *layers;
     uint32_t n_blocks;
@@ -116,6 +118,8 @@ int model_open(const struct model_config *config, struct model **out, struct err
     m->moe.dispatch = config->dispatch;
     if (config->dispatch)
         rc = moe_init(&m->moe, s, config->slots, config->count_margins, config->dev, err);
+    if (rc == 0)
+        rc = positions_grow(&m->positions, s, config->dev, config->tokens_max, err);
     if (rc == 0) {
         size_t n_floats = plan(m);
         activations_init(&m->act, config->dev);
@@ -134,6 +138,7 @@ void model_close(struct model *m)
     if (!m)
         return;
     moe_fini(&m->moe, m->config.dev);
+    positions_fini(&m->positions, m->config.dev);
     activations_fini(&m->act);
     free(m->at);
     free(m->layers);
@@ -234,6 +239,9 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
         .dev = m->config.dev, .spec = m->config.spec, .act = &m->act, .n = b->n_tokens,
         .n_docs = b->n_docs,
     };
+    if ((rc = positions_grow(&m->positions, m->config.spec, m->config.dev, b->n_tokens, err)) < 0)
+        return rc;
+    m->pass.rotary = m->positions.table;
     take_inputs(m, b);
     return activations_check(&m->act, err);
 }

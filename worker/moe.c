@@ -18,6 +18,8 @@ static struct router_shape router_shape_of(const struct pass *p)
         .top_k = (int32_t)p->spec->top_k,
         .renormalize = p->spec->renormalize,
         .routed_scale = p->spec->routed_scale,
+        .n_groups = (int32_t)p->spec->n_expert_groups,
+        .topk_group = (int32_t)p->spec->top_groups,
     };
 }
 
