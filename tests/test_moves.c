@@ -17,13 +17,11 @@ static void slots_of(struct slots *s, uint32_t n_devices)
     assert_int_equal(slots_init(s, &spec, &layout, 1, &err), 0);
 }
 
-/* base says what is in force. */
-static void send_prepare(struct trial *t, uint32_t rank, const struct slots *s, uint32_t base)
+/* The message that says what s is; its arrays are s's, its lists live until the next call. */
+static Ballast__Placement message_of(const struct slots *s)
 {
-    Ballast__PlacementLayer layers[8], *pointers[8];
+    static Ballast__PlacementLayer layers[8], *pointers[8];
     Ballast__Placement placement = BALLAST__PLACEMENT__INIT;
-    Ballast__Prepare prepare = BALLAST__PREPARE__INIT;
-    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
     for (uint32_t l = 0; l < s->n_layers; l++) {
         const struct placement *map = &s->layers[l].map;
         if (!slots_is_sparse(s, l))
@@ -42,6 +40,15 @@ static void send_prepare(struct trial *t, uint32_t rank, const struct slots *s, 
     placement.epoch = s->epoch;
     placement.n_devices = s->n_devices;
     placement.n_slots = s->n_slots;
+    return placement;
+}
+
+/* base says what is in force. */
+static void send_prepare(struct trial *t, uint32_t rank, const struct slots *s, uint32_t base)
+{
+    Ballast__Placement placement = message_of(s);
+    Ballast__Prepare prepare = BALLAST__PREPARE__INIT;
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
     prepare.job_id = 7;
     prepare.attempt = 1;
     prepare.base_epoch = base;
@@ -132,6 +139,7 @@ static void moves_change_no_bit_in_deterministic_mode(void **state)
         char *keys = xasprintf("%s%s", rows[i].keys, WINDOWS DATA LONG_TRAIN);
         new_folder(NULL);
         start(&still, 4, "run-still", keys);
+        still.keeps_loads = true;
         finish(&still);
         assert_all(&still, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
         slots_of(&s, rows[i].n_devices);
@@ -153,10 +161,43 @@ static void moves_change_no_bit_in_deterministic_mode(void **state)
                          "run-moved/step-40/ballast/v/model.safetensors");
         check_loads(&still);
         forget_loads(&still);
-        forget_loads(&moved);
         slots_fini(&s);
         free(keys);
     }
+}
+
+/* A checkpoint knows experts by name: it resumes under any placement, which START names. */
+static void an_attempt_begins_with_the_placement_in_force(void **state)
+{
+    (void)state;
+    struct trial whole, part;
+    struct slots s;
+    const char *keys = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 4\n" DATA
+                       TRAIN(24, ", micro_batch: 1");
+    start(&whole, 4, "run-whole", keys);
+    finish(&whole);
+    start(&part, 4, "run-part", keys);
+    follow(&part, 5);
+    stop(&part, BALLAST__STOP_MODE__STOP_CHECKPOINT);
+    finish(&part);
+    slots_of(&s, 4);
+    slots_shuffle(&s, 9);
+    s.epoch = 6;
+    Ballast__Placement placement = message_of(&s);
+    trial_placement = &placement;
+    start(&part, 4, "run-part", keys);
+    finish(&part);
+    assert_all(&part, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+    assert_int_equal(part.placement[3], 6);
+    assert_same_file("run-whole/step-24/model.safetensors", "run-part/step-24/model.safetensors");
+    placement.n_slots++; /* of another job */
+    start(&part, 4, "run-part", keys);
+    trial_placement = NULL;
+    finish(&part);
+    assert_all(&part, BALLAST__RANK_PHASE__RANK_FAILED, 1);
+    assert_true(part.retryable[0]);
+    assert_non_null(strstr(part.text[0], "this job has 4 with 3"));
+    slots_fini(&s);
 }
 
 static void refusals_aborts_and_repeats_leave_all_as_it_is(void **state)
@@ -207,7 +248,6 @@ static void refusals_aborts_and_repeats_leave_all_as_it_is(void **state)
     assert_all(&t, BALLAST__RANK_PHASE__RANK_STOPPED, 0);
     for (uint32_t r = 0; r < 4; r++)
         assert_int_equal(t.placement[r], 4);
-    forget_loads(&t);
     slots_fini(&s);
     slots_fini(&wrong);
 }
@@ -239,7 +279,6 @@ static void a_failure_amid_the_moves_ends_the_attempt_with_the_old_placement(voi
             if (t.phase[r] != BALLAST__RANK_PHASE__RANK_FAILED || !t.retryable[r])
                 fail_msg("%s: rank %u is in phase %u", wishes[i], r, t.phase[r]);
         }
-        forget_loads(&t);
         slots_fini(&s);
     }
 }
@@ -256,6 +295,7 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup(name, new_folder)
     const struct CMUnitTest tests[] = {
         CASE(moves_change_no_bit_in_deterministic_mode),
+        CASE(an_attempt_begins_with_the_placement_in_force),
         CASE(refusals_aborts_and_repeats_leave_all_as_it_is),
         CASE(a_failure_amid_the_moves_ends_the_attempt_with_the_old_placement),
     };

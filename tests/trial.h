@@ -31,6 +31,7 @@
 #define STEPS 64u
 
 static char folder[] = "/tmp/ballast-trainer-XXXXXX";
+static Ballast__Placement *trial_placement; /* of START; NULL: experts in order */
 
 static const char config_json[] =
     "{\"model_type\": \"kimi_k3\", \"tie_word_embeddings\": false, \"text_config\": {"
@@ -111,6 +112,7 @@ struct trial {
     uint32_t placement[RANKS], prepared[RANKS], rejected[RANKS]; /* epochs */
     char     plan_text[RANKS][256];
     uint64_t moved_bytes[RANKS];
+    bool     keeps_loads; /* until forget_loads */
     Ballast__LoadReport *loads[STEPS + 1]; /* by last step */
 };
 
@@ -146,6 +148,7 @@ static inline void send_start(struct trial *t, uint32_t rank, Ballast__JobSpec *
     s.allowed_roots = &root;
     s.n_threads = 1;
     s.device = (char *)"cpu";
+    s.placement = trial_placement;
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_START;
     m.start = &s;
     send_message(t->fds[rank], &m);
@@ -213,6 +216,8 @@ static inline void take(struct trial *t, uint32_t rank, Ballast__TrainerMessage 
     }
     if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_LOAD) {
         assert_int_equal(rank, 0);
+        if (!t->keeps_loads)
+            return;
         assert_true(m->load->last_step <= STEPS && !t->loads[m->load->last_step]);
         t->loads[m->load->last_step] = m->load;
         m->what_case = BALLAST__TRAINER_MESSAGE__WHAT__NOT_SET; /* kept */

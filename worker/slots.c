@@ -1,6 +1,7 @@
 /* slots.c - the maps of all sparse layers, and where an expert has copies */
 #include "worker/slots.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +68,9 @@ void slots_fini(struct slots *s)
 static uint32_t index_layer(struct slots_layer *l, uint32_t me)
 {
     const struct placement *map = &l->map;
+#ifdef BALLAST_CHECKS
+    assert(placement_check(map, NULL) == 0);
+#endif
     uint32_t n_total = placement_n_total(map), n_filled = 0, n_copies = 0;
     uint32_t *n = xcalloc(map->n_experts, sizeof *n);
     for (uint32_t slot = 0; slot < n_total; slot++)
