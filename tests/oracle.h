@@ -50,7 +50,13 @@ static inline float *oracle_floats(const struct safetensors *st, const char *whi
     if (!v)
         return NULL;
     float *x = zeros((int64_t)v->n_elements);
-    if (st_read_f32(v, 0, v->n_elements, x, &err) < 0)
+    bool is_double = v->tensor.dtype == ST_F64;
+    for (uint64_t i = 0; is_double && i < v->n_elements; i++) {
+        double at;
+        memcpy(&at, v->data + i * sizeof at, sizeof at);
+        x[i] = (float)at;
+    }
+    if (!is_double && st_read_f32(v, 0, v->n_elements, x, &err) < 0)
         fail_msg("%s", err.text);
     if (out_n)
         *out_n = (int64_t)v->n_elements;
