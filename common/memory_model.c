@@ -129,11 +129,11 @@ struct memory_plan memory_model(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     struct model_counts counts = model_spec_count(m);
-    uint64_t n_experts_cut = (uint64_t)in->degrees.ep *
-                             (in->degrees.expert_shard ? in->degrees.expert_shard
-                                                       : in->degrees.world / in->degrees.ep);
+    uint32_t n_shards = in->degrees.expert_shard ? in->degrees.expert_shard
+                                                 : in->degrees.world / in->degrees.ep;
+    uint64_t spare = m->n_experts ? counts.experts / m->n_experts * in->n_spare : 0;
     uint64_t owned = (counts.total - counts.experts) / in->degrees.fsdp +
-                     counts.experts / n_experts_cut;
+                     (counts.experts / in->degrees.ep + spare) / n_shards;
     uint64_t margins = in->count_margins ? 8ull * m->n_layers * m->n_experts * MARGIN_COUNTS : 0;
     struct memory_plan plan = {
         .weights = owned * FLOAT_BYTES,

@@ -14,6 +14,7 @@ struct memory_input {
     struct layout_degrees degrees; /* valid: layout_init took them; auto resolved */
     uint64_t n_tokens;  /* of one pass of one rank: micro_batch x sequence_length */
     bool     recompute; /* each layer's activations are computed again in its backward */
+    uint32_t n_spare;   /* slots of each rank and layer for copies of experts */
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
 };
 

@@ -31,6 +31,7 @@ static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct p
     p->memory = memory_model(&(struct memory_input){
         .spec = &p->model, .degrees = p->layout.degrees, .recompute = recompute,
         .count_margins = !strcmp(spec->moe_bias_update, "quantile"),
+        .n_spare = spec->rebalance_spare_slots_per_rank,
         .n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length});
     p->n_tokens_step = (uint64_t)spec->train_global_batch * spec->data_sequence_length;
     p->n_passes = spec->train_global_batch / (spec->train_micro_batch * spec->parallel_workers);

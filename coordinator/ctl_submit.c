@@ -40,6 +40,7 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
             .n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length,
             .recompute = !strcmp(spec->parallel_activation_checkpointing, "full"),
             .count_margins = !strcmp(spec->moe_bias_update, "quantile"),
+            .n_spare = spec->rebalance_spare_slots_per_rank,
         });
         spec->memory_bytes_per_rank = plan.total;
         spec->model_parameters = model_spec_count(model).total;

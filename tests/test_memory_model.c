@@ -42,12 +42,14 @@ static const struct row {
     struct layout_degrees degrees;
     enum recompute recompute;
     bool count_margins;
+    uint32_t n_spare;
 } rows[] = {
     {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
     {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
     {"all cut", {4, 4, 4, 1}, RECOMPUTE_OFF, false},
     {"halves and replicas", {4, 2, 2, 1}, RECOMPUTE_FULL, false},
     {"experts cut again", {4, 2, 2, 2}, RECOMPUTE_OFF, true},
+    {"room for copies of experts", {4, 2, 2, 2}, RECOMPUTE_OFF, false, 3},
 };
 
 static int near(const char *shows, const char *part, double planned, double real, struct err *err)
@@ -65,7 +67,8 @@ static int compare(struct stack *s, void *arg, struct err *err)
     const struct row *row = arg;
     struct memory_plan plan = memory_model(&(struct memory_input){
         .spec = s->config->spec, .degrees = row->degrees, .n_tokens = N_TOKENS,
-        .recompute = row->recompute == RECOMPUTE_FULL, .count_margins = row->count_margins});
+        .recompute = row->recompute == RECOMPUTE_FULL, .count_margins = row->count_margins,
+        .n_spare = row->n_spare});
     int32_t tokens[N_TOKENS], cu_seqlens[2] = {0, N_TOKENS};
     struct model_loss loss;
     int rc;
@@ -96,6 +99,7 @@ static void the_plan_is_near_what_is_taken(void **state)
         struct stack_config config = {
             .spec = &spec, .map = &map, .degrees = row.degrees, .tokens_max = N_TOKENS,
             .recompute = row.recompute, .count_margins = row.count_margins,
+            .n_spare = row.n_spare,
         };
         if (stack_run(&config, compare, &row, &err) < 0)
             fail_msg("%s", err.text);
