@@ -31,8 +31,7 @@ struct csv {
     int         at[COLUMNS_MAX];    /* field of each column, -1 */
     uint32_t    n_fields;           /* in the first line */
     uint64_t    n_line;
-    char       *text;
-    size_t      text_cap;
+    char        text[CSV_LINE_BYTES_MAX + 2]; /* one byte more than is allowed, and its end */
 };
 
 static int fail(const struct csv *c, struct err *err, const char *format, ...)
@@ -48,12 +47,25 @@ static int fail(const struct csv *c, struct err *err, const char *format, ...)
     return err_set(err, -EINVAL, "%s:%" PRIu64 ": %s", c->path, c->n_line, text);
 }
 
+/* Into c->text, as much as fits; -1 at the end of the file. */
+static ssize_t read_line(struct csv *c)
+{
+    size_t n = 0;
+    for (int byte; n < sizeof c->text - 1 && (byte = getc(c->file)) != EOF;) {
+        c->text[n++] = (char)byte;
+        if (byte == '\n')
+            break;
+    }
+    c->text[n] = '\0';
+    return n ? (ssize_t)n : -1;
+}
+
 /* The next line that is not empty, without its end: 1, 0 at the end of the file, or negative. */
 static int next_line(struct csv *c, struct err *err)
 {
     for (;;) {
-        ssize_t n = getline(&c->text, &c->text_cap, c->file);
-        if (n < 0 && ferror(c->file))
+        ssize_t n = read_line(c);
+        if (ferror(c->file))
             return err_set(err, -errno, "%s: %s", c->path, strerror(errno));
         if (n < 0)
             return 0;
@@ -193,7 +205,6 @@ static void csv_close(struct csv *c)
 {
     if (c->file)
         fclose(c->file);
-    free(c->text);
 }
 
 /* ---- loads ----------------------------------------------------------------------------------- */

@@ -116,6 +116,11 @@ def closed_descriptors_do_no_harm(c):
         expect(code or "JobList" in done.stdout, f"jobs {closed}: {done.stdout}")
 
 
+def a_line_without_end_is_refused(c):
+    done = c.run("balance", "--loads", "/dev/zero", "--devices", 4, timeout=5)
+    expect(done.returncode == 2 and "zero byte" in done.stderr, f"/dev/zero: {done.stderr}")
+
+
 def a_plan_is_near_the_truth(c, job):
     """What --dry-run says of memory beside the peak that the ranks report."""
     plan = c.json("submit", os.path.join(c.folder, "job-1.yaml"), "--dry-run")
@@ -132,6 +137,7 @@ def story():
                                      "--wait")).group(0)
         every_command_in_json(c, job)
         a_plan_is_near_the_truth(c, job)
+        a_line_without_end_is_refused(c)
         a_full_disk_is_told(c)
         closed_descriptors_do_no_harm(c)
         follow_on_a_terminal(c)
