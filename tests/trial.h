@@ -125,8 +125,8 @@ static inline void send_message(int fd, const Ballast__TrainerMessage *m)
     free(bytes);
 }
 
-static inline void send_start(struct trial *t, uint32_t rank, Ballast__JobSpec *spec, uint8_t id[16],
-                       char *root)
+static inline void send_start(struct trial *t, uint32_t rank, Ballast__JobSpec *spec,
+                              uint8_t id[16], char *root)
 {
     Ballast__Start s = BALLAST__START__INIT;
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
@@ -174,8 +174,8 @@ static inline void spawn(struct trial *t, uint32_t rank)
 }
 
 /* The first n_here of world ranks. keys: more lines of the job file. */
-static inline void start_some(struct trial *t, uint32_t n_here, uint32_t world, const char *checkpoint,
-                       const char *keys)
+static inline void start_some(struct trial *t, uint32_t n_here, uint32_t world,
+                              const char *checkpoint, const char *keys)
 {
     static uint32_t n_runs;
     struct problems problems = {0};

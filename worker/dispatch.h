@@ -35,7 +35,8 @@ void dispatch_plan_destroy(struct dispatch_plan *p);
 /* Rows that arrive here, and where each local slot's begin: n_slots + 1 numbers. */
 int64_t        dispatch_plan_rows(const struct dispatch_plan *p);
 const int64_t *dispatch_plan_offsets(const struct dispatch_plan *p);
-/* Where the rows of one source begin in a slot: n_slots * devices + 1 numbers, by (slot, source). */
+/* Where the rows of one source begin in a slot: n_slots * devices + 1 numbers, by (slot,
+ * source). */
 const int64_t *dispatch_plan_blocks(const struct dispatch_plan *p);
 /* (n_copied, devices): the slot that serves a source's rows for each copied expert, -1 where it
  * has none. Deterministic mode only. */

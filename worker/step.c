@@ -16,9 +16,11 @@
 #include "worker/boundary.h"
 
 const char *const step_phase_names[PHASES] = {
-    [PHASE_DATA] = "data",       [PHASE_COMPUTE] = "compute",     [PHASE_GATHER] = "gather",
-    [PHASE_DISPATCH] = "dispatch", [PHASE_REDUCE] = "reduce",     [PHASE_OPTIMIZER] = "optimizer",
-    [PHASE_MIGRATION] = "migration", [PHASE_VALIDATION] = "validation", [PHASE_CHECKPOINT] = "checkpoint",
+    [PHASE_DATA] = "data",           [PHASE_COMPUTE] = "compute",
+    [PHASE_GATHER] = "gather",       [PHASE_DISPATCH] = "dispatch",
+    [PHASE_REDUCE] = "reduce",       [PHASE_OPTIMIZER] = "optimizer",
+    [PHASE_MIGRATION] = "migration", [PHASE_VALIDATION] = "validation",
+    [PHASE_CHECKPOINT] = "checkpoint",
 };
 
 static double seconds_since(uint64_t began_ns)

@@ -131,22 +131,20 @@ bool window_is_over(const struct window *w, uint64_t step)
 static bool find_speeds(struct window *w)
 {
     double mean = 0, slowest = INFINITY, fastest = 0;
-    bool is_sure = true;
+    bool is_same = true;
     for (uint32_t g = 0; g < w->n_devices; g++) {
-        is_sure = is_sure && device_seconds(w)[g] >= SPEED_SECONDS_MIN && device_rows(w)[g] > 0;
-        w->speed[g] = is_sure ? device_rows(w)[g] / device_seconds(w)[g] : 0;
+        bool is_known = device_seconds(w)[g] >= SPEED_SECONDS_MIN && device_rows(w)[g] > 0;
+        w->speed[g] = is_known ? device_rows(w)[g] / device_seconds(w)[g] : 0;
         mean += w->speed[g] / w->n_devices;
     }
     for (uint32_t g = 0; g < w->n_devices; g++) {
-        double before = w->speed_before[g];
-        if (is_sure)
-            w->speed[g] /= mean;
-        w->speed_before[g] = is_sure ? w->speed[g] : 0;
-        is_sure = is_sure && fabs(before / w->speed[g] - 1) <= SPEED_SAME;
-        slowest = fmin(slowest, w->speed[g]);
-        fastest = fmax(fastest, w->speed[g]);
+        double speed = mean > 0 ? w->speed[g] / mean : 0;
+        is_same = is_same && speed > 0 && fabs(w->speed_before[g] / speed - 1) <= SPEED_SAME;
+        w->speed[g] = w->speed_before[g] = speed;
+        slowest = fmin(slowest, speed);
+        fastest = fmax(fastest, speed);
     }
-    return is_sure && fastest > (1 + SPEED_SPREAD) * slowest;
+    return is_same && fastest > (1 + SPEED_SPREAD) * slowest;
 }
 
 static void add_layers(const struct window *w, const struct slots *slots, Ballast__LoadReport *r)
