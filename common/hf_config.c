@@ -10,23 +10,26 @@
 #include "common/hf_text.h"
 #include "common/mem.h"
 
-#define SUPPORTED "kimi_k3, kimi_linear, deepseek_v3, kimi_k2"
+#define SUPPORTED "kimi_k3, kimi_linear, deepseek_v3, kimi_k2, deepseek_v32"
 
-static const struct {
+static const struct family {
     const char *type;
     enum model_family family;
+    bool has_indexer;
 } families[] = {
     { "kimi_k3", FAMILY_KIMI_K3 },
+    { "kimi_k31", FAMILY_KIMI_K3, true },
+    { "kimi_k3_1", FAMILY_KIMI_K3, true },
     { "kimi_linear", FAMILY_KIMI_LINEAR },
     { "deepseek_v3", FAMILY_DEEPSEEK_V3 },
     { "kimi_k2", FAMILY_DEEPSEEK_V3 },
+    { "deepseek_v32", FAMILY_DEEPSEEK_V3, true },
 };
 
 /* Families that are known and not built, with the operators that they need beyond ours. */
 static const struct {
     const char *type, *needs;
 } lacking[] = {
-    { "deepseek_v32", "sparse attention with an indexer" },
     { "deepseek_v2", "a softmax router over groups" },
     { "deepseek_v4", "shared key-value heads, compressed keys, attention sinks, hyper-connections, "
                      "a square-root-softplus router" },
@@ -46,7 +49,7 @@ static const struct {
     { "nemotron_h", "Mamba2, grouped-query attention, squared ReLU experts of two matrices" },
 };
 
-static int read_family(const struct json *root, struct model_spec *m, struct err *err)
+static int read_family(const struct json *root, const struct family **out, struct err *err)
 {
     const char *type;
     char part[64];
@@ -58,7 +61,7 @@ static int read_family(const struct json *root, struct model_spec *m, struct err
         return rc;
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (strcmp(type, families[i].type) == 0) {
-            m->family = families[i].family;
+            *out = &families[i];
             return 0;
         }
     for (size_t i = 0; i < sizeof lacking / sizeof *lacking; i++)
@@ -73,14 +76,19 @@ static int read_root(const struct json *root, struct model_spec *m, struct err *
 {
     if (json_kind_of(root) != JSON_OBJECT)
         return err_set(err, -EINVAL, "not a JSON object, expected a model's config.json");
-    int rc = read_family(root, m, err);
+    const struct family *family = NULL;
+    int rc = read_family(root, &family, err);
     if (rc < 0 || (rc = hf_expect_flag(root, "tie_word_embeddings", false, err)) < 0)
         return rc;
+    m->family = family->family;
     bool nested = m->family == FAMILY_KIMI_K3;
     const struct json *text = nested ? json_get(root, "text_config") : root;
     if (json_kind_of(text) != JSON_OBJECT)
         return err_set(err, -EINVAL, "key 'text_config' is missing or not an object");
     rc = hf_text(text, m, err);
+    if (rc == 0 && family->has_indexer && !m->index_top_k)
+        rc = err_set(err, -EINVAL, "key 'index_topk' is missing: a %s model has an indexer",
+                     family->type);
     if (rc < 0 && nested)
         err_prefix(err, "text_config");
     return rc == -ENOENT ? -EINVAL : rc; /* the file is there, a key is not */

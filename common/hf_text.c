@@ -137,13 +137,16 @@ static int read_experts(const struct json *o, struct model_spec *m, struct err *
 
 static int read_attention(const struct json *o, struct model_spec *m, struct err *err)
 {
+    int rc;
+
     if (m->family == FAMILY_DEEPSEEK_V3) {
         for (uint32_t l = 0; l < m->n_layers; l++)
             m->layers[l].attention = ATTENTION_MLA;
-        return hf_rotary(o, m, err);
+        rc = hf_rotary(o, m, err);
+    } else if ((rc = hf_expect_flag(o, "mla_use_nope", true, err)) == 0) {
+        rc = hf_linear(o, m, err);
     }
-    int rc = hf_expect_flag(o, "mla_use_nope", true, err);
-    return rc < 0 ? rc : hf_linear(o, m, err);
+    return rc < 0 ? rc : hf_indexer(o, m, err);
 }
 
 int hf_text(const struct json *o, struct model_spec *m, struct err *err)
@@ -153,9 +156,6 @@ int hf_text(const struct json *o, struct model_spec *m, struct err *err)
     if ((rc = hf_numbers(o, numbers, sizeof numbers / sizeof *numbers, m, err)) < 0)
         return rc;
     m->residual = m->attn_res_block ? RESIDUAL_ATTN_RES : RESIDUAL_PLAIN;
-    if (json_get(o, "dsa_config"))
-        return err_set(err, -ENOTSUP, "key 'dsa_config': sparse attention is not supported; "
-                       "supported are dense full_attn_layers");
     if ((rc = hf_real(o, "rms_norm_eps", 1e-12, 1e-2, NAN, &m->norm_eps, err)) < 0 ||
         (rc = hf_real(o, "mla_latent_norm_eps", 1e-12, 1e-2, LATENT_NORM_EPS,
                       &m->latent_norm_eps, err)) < 0 ||

@@ -18,4 +18,8 @@ int hf_linear(const struct json *o, struct model_spec *m, struct err *err);
 /* Rotary positions: rope_theta and rope_scaling, or rope_parameters. */
 int hf_rotary(const struct json *o, struct model_spec *m, struct err *err);
 
+/* The indexer of latent attention: index_n_heads, index_head_dim and index_topk, in dsa_config or
+ * beside the other keys; all zero where there are none. After the layers' kinds. */
+int hf_indexer(const struct json *o, struct model_spec *m, struct err *err);
+
 #endif

@@ -39,10 +39,13 @@ static struct floats mla(const struct model_spec *m)
     uint64_t kv = (uint64_t)m->heads * (m->qk_nope_dim + m->v_dim);
     uint64_t o = (uint64_t)m->heads * m->v_dim, gates = m->mla_output_gate ? 2 * o : 0;
     uint64_t low = max(m->q_lora_rank, m->kv_lora_rank + m->qk_rope_dim);
+    /* With an indexer queries and outputs in the latent's space take the place of kv. */
+    uint64_t absorbed = 2ull * m->heads * m->kv_lora_rank;
+    uint64_t core = m->index_top_k ? absorbed : kv;
     return (struct floats){
-        .kept = 2 * m->q_lora_rank + q + 2 * m->kv_lora_rank + m->qk_rope_dim + kv + o +
-                m->heads + gates + 2,
-        .scratch = o + gates + q + kv + m->qk_rope_dim + 2 * low,
+        .kept = 2 * m->q_lora_rank + q + 2 * m->kv_lora_rank + m->qk_rope_dim + core +
+                m->index_top_k + o + m->heads + gates + 2,
+        .scratch = o + gates + q + core + m->qk_rope_dim + 2 * low,
     };
 }
 

@@ -20,6 +20,13 @@ static uint64_t count_mla(const struct model_spec *m)
            (m->mla_output_gate ? hidden * v_wide : 0) + v_wide * hidden;
 }
 
+static uint64_t count_indexer(const struct model_spec *m)
+{
+    uint64_t hidden = m->hidden, d = m->index_head_dim, h = m->index_heads;
+
+    return m->index_top_k ? m->q_lora_rank * h * d + hidden * d + 2 * d + hidden * h : 0;
+}
+
 struct model_counts model_spec_count(const struct model_spec *m)
 {
     struct model_counts c = {0};
@@ -28,7 +35,8 @@ struct model_counts model_spec_count(const struct model_spec *m)
 
     c.per_expert = 3ull * m->latent * m->expert_inter;
     for (uint32_t l = 0; l < m->n_layers; l++) {
-        c.attention += m->layers[l].attention == ATTENTION_KDA ? count_kda(m) : count_mla(m);
+        c.attention += m->layers[l].attention == ATTENTION_KDA ? count_kda(m)
+                                                               : count_mla(m) + count_indexer(m);
         c.norms += 2 * hidden + (mixers ? 4 * hidden : 0);
         if (m->layers[l].mlp == MLP_DENSE) {
             c.mlp_dense += 3 * hidden * m->dense_inter;

@@ -50,7 +50,7 @@ struct model_spec {
     /* a lightning indexer in every MLA layer; index_top_k 0: none, attention is dense */
     uint32_t index_heads, index_head_dim, index_top_k;
     float    index_norm_eps;
-    bool     index_norm_bias, index_rotary_interleaved;
+    bool     index_rotary_interleaved; /* with mla_rotary: the first rotary.dim dims turn too */
 
     /* feed-forward */
     enum activation_kind activation;

@@ -16,7 +16,7 @@
 #define A_LOG_MULTIPLE 128u
 #define NAME_MAX_BYTES 256
 
-enum { BUFFER = 1, F32 = 2, UNREACHED = 4 };
+enum { BUFFER = 1, F32 = 2, UNREACHED = 4, OPTIONAL = 8 };
 
 /* What families call the same things. */
 static const struct names {
@@ -86,6 +86,7 @@ static struct tensor_entry *add(struct builder *b, enum tensor_role role, const 
         .init = init,
         .is_buffer = flags & BUFFER,
         .is_unreached = flags & UNREACHED,
+        .is_optional = flags & OPTIONAL,
         .is_matrix = d0 > 1 && d1 > 1 && !d2,
         .keep_f32 = flags & F32,
     };
@@ -153,6 +154,22 @@ static void add_kda(struct builder *b)
     add_matrix(b, ROLE_KDA_O, "self_attn.o_proj.weight", m->hidden, wide);
 }
 
+/* Trained by no loss of the model's output. K3.1's may come without the norm's bias. */
+static void add_indexer(struct builder *b)
+{
+    const struct model_spec *m = b->spec;
+    uint64_t d = m->index_head_dim, h = m->index_heads;
+    int bias = UNREACHED | (m->family == FAMILY_KIMI_K3 ? OPTIONAL : 0);
+
+    add(b, ROLE_INDEX_Q, "self_attn.indexer.wq_b.weight", INIT_NORMAL, UNREACHED, h * d,
+        m->q_lora_rank, 0);
+    add(b, ROLE_INDEX_K, "self_attn.indexer.wk.weight", INIT_NORMAL, UNREACHED, d, m->hidden, 0);
+    add(b, ROLE_INDEX_K_NORM, "self_attn.indexer.k_norm.weight", INIT_ONES, UNREACHED, d, 0, 0);
+    add(b, ROLE_INDEX_K_NORM_BIAS, "self_attn.indexer.k_norm.bias", INIT_ZEROS, bias, d, 0, 0);
+    add(b, ROLE_INDEX_WEIGHTS, "self_attn.indexer.weights_proj.weight", INIT_NORMAL, UNREACHED, h,
+        m->hidden, 0);
+}
+
 static void add_mla(struct builder *b)
 {
     const struct model_spec *m = b->spec;
@@ -174,6 +191,8 @@ static void add_mla(struct builder *b)
     if (m->mla_output_gate)
         add_matrix(b, ROLE_MLA_G, "self_attn.g_proj.weight", v_wide, m->hidden);
     add_matrix(b, ROLE_MLA_O, "self_attn.o_proj.weight", m->hidden, v_wide);
+    if (m->index_top_k)
+        add_indexer(b);
 }
 
 static void set_prefix(struct builder *b, const char *module)

@@ -33,6 +33,8 @@ enum tensor_role {
     ROLE_MLA_Q, ROLE_MLA_Q_A, ROLE_MLA_Q_A_NORM, ROLE_MLA_Q_B,
     ROLE_MLA_KV_A, ROLE_MLA_KV_A_NORM, ROLE_MLA_KV_B, ROLE_MLA_G, ROLE_MLA_O,
 
+    ROLE_INDEX_Q, ROLE_INDEX_K, ROLE_INDEX_K_NORM, ROLE_INDEX_K_NORM_BIAS, ROLE_INDEX_WEIGHTS,
+
     ROLE_MLP_GATE, ROLE_MLP_UP, ROLE_MLP_DOWN,
 
     ROLE_ROUTER, ROLE_ROUTER_BIAS, ROLE_LATENT_DOWN, ROLE_LATENT_UP, ROLE_LATENT_NORM,
@@ -53,7 +55,8 @@ struct tensor_entry {
     uint64_t dims[TENSOR_DIMS_MAX]; /* as stored */
     enum tensor_init init;
     bool     is_buffer;     /* no gradient, no optimizer: the router's correction bias */
-    bool     is_unreached;  /* the loss never reaches it (layer 0's self_attention_res_*) */
+    bool     is_unreached;  /* the loss never reaches it (layer 0's self_attention_res_*, indexers) */
+    bool     is_optional;   /* a checkpoint may lack it; then it is zero */
     bool     is_matrix;     /* decayed by decay: matrices (2-D, not norm, bias, conv, A_log) */
     bool     keep_f32;      /* published in F32 even in BF16 checkpoints */
 };

@@ -250,8 +250,10 @@ int ckpt_files_read(const struct ckpt_tensors *t, const char *folder, struct err
         const struct tensor_entry *e = &t->map->entries[i];
         const struct st_view *v = NULL;
         struct shard_part p;
-        if (!is_stored(t, e) || (rc = find_tensor(st, e, folder, &v, err)) < 0)
+        if (!is_stored(t, e) || (e->is_optional && !safetensors_find(st, e->name)))
             continue;
+        if ((rc = find_tensor(st, e, folder, &v, err)) < 0)
+            break;
         if (shard_part(t->shard, e, &p))
             rc = read_part(t, v, &p, chunk, err);
     }

@@ -94,7 +94,10 @@ void mla_carve(struct pass *p, struct mla_saved *out)
     out->kv_rstd = activations_take(p->act, p->n);
     out->latent = activations_take(p->act, p->n * w.latent);
     out->k_rope = activations_take(p->act, p->n * w.rope);
-    out->kv = activations_take(p->act, p->n * w.kv);
+    if (m->index_top_k)
+        dsa_carve(p, &out->dsa);
+    else
+        out->kv = activations_take(p->act, p->n * w.kv);
     out->o = activations_take(p->act, p->n * w.o);
     out->lse = activations_take(p->act, p->n * m->heads);
     if (m->mla_output_gate) {
@@ -121,13 +124,29 @@ static void forward_q(struct pass *p, const struct unit_view *u, const struct wi
                 0);
 }
 
+/* The expanded form: o from q, the latent and k_rope over all keys. */
+static void attend_densely(struct pass *p, const struct unit_view *u, const struct widths *w,
+                           struct mla_saved *s)
+{
+    const struct device_ops *ops = p->dev->ops;
+    struct attention_shape shape = shape_of(p);
+
+    ops->linear(p->dev, s->kv, s->latent, weight_of(u, ROLE_MLA_KV_B), p->n, w->latent, w->kv, 0);
+    ops->attention(p->dev, s->o, s->lse, s->q, s->kv, s->k_rope, w->rope, &shape);
+}
+
+static struct dsa_inputs dsa_inputs_of(const struct pass *p, const struct mla_saved *s)
+{
+    return (struct dsa_inputs){ s->x, s->q_latent, s->q, s->latent, s->k_rope,
+                                score_scale(p->spec) };
+}
+
 void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x, float *y,
                        float beta, struct mla_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
     struct widths w = widths_of(m);
-    struct attention_shape shape = shape_of(p);
     const float *out = s->o;
 
     s->x = x;
@@ -139,9 +158,13 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x
     ops->linear(p->dev, s->k_rope, x, kv_a + w.latent * m->hidden, p->n, m->hidden, w.rope, 0);
     ops->rms_norm(p->dev, s->latent, s->kv_rstd, s->low, weight_of(u, ROLE_MLA_KV_A_NORM), p->n,
                   w.latent, m->latent_norm_eps);
-    ops->linear(p->dev, s->kv, s->latent, weight_of(u, ROLE_MLA_KV_B), p->n, w.latent, w.kv, 0);
     turn(p, s->q, s->k_rope);
-    ops->attention(p->dev, s->o, s->lse, s->q, s->kv, s->k_rope, w.rope, &shape);
+    if (m->index_top_k) {
+        struct dsa_inputs in = dsa_inputs_of(p, s);
+        dsa_forward(p, u, &in, s->o, s->lse, &s->dsa);
+    } else {
+        attend_densely(p, u, &w, s);
+    }
     if (m->mla_output_gate) {
         ops->linear(p->dev, s->gate, x, weight_of(u, ROLE_MLA_G), p->n, m->hidden, w.o, 0);
         ops->sigmoid_gate(p->dev, s->gated, s->o, s->gate, p->n * w.o);
@@ -153,6 +176,7 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x
 struct scratch {
     float *d_gated, *d_o, *d_gate; /* (n, heads * v); d_gated is d_o without a gate */
     float *d_q, *d_kv, *d_k_rope;
+    float *d_q_latent, *d_o_latent; /* (n, heads, kv_lora_rank), with an indexer only */
     float *d_latent, *d_low;       /* (n, the wider of the two latents) */
 };
 
@@ -166,7 +190,12 @@ static void carve_scratch(struct pass *p, const struct widths *w, struct scratch
         b->d_gate = activations_take(p->act, p->n * w->o);
     }
     b->d_q = activations_take(p->act, p->n * w->q);
-    b->d_kv = activations_take(p->act, p->n * w->kv);
+    if (p->spec->index_top_k) {
+        b->d_q_latent = activations_take(p->act, p->n * p->spec->heads * w->latent);
+        b->d_o_latent = activations_take(p->act, p->n * p->spec->heads * w->latent);
+    } else {
+        b->d_kv = activations_take(p->act, p->n * w->kv);
+    }
     b->d_k_rope = activations_take(p->act, p->n * w->rope);
     b->d_latent = activations_take(p->act, p->n * low);
     b->d_low = activations_take(p->act, p->n * low);
@@ -198,7 +227,6 @@ static void backward_kv(struct pass *p, const struct unit_view *u, const struct 
     const float *kv_a = weight_of(u, ROLE_MLA_KV_A);
     float *d_kv_a = gradient_of(u, ROLE_MLA_KV_A);
 
-    linear_backward(p, u, ROLE_MLA_KV_B, b->d_latent, 0, b->d_kv, s->latent, w->latent, w->kv);
     ops->rms_norm_backward(p->dev, b->d_low, gradient_of(u, ROLE_MLA_KV_A_NORM), b->d_latent,
                            s->low, weight_of(u, ROLE_MLA_KV_A_NORM), s->kv_rstd, p->n, w->latent,
                            0);
@@ -208,6 +236,23 @@ static void backward_kv(struct pass *p, const struct unit_view *u, const struct 
     ops->linear_dw(p->dev, d_kv_a + second, b->d_k_rope, s->x, p->n, hidden, w->rope);
 }
 
+/* d_q, d_latent and d_k_rope from d_o. */
+static void attend_backward(struct pass *p, const struct unit_view *u, const struct widths *w,
+                            struct scratch *b, const struct mla_saved *s)
+{
+    struct attention_shape shape = shape_of(p);
+
+    if (p->spec->index_top_k) {
+        struct dsa_inputs in = dsa_inputs_of(p, s);
+        struct dsa_gradients d = { b->d_q_latent, b->d_o_latent, b->d_q, b->d_latent, b->d_k_rope };
+        dsa_backward(p, u, &in, b->d_o, s->lse, &d, &s->dsa);
+        return;
+    }
+    p->dev->ops->attention_backward(p->dev, b->d_q, b->d_kv, b->d_k_rope, w->rope, b->d_o, s->o,
+                                    s->lse, s->q, s->kv, s->k_rope, w->rope, &shape);
+    linear_backward(p, u, ROLE_MLA_KV_B, b->d_latent, 0, b->d_kv, s->latent, w->latent, w->kv);
+}
+
 void mla_layer_backward(struct pass *p, const struct unit_view *u, const float *dy, float *dx,
                         const struct mla_saved *s)
 {
@@ -215,7 +260,6 @@ void mla_layer_backward(struct pass *p, const struct unit_view *u, const float *
     const struct model_spec *m = p->spec;
     struct activations_mark mark = activations_mark(p->act);
     struct widths w = widths_of(m);
-    struct attention_shape shape = shape_of(p);
     struct scratch b = {0};
 
     carve_scratch(p, &w, &b);
@@ -225,8 +269,7 @@ void mla_layer_backward(struct pass *p, const struct unit_view *u, const float *
                     m->hidden);
     if (m->mla_output_gate)
         ops->sigmoid_gate_backward(p->dev, b.d_o, b.d_gate, b.d_gated, s->o, s->gate, p->n * w.o);
-    ops->attention_backward(p->dev, b.d_q, b.d_kv, b.d_k_rope, w.rope, b.d_o, s->o, s->lse, s->q,
-                            s->kv, s->k_rope, w.rope, &shape);
+    attend_backward(p, u, &w, &b, s);
     turn_back(p, b.d_q, b.d_k_rope);
     backward_kv(p, u, &w, &b, dx, s);
     backward_q(p, u, &w, &b, dx, s);

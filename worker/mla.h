@@ -1,8 +1,8 @@
-/* mla.h - latent attention, with or without rotary and an output gate; model.md part 3 */
+/* mla.h - latent attention, with or without rotary, an indexer and an output gate; model.md part 3 */
 #ifndef WORKER_MLA_H
 #define WORKER_MLA_H
 
-#include "worker/layer.h"
+#include "worker/dsa.h"
 
 struct mla_saved {
     const float *x;               /* (n, hidden), the layer's input; borrowed */
@@ -10,7 +10,8 @@ struct mla_saved {
     float *q;                     /* (n, heads, nope + rope) */
     float *low, *kv_rstd, *latent; /* (n, kv_lora_rank), before and after its norm */
     float *k_rope;                /* (n, rope), one for all heads */
-    float *kv;                    /* (n, heads, nope + v) */
+    float *kv;                    /* (n, heads, nope + v); NULL with an indexer */
+    struct dsa_saved dsa;         /* with an indexer only */
     float *o, *lse;               /* (n, heads, v), (n, heads) */
     float *gate, *gated;          /* (n, heads * v), with an output gate only */
 };

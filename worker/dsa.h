@@ -1,0 +1,45 @@
+/* dsa.h - latent attention over few keys, which an indexer chooses; model.md part 4
+ *
+ * The sparse core of an MLA layer: it takes the place of expanding keys and values and of dense
+ * attention. Queries are brought into the latent's space, where all heads share keys and values
+ * (absorbed form), so what is gathered per key is one latent row and one rotary row.
+ *
+ * The indexer reads its inputs detached: nothing of its gradient reaches them. */
+#ifndef WORKER_DSA_H
+#define WORKER_DSA_H
+
+#include "worker/layer.h"
+
+struct dsa_saved {
+    int32_t *selected;            /* (n, columns) rows of keys; -1 after the last */
+    int32_t  columns;
+    float   *q_latent, *o_latent; /* (n, heads, kv_lora_rank) */
+};
+
+/* Of the layer around it; strides as in mla.h. */
+struct dsa_inputs {
+    const float *x;        /* (n, hidden) */
+    const float *cq;       /* (n, q_lora_rank), the query's normed latent */
+    const float *q;        /* (n, heads, nope + rope), turned */
+    const float *latent;   /* (n, kv_lora_rank), normed */
+    const float *k_rope;   /* (n, rope), turned */
+    float scale;           /* of scores */
+};
+
+void dsa_carve(struct pass *p, struct dsa_saved *out);
+
+/* Writes s, o (n, heads, v) and lse (n, heads). */
+void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, float *o,
+                 float *lse, struct dsa_saved *s);
+
+struct dsa_gradients {
+    float *q_latent, *o_latent; /* (n, heads, kv_lora_rank), scratch */
+    float *q, *latent, *k_rope; /* assigned, in the shapes of the inputs; still turned */
+};
+
+/* The gradient of kv_b is added. */
+void dsa_backward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
+                  const float *d_o, const float *lse, struct dsa_gradients *d,
+                  const struct dsa_saved *s);
+
+#endif
