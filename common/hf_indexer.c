@@ -10,9 +10,9 @@
 #define LAYER_NORM_EPS 1e-6
 
 static const struct hf_number numbers[] = {
-    { "index_n_heads", "n_heads", AT(index_heads), 1, HF_HEADS_MAX },
-    { "index_head_dim", "head_dim", AT(index_head_dim), 1, 1024 },
-    { "index_topk", "topk", AT(index_top_k), 1, 1u << 20 },
+    { "index_n_heads", NULL, AT(index_heads), 1, HF_HEADS_MAX },
+    { "index_head_dim", NULL, AT(index_head_dim), 1, 1024 },
+    { "index_topk", NULL, AT(index_top_k), 1, 1u << 20 },
 };
 
 /* A list of layer numbers, from 1, that must be those of latent attention. */

@@ -147,8 +147,13 @@ static const struct {
     { "another activation", "\"situ\"", "\"gelu\"", -ENOTSUP, "supported: situ, silu" },
     { "groups that do not divide", "\"num_experts\": 16",
       "\"num_expert_group\": 5, \"num_experts\": 16", -EINVAL, "num_expert_group" },
-    { "sparse attention", "\"num_experts\": 16", "\"dsa_config\": {}, \"num_experts\": 16",
-      -ENOTSUP, "dsa_config" },
+    { "an empty indexer", "\"num_experts\": 16", "\"dsa_config\": {}, \"num_experts\": 16",
+      -EINVAL, "dsa_config: key 'index_n_heads'" },
+    { "an indexer in other layers", "\"num_experts\": 16",
+      "\"dsa_config\": {\"index_n_heads\": 2, \"index_head_dim\": 16, \"index_topk\": 8,"
+      "\"layers\": [3]}, \"num_experts\": 16", -ENOTSUP, "dsa_config: key 'layers' has layer 3" },
+    { "an indexer without a latent", "\"q_lora_rank\": 32",
+      "\"index_n_heads\": 2, \"index_head_dim\": 16, \"index_topk\": 8", -ENOTSUP, "q_lora_rank" },
     { "tied ends", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", -ENOTSUP,
       "tie_word_embeddings" },
     { "a cut file", "\"linear_attn_config\": {\"num_heads\": 2, \"head_dim\": 32,", "", -EINVAL,
@@ -171,6 +176,32 @@ static void a_bad_value_is_one_clear_line(void **state)
             assert_int_equal(((unsigned char *)&m)[b], 0x5a);
         free(text);
     }
+}
+
+static void an_indexer_is_read_in_both_places(void **state)
+{
+    (void)state;
+    static const char *const places[] = {
+        "\"index_n_heads\": 2, \"index_head_dim\": 24, \"index_topk\": 8, \"num_experts\": 16",
+        "\"dsa_config\": {\"index_n_heads\": 2, \"index_head_dim\": 24, \"index_topk\": 8,"
+        "\"dsa_layers\": [4]}, \"num_experts\": 16",
+    };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        struct model_spec m;
+        struct err err = {0};
+        char *text = changed("\"num_experts\": 16", places[i]);
+        if (parse(text, &m, &err) < 0)
+            fail_msg("%s", err.text);
+        assert_true(m.index_heads == 2 && m.index_head_dim == 24 && m.index_top_k == 8);
+        assert_float_equal(m.index_norm_eps, 1e-5, 1e-12); /* the model's */
+        free(text);
+    }
+    struct model_spec m;
+    struct err err = {0};
+    char *text = changed_in(rotary, "deepseek_v3", "deepseek_v32");
+    assert_int_equal(parse(text, &m, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "'index_topk' is missing"));
+    free(text);
 }
 
 static void rotary_and_groups_are_read_in_both_spellings(void **state)
@@ -267,6 +298,7 @@ int main(void)
         cmocka_unit_test(every_key_reaches_its_field),
         cmocka_unit_test(what_is_absent_means_the_plain_structure),
         cmocka_unit_test(a_bad_value_is_one_clear_line),
+        cmocka_unit_test(an_indexer_is_read_in_both_places),
         cmocka_unit_test(rotary_and_groups_are_read_in_both_spellings),
         cmocka_unit_test(a_bad_rotary_value_is_one_clear_line),
         cmocka_unit_test(a_huge_name_is_shortened),

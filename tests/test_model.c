@@ -61,6 +61,35 @@ static struct model_spec plain(void)
     return m;
 }
 
+/* DeepSeek's: positions turn, stretched by YaRN, and experts are chosen in groups. */
+static struct model_spec turned(void)
+{
+    struct model_spec m = plain();
+    m.family = FAMILY_DEEPSEEK_V3;
+    for (uint32_t l = 0; l < m.n_layers; l++)
+        m.layers[l].attention = ATTENTION_MLA;
+    m.q_lora_rank = 16;
+    m.renormalize = true;
+    m.n_expert_groups = 4;
+    m.top_groups = 3; /* with initial's biases no choice of a group that counts is near */
+    m.mla_rotary = m.rotary_interleaved = true;
+    m.rotary = (struct rotary_config){
+        .dim = m.qk_rope_dim, .theta = 100, .yarn = true, .factor = 4, .original_positions = 16,
+        .beta_fast = 4, .beta_slow = 1, .truncate = true, .mscale = 1, .mscale_all_dim = 0.7,
+    };
+    return m;
+}
+
+/* An indexer that keeps top_k keys. */
+static struct model_spec indexed(struct model_spec m, uint32_t top_k)
+{
+    m.index_heads = 3;
+    m.index_head_dim = 8;
+    m.index_top_k = top_k;
+    m.index_norm_eps = 1e-6f;
+    return m;
+}
+
 static double noise(uint64_t tensor, uint64_t i)
 {
     double sum = -6;
@@ -90,14 +119,23 @@ static float initial(const struct tensor_entry *e, uint64_t tensor, uint64_t i)
     return 0;
 }
 
+static bool is_of_indexer(const struct tensor_entry *e)
+{
+    return e->role >= ROLE_INDEX_Q && e->role <= ROLE_INDEX_WEIGHTS;
+}
+
 static void fill(const struct stack *s)
 {
     const struct tensor_map *map = s->config->map;
     struct shard_part part;
-    for (size_t t = 0; t < map->n_entries; t++)
-        if (shard_part(s->shard, &map->entries[t], &part))
+    uint64_t number = 0; /* an indexer does not count: with or without, the others are the same */
+    for (size_t t = 0; t < map->n_entries; t++) {
+        const struct tensor_entry *e = &map->entries[t];
+        uint64_t own = is_of_indexer(e) ? 7000 + t : number++;
+        if (shard_part(s->shard, e, &part))
             for (uint64_t i = 0; i < part.count; i++)
-                part.weights[i] = initial(&map->entries[t], t, part.first + i);
+                part.weights[i] = initial(e, own, part.first + i);
+    }
 }
 
 static void run_on(const struct model_spec *spec, struct layout_degrees degrees,
@@ -108,7 +146,7 @@ static void run_on(const struct model_spec *spec, struct layout_degrees degrees,
     assert_int_equal(tensor_map_init(spec, &map, NULL), 0);
     struct stack_config config = {
         .spec = spec, .map = &map, .degrees = degrees, .tokens_max = 64, .recompute = recompute,
-        .deterministic = true, .count_margins = true,
+        .deterministic = true, .count_margins = spec->n_expert_groups <= 1,
     };
     if (stack_run(&config, body, arg, &err) < 0)
         fail_msg("world %u fsdp %u ep %u shard %u: %s", degrees.world, degrees.fsdp, degrees.ep,
@@ -239,12 +277,14 @@ static int check_gradients(struct stack *s, void *arg, struct err *err)
 static void every_gradient_agrees_with_finite_differences(void **state)
 {
     (void)state;
-    struct model_spec models[] = { kimi(), plain(), kimi() };
+    struct model_spec models[] = { kimi(), plain(), kimi(), turned(), turned(),
+                                   indexed(turned(), 64) };
     models[2].top_k = models[2].n_experts; /* every score counts */
+    models[4].rotary_interleaved = false;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         int n_checked = 0;
         run_on(&models[i], alone, RECOMPUTE_OFF, check_gradients, &n_checked);
-        assert_true(n_checked > 80);
+        assert_true(n_checked > (models[i].mla_rotary ? 60 : 80));
     }
 }
 
@@ -314,10 +354,59 @@ static int one_step(struct stack *s, void *arg, struct err *err)
     return 0;
 }
 
+/* ---- the indexer ---------------------------------------------------------------------------- */
+
+/* The distance of two gradients of one tensor, relative to the first. */
+static double apart(const float *a, const float *b, uint64_t n)
+{
+    double square = 0, norm = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        square += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+        norm += (double)a[i] * a[i];
+    }
+    return sqrt(square) / fmax(sqrt(norm), 1e-6);
+}
+
+/* Absorbed attention over all keys is expanded attention. */
+static void an_indexer_that_keeps_all_keys_changes_nothing(void **state)
+{
+    (void)state;
+    struct model_spec models[] = { kimi(), turned() };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        struct model_spec with = indexed(models[i], 64), few = indexed(models[i], 3);
+        struct snapshot *dense = snapshot_of(&models[i], RECOMPUTE_OFF, one_step);
+        struct snapshot *all = snapshot_of(&with, RECOMPUTE_OFF, one_step);
+        struct snapshot *three = snapshot_of(&few, RECOMPUTE_OFF, one_step);
+        struct tensor_map map;
+        const float *a = dense->gradients, *b = all->gradients;
+        double worst = 0;
+        assert_int_equal(tensor_map_init(&with, &map, NULL), 0);
+        for (size_t t = 0; t < map.n_entries; b += map.entries[t++].count) {
+            const struct tensor_entry *e = &map.entries[t];
+            if (is_of_indexer(e)) {
+                for (uint64_t k = 0; k < e->count; k++)
+                    assert_true(b[k] == 0);
+                continue;
+            }
+            worst = fmax(worst, apart(a, b, e->count));
+            a += e->count;
+        }
+        print_message("losses %.3e apart, gradients %.1e\n",
+                      fabs(all->loss - dense->loss) / dense->loss, worst);
+        assert_true(fabs(all->loss - dense->loss) < 1e-6 * dense->loss);
+        assert_true(worst < 5e-5);
+        assert_true(fabs(three->loss - dense->loss) > 1e-4 * dense->loss);
+        tensor_map_fini(&map);
+        snapshot_free(dense);
+        snapshot_free(all);
+        snapshot_free(three);
+    }
+}
+
 static void recomputation_changes_no_bit(void **state)
 {
     (void)state;
-    struct model_spec models[] = { kimi(), plain() };
+    struct model_spec models[] = { kimi(), plain(), indexed(turned(), 5) };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const struct model_spec *m = &models[i];
         struct tensor_map map;
@@ -610,6 +699,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_gradient_agrees_with_finite_differences),
+        cmocka_unit_test(an_indexer_that_keeps_all_keys_changes_nothing),
         cmocka_unit_test(recomputation_changes_no_bit),
         cmocka_unit_test(packed_documents_do_not_see_each_other),
         cmocka_unit_test(every_layout_trains_the_same),

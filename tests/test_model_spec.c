@@ -79,6 +79,21 @@ static void the_toy_counts_as_its_formulas(void **state)
     assert_int_equal(c.total, 808908);
     assert_int_equal(c.active, 513996);
     assert_int_equal(c.attention, 6 * 25570 + 3 * 20544);
+
+    m.index_heads = 2;
+    m.index_head_dim = 32;
+    m.index_top_k = 16;
+    assert_int_equal(model_spec_count(&m).total, 821772); /* an indexer has 4288 */
+}
+
+static void kimi_k31_counts_as_published(void **state)
+{
+    (void)state;
+    struct model_spec m = kimi_k3();
+    m.index_heads = 32;
+    m.index_head_dim = 128;
+    m.index_top_k = 2048;
+    assert_int_equal(model_spec_count(&m).total, 2779663002208ull);
 }
 
 /* What a structure lacks is not counted. */
@@ -108,6 +123,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kimi_k3_counts_as_published),
+        cmocka_unit_test(kimi_k31_counts_as_published),
         cmocka_unit_test(the_toy_counts_as_its_formulas),
         cmocka_unit_test(absent_parts_cost_nothing),
     };

@@ -134,6 +134,7 @@ static const struct { const char *folder; uint64_t total, active; } fixtures[] =
     { "kimi-k3-tiny", 808908, 513996 },
     { "kimi-linear-tiny", 445836, 224652 },
     { "deepseek-v3-tiny", 314064, 166608 },
+    { "deepseek-v32-tiny", 327216, 179760 },
 };
 
 static void the_tiny_checkpoints_have_these_tensors(void **state)
@@ -291,6 +292,7 @@ static void kimi_k3_has_the_tensors_of_its_checkpoint(void **state)
 static const struct { const char *folder; uint64_t total, active; bool has_list; } published[] = {
     { "kimi-linear-48b-a3b", 49122681728, 3484459904, true },
     { "deepseek-v3", 671026419200, 37552297472, false },
+    { "deepseek-v3.2", 671877944064, 38403822336, true },
     { "kimi-k2-instruct", 1026408232448, 32861500928, true },
 };
 

@@ -22,7 +22,8 @@
 
 static char folder[64];
 static char fixture[512];
-static const char *const families[] = { "kimi-linear-tiny", "deepseek-v3-tiny" };
+static const char *const families[] = { "kimi-linear-tiny", "deepseek-v3-tiny",
+                                        "deepseek-v32-tiny" };
 
 static int find_fixture(void **state)
 {

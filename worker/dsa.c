@@ -23,9 +23,11 @@ static struct heads heads_of(const struct model_spec *m)
     };
 }
 
+/* No more than there are tokens, and one where there are none. */
 static int32_t columns_of(const struct pass *p)
 {
-    return p->n < p->spec->index_top_k ? (int32_t)p->n : (int32_t)p->spec->index_top_k;
+    int64_t n = p->n < p->spec->index_top_k ? p->n : p->spec->index_top_k;
+    return n > 0 ? (int32_t)n : 1;
 }
 
 static struct sparse_shape shape_of(const struct pass *p, float scale, int32_t columns)

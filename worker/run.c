@@ -151,6 +151,15 @@ static int open_model(struct run *run, struct err *err)
     return model_open(&c, &run->model, err);
 }
 
+/* Margins are taken over all experts, of which a choice in groups leaves some out. */
+static int check_rule(const struct run *run, struct err *err)
+{
+    if (run->bias_rule != BIAS_QUANTILE || run->model_spec.n_expert_groups <= 1)
+        return 0;
+    return err_set(err, -ENOTSUP, "moe.bias_update: quantile does not go with the model's %u "
+                   "groups of experts; expected sign or off", run->model_spec.n_expert_groups);
+}
+
 /* Everything that needs no other rank. */
 static int open_local(struct run *run, struct err *err)
 {
@@ -159,6 +168,7 @@ static int open_local(struct run *run, struct err *err)
     if ((rc = paths_check(run->spec, s->allowed_roots, s->n_allowed_roots, err)) < 0 ||
         (rc = parse_words(run, err)) < 0 ||
         (rc = hf_config_read(run->spec->model_path, &run->model_spec, err)) < 0 ||
+        (rc = check_rule(run, err)) < 0 ||
         (rc = tensor_map_init(&run->model_spec, &run->map, err)) < 0 ||
         (rc = layout_init(job_spec_degrees(run->spec), run->model_spec.n_experts, s->rank,
                           &run->layout, err)) < 0 ||

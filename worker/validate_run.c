@@ -307,7 +307,7 @@ int validation_run(const struct stack_config *config, const char *model_path,
                               sizeof *v.packed_logits);
     v.gradients = xcalloc(map->n_entries, sizeof *v.gradients);
     for (size_t i = 0; i < map->n_entries; i++)
-        if (!map->entries[i].is_buffer && !map->entries[i].is_unreached)
+        if (!map->entries[i].is_buffer)
             v.gradients[i] = xcalloc(map->entries[i].stored_count, sizeof **v.gradients);
     for (uint32_t c = 0; c < CURVES_MAX; c++) {
         v.curves[c].losses = xcalloc(n_steps, sizeof *v.curves[c].losses);
