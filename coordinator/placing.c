@@ -56,7 +56,7 @@ void placing_load(struct coord *c, struct job *j, const Ballast__LoadReport *rep
     list(c, j);
 }
 
-/* Nodes that the devices of an expert group are dealt to, evenly and in order; 1 if they are not. */
+/* Nodes that the devices of an expert group are dealt to, evenly and in order; else 1. */
 static uint32_t count_nodes(const struct coord *c, const struct job *j)
 {
     uint32_t n_devices = j->spec->parallel_expert_parallel_degree, n_nodes = 1;

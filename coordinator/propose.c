@@ -67,7 +67,7 @@ void propose_destroy(struct propose *p)
     free(p);
 }
 
-/* ---- windows ------------------------------------------------------------------------------------ */
+/* ---- windows ------------------------------------------------------------------------------- */
 
 static bool has_shape(const struct propose *p, const struct load_window *w)
 {
@@ -169,7 +169,7 @@ void propose_observe(struct propose *p, const struct load_window *w,
     p->n_thought = 0;
 }
 
-/* ---- proposing ---------------------------------------------------------------------------------- */
+/* ---- proposing ----------------------------------------------------------------------------- */
 
 static bool changes(const struct layer *l)
 {

@@ -32,7 +32,7 @@ void rebalance_fini(struct rebalance *r)
     *r = (struct rebalance){0};
 }
 
-/* ---- records ------------------------------------------------------------------------------------ */
+/* ---- records ------------------------------------------------------------------------------- */
 
 static Ballast__RecordPlan *copy_plan(const Ballast__RecordPlan *p)
 {

@@ -63,7 +63,7 @@ static void check_key_is_new(struct sim *s, const Ballast__Record *r)
     }
 }
 
-/* ---- placements ---- */
+/* ---- placements ---------------------------------------------------------------------------- */
 
 /* The newest placement of a job that was recorded before the newest record, or NULL. */
 static const Ballast__Placement *placement_before(const struct sim *s, job_id job)

@@ -84,7 +84,7 @@ void plans_say(const struct sim_trainer *t, Ballast__RankState *s)
     s->pause_s = 0.001;
 }
 
-/* ---- the boundary ---- */
+/* ---- the boundary -------------------------------------------------------------------------- */
 
 static Ballast__Placement *merge(const struct sim_trainer *t, const Ballast__Placement *changes)
 {
@@ -184,7 +184,7 @@ void plans_boundary(struct sim *s, struct sim_gang *g, uint32_t dies)
             g->agreed_epoch = 0;
 }
 
-/* ---- loads ---- */
+/* ---- loads --------------------------------------------------------------------------------- */
 
 Ballast__LoadReport *plans_load(struct sim *s, struct sim_gang *g, struct arena *arena)
 {

@@ -203,7 +203,7 @@ static const Ballast__RankState *reported(const struct bench *b)
     return (const Ballast__RankState *)e->payload;
 }
 
-/* ---- attempts ----------------------------------------------------------------------------- */
+/* ---- attempts ------------------------------------------------------------------------------ */
 
 static void a_start_spawns_once(void **state)
 {
@@ -330,7 +330,7 @@ static void a_closed_channel_must_be_followed_by_the_end(void **state)
     assert_non_null(effect(b, EFFECT_KILL, 0));
 }
 
-/* ---- coordinator -------------------------------------------------------------------------- */
+/* ---- coordinator --------------------------------------------------------------------------- */
 
 static void hello_is_repeated_with_backoff(void **state)
 {

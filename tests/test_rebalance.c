@@ -244,7 +244,7 @@ static const char *reason(const struct bench *b, Ballast__Method method)
     return sent(b, CLIENT, method)->envelope.status->reason;
 }
 
-/* ---- calls ---- */
+/* ---- calls --------------------------------------------------------------------------------- */
 
 static void what_cannot_be_is_said(void **state)
 {
@@ -346,7 +346,7 @@ static void automatic_mode_is_switched_at_once(void **state)
     assert_true(recorded(b, WHAT(PLAN))->plan->automatic);
 }
 
-/* ---- a plan's life ---- */
+/* ---- a plan's life ------------------------------------------------------------------------- */
 
 static void prepared(struct bench *b, uint32_t epoch)
 {

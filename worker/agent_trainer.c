@@ -1,0 +1,144 @@
+/* agent_trainer.c - what trainers say and how they end, as the worker's core sees it */
+#include "worker/agent_parts.h"
+
+/* ---- trainer ------------------------------------------------------------------------------- */
+
+/* What a trainer says of plans only grows. True if it is news. */
+static bool merge_plan(struct attempt *x, const Ballast__RankState *s)
+{
+    bool is_news = false;
+    if (s->prepared_epoch > x->prepared_epoch) {
+        x->prepared_epoch = s->prepared_epoch;
+        is_news = true;
+    }
+    if (s->rejected_epoch > x->rejected_epoch) {
+        x->rejected_epoch = s->rejected_epoch;
+        agent_set_line(&x->plan_text, s->plan_text);
+        is_news = true;
+    }
+    if (s->placement_epoch > x->placement_epoch) {
+        x->placement_epoch = s->placement_epoch;
+        x->moved_bytes = s->moved_bytes;
+        x->pause_s = s->pause_s;
+        is_news = true;
+    }
+    return is_news;
+}
+
+static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attempt *x,
+                             const Ballast__RankState *s)
+{
+    bool is_news = s->checkpoint_step > x->checkpoint_step;
+    is_news |= merge_plan(x, s);
+    if (s->step > x->step)
+        x->step = s->step;
+    if (s->checkpoint_step > x->checkpoint_step)
+        x->checkpoint_step = s->checkpoint_step;
+    if (s->resumed_from_step)
+        x->resumed_from_step = s->resumed_from_step;
+    switch (s->phase) {
+    case BALLAST__RANK_PHASE__RANK_READY:
+    case BALLAST__RANK_PHASE__RANK_RUNNING:
+        if (s->phase > x->phase) {
+            x->phase = s->phase;
+            is_news = true;
+        }
+        break;
+    case BALLAST__RANK_PHASE__RANK_FINISHED: /* true once it has exited with 0 */
+    case BALLAST__RANK_PHASE__RANK_STOPPED:
+        x->says_finished = s->phase == BALLAST__RANK_PHASE__RANK_FINISHED;
+        agent_kill_by(x, t->now_ns + a->config.closed_grace_ns);
+        break;
+    case BALLAST__RANK_PHASE__RANK_FAILED:
+        x->says_failed = true;
+        x->is_retryable = s->retryable;
+        if (!x->stop_mode)
+            agent_set_text(x, s->text);
+        agent_kill_by(x, t->now_ns + a->config.closed_grace_ns);
+        break;
+    default:
+        break;
+    }
+    if (is_news)
+        agent_report(a, t, x);
+}
+
+void agent_trainer_message(struct agent *a, struct agent_turn *t, job_id job, uint32_t attempt,
+                           const Ballast__TrainerMessage *m)
+{
+    struct attempt *x = agent_find(a, job, attempt);
+    if (!x || x->life != LIFE_LIVE)
+        return;
+    if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STATE) {
+        on_trainer_state(a, t, x, m->state);
+    } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STEP) {
+        if (m->step->step > x->step)
+            x->step = m->step->step;
+        outbox_add(&a->steps, job, attempt, m->step->step, &m->step->base);
+    } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_LOAD && m->load->job_id == job &&
+               m->load->attempt == attempt) {
+        outbox_add(&a->loads, job, attempt, m->load->last_step, &m->load->base);
+    }
+}
+
+void agent_trainer_closed(struct agent *a, struct agent_turn *t, job_id job, uint32_t attempt,
+                          const char *why)
+{
+    struct attempt *x = agent_find(a, job, attempt);
+    if (!x || x->life != LIFE_LIVE)
+        return;
+    agent_kill_by(x, t->now_ns + a->config.closed_grace_ns);
+    if (why && !x->says_failed && !x->stop_mode)
+        agent_set_text(x, why);
+}
+
+static const char *failure_text(struct agent_turn *t, const struct attempt *x)
+{
+    if (x->says_failed || *x->text)
+        return arena_strdup(&t->arena, x->text);
+    const char *when = x->says_finished ? "after its last step" : "before it had finished";
+    if (x->exit_signal)
+        return arena_printf(&t->arena, "the trainer was killed by signal %d %s", x->exit_signal,
+                            when);
+    return arena_printf(&t->arena, "the trainer exited with %d %s", x->exit_code, when);
+}
+
+void agent_trainer_exited(struct agent *a, struct agent_turn *t, job_id job, uint32_t attempt,
+                          int exit_code, int exit_signal, const char *text)
+{
+    struct attempt *x = agent_find(a, job, attempt);
+    if (!x || x->life != LIFE_LIVE)
+        return;
+    x->exit_code = exit_code;
+    x->exit_signal = exit_signal;
+    bool is_clean = !exit_code && !exit_signal && !text;
+    if (text)
+        agent_set_text(x, text);
+    if (x->says_finished && is_clean)
+        agent_end(a, t, x, BALLAST__RANK_PHASE__RANK_FINISHED, "", false);
+    else if (x->stop_mode)
+        agent_end(a, t, x, BALLAST__RANK_PHASE__RANK_STOPPED, x->text, true);
+    else
+        agent_end(a, t, x, BALLAST__RANK_PHASE__RANK_FAILED, failure_text(t, x),
+                  x->says_failed ? x->is_retryable : true);
+    agent_spawn_pending(a, t);
+}
+
+void agent_log_grown(struct agent *a, struct agent_turn *t, job_id job, uint32_t attempt,
+                     uint64_t spool_bytes, uint64_t dropped_bytes, bool is_closed)
+{
+    (void)t;
+    struct attempt *x = agent_find(a, job, attempt);
+    if (!x)
+        return;
+    if (spool_bytes > x->log_spooled)
+        x->log_spooled = spool_bytes;
+    x->log_dropped = dropped_bytes;
+    x->is_log_closed |= is_closed;
+}
+
+void agent_measured(struct agent *a, uint64_t loop_lag_ms, uint64_t memory_used_bytes)
+{
+    a->loop_lag_ms = loop_lag_ms;
+    a->memory_used_bytes = memory_used_bytes;
+}
