@@ -79,7 +79,7 @@ static void plan_or_apply(struct coord *c, struct turn *t, uint64_t peer, const 
     turn_reply(t, peer, e, &reply->base);
 }
 
-static void set_auto(struct coord *c, struct turn *t, struct job *j, bool on)
+static void set_auto(struct coord *c, struct turn *t, struct job *j, bool on, const char *user)
 {
     if (j->rebalance.is_auto == on)
         return;
@@ -88,6 +88,9 @@ static void set_auto(struct coord *c, struct turn *t, struct job *j, bool on)
     ballast__record_auto__init(r->rebalance_auto);
     r->rebalance_auto->on = on;
     emit_finish(c, t, r);
+    if (!on)
+        placing_give_up(c, t, j, arena_printf(&t->arena, "%s switched automatic rebalancing off",
+                                              user));
 }
 
 void call_rebalance(struct coord *c, struct turn *t, uint64_t peer, const char *user,
@@ -102,7 +105,7 @@ void call_rebalance(struct coord *c, struct turn *t, uint64_t peer, const char *
         turn_refuse(t, peer, e, BALLAST__CODE__FAILED_PRECONDITION, "JOB_STATE",
                     "job %" PRIu64 " has ended; its experts stay where they are", id);
     } else if (e->method == BALLAST__METHOD__METHOD_REBALANCE_AUTO) {
-        set_auto(c, t, j, request->on);
+        set_auto(c, t, j, request->on, user);
         reply_job(c, t, peer, e, j);
     } else {
         plan_or_apply(c, t, peer, user, e, j, request->revision);

@@ -124,6 +124,9 @@ void placing_report(struct coord *c, struct turn *t, struct job *j,
 /* The attempt is over by the next record: an open plan has ended. */
 void placing_over(struct coord *c, struct turn *t, struct job *j, const char *why);
 
+/* An open plan that is automatic and not prepared by all ranks is given up, the attempt goes on. */
+void placing_give_up(struct coord *c, struct turn *t, struct job *j, const char *why);
+
 /* What is due for this job, which is RUNNING; gives when to look again. */
 uint64_t placing_tick(struct coord *c, struct turn *t, struct job *j);
 

@@ -338,6 +338,16 @@ void placing_over(struct coord *c, struct turn *t, struct job *j, const char *wh
         end_plan(c, t, j, why);
 }
 
+void placing_give_up(struct coord *c, struct turn *t, struct job *j, const char *why)
+{
+    const struct rebalance *r = &j->rebalance;
+    if (!rebalance_has_plan(r) || !r->plan->automatic ||
+        r->migration.state != MIGRATION_PREPARING)
+        return;
+    end_plan(c, t, j, why);
+    ask_all(c, t, j);
+}
+
 uint64_t placing_tick(struct coord *c, struct turn *t, struct job *j)
 {
     const struct migration *m = &j->rebalance.migration;

@@ -103,7 +103,8 @@ static void submit_random(struct sim *s, uint32_t client)
     spec.train_steps = 1 + sim_random(s, 20);
     spec.checkpoint_every_steps = 1 + sim_random(s, 6);
     spec.scheduling_max_restarts = (uint32_t)sim_random(s, 12);
-    spec.parallel_expert_parallel_degree = spec.parallel_workers;
+    bool has_two_groups = spec.parallel_workers % 2 == 0 && sim_chance(s, 0.3);
+    spec.parallel_expert_parallel_degree = spec.parallel_workers / (has_two_groups ? 2 : 1);
     spec.rebalance_auto = sim_chance(s, 0.8);
     spec.rebalance_spare_slots_per_rank = (uint32_t)sim_random(s, 3);
     spec.rebalance_window_steps = 1 + (uint32_t)sim_random(s, 3);

@@ -344,6 +344,11 @@ static void automatic_mode_is_switched_at_once(void **state)
     loads(b, 10, 10, 0, 5000000);
     assert_non_null(recorded(b, WHAT(PLAN)));
     assert_true(recorded(b, WHAT(PLAN))->plan->automatic);
+    call(b, M(REBALANCE_AUTO), 7, 0, false); /* also the plan that is open */
+    assert_string_equal(recorded(b, WHAT(PLAN_ENDED))->plan_ended->reason,
+                        "ann switched automatic rebalancing off");
+    assert_non_null(sent(b, W0, M(ABORT_PLAN)));
+    assert_non_null(sent(b, W1, M(ABORT_PLAN)));
 }
 
 /* ---- a plan's life ------------------------------------------------------------------------- */
