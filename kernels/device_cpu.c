@@ -179,6 +179,8 @@ static const struct device_ops cpu_ops = {
     .grouped_linear            = cpu_grouped_linear,
     .grouped_linear_dx         = cpu_grouped_linear_dx,
     .grouped_linear_dw         = cpu_grouped_linear_dw,
+    .grouped_linear_mxfp4      = cpu_grouped_linear_mxfp4,
+    .grouped_linear_mxfp4_dx   = cpu_grouped_linear_mxfp4_dx,
     .heads_linear              = cpu_heads_linear,
     .heads_linear_dx           = cpu_heads_linear_dx,
     .heads_linear_dw           = cpu_heads_linear_dw,
@@ -232,6 +234,8 @@ static const struct device_ops cpu_ops = {
     .embedding_backward        = cpu_embedding_backward,
     .linear_cross_entropy      = cpu_linear_cross_entropy,
     .adamw                     = cpu_adamw,
+    .muon                      = cpu_muon,
+    .newton_schulz             = cpu_newton_schulz,
 };
 
 int device_cpu_open(uint32_t n_threads, bool deterministic, struct device **out, struct err *err)

@@ -44,7 +44,7 @@ static void values_and_gradients(void **state)
         int64_t n_all = s.n * s.d;
         s.x = random_floats(&rng, n_all, 1);
         for (int64_t j = 0; j < n_all; j++)
-            s.x[j] += cases[i].mean + (float)(j % 2 ? 1 : -1);
+            s.x[j] += cases[i].mean + (float)(j % 2 ? 3 : -3);
         s.w = random_floats(&rng, s.d, 1);
         s.b = random_floats(&rng, s.d, 1);
         s.c = random_floats(&rng, n_all, 1);

@@ -1,0 +1,21 @@
+/* fp8.h - numbers of eight bits (e4m3, without infinities), with a scale for each square block */
+#ifndef KERNELS_FP8_H
+#define KERNELS_FP8_H
+
+#include <stdint.h>
+
+#define FP8_BLOCK 128 /* rows and columns of a block in published checkpoints */
+
+/* One number; NaN for 0x7f and 0xff. */
+float fp8_e4m3_value(uint8_t code);
+
+/* Rows first_row .. first_row + n_rows of a matrix (rows, cols): out (n_rows, cols) = code's number
+ * times its block's scale. bytes is the matrix's first byte; scales (ceil(rows / block),
+ * ceil(cols / block)). */
+void fp8_e4m3_decode(float *out, const uint8_t *bytes, const float *scales, int64_t first_row,
+                     int64_t n_rows, int64_t cols, int64_t block);
+
+/* Where the first byte that is NaN stands; -1 if there is none. */
+int64_t fp8_e4m3_find_nan(const uint8_t *bytes, int64_t n);
+
+#endif
