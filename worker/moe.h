@@ -64,4 +64,22 @@ void moe_drop(struct moe_saved *s);
 /* While counting: what the rows that arrive take, and, released again, a backward's scratch. */
 void moe_count(struct pass *p, int64_t n_rows);
 
+/* ---- the experts' products (moe_experts.c) ---- */
+
+struct moe_scratch { /* of a backward */
+    float *d_weights, *d_logits;    /* (n, top_k), (n, n_experts) */
+    float *d_latent, *d_sum;        /* (n, latent) */
+    float *d_slots;                 /* (n, top_k, latent) */
+    float *d_rows;                  /* (n_rows, latent) */
+    float *d_gate, *d_up, *d_hidden; /* (n_rows, expert_inter) */
+};
+
+/* out_rows (n_rows, latent) from what arrived. */
+int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                        float *out_rows, struct moe_saved *s, struct err *err);
+/* b->d_rows: in, the gradient of what went back; out, of what arrived. Weight gradients are sent
+ * home. */
+int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                         struct moe_scratch *b, const struct moe_saved *s, struct err *err);
+
 #endif

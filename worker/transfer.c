@@ -1,10 +1,9 @@
 /* transfer.c - the moves of one plan, in rounds, sealed, and taken all at once
  *
  * All ranks of an expert group work out the same list of moves from the two placements. In a round
- * a rank sends to at most one other and receives from at most one, so that each link is used once;
- * there are as few rounds as the busiest rank has moves (the list is a bipartite graph of senders
- * and receivers, and its edges are coloured). What arrives stays in staging memory, each part of
- * an expert with a seal behind it: a checksum and what it is. When all ranks agree that everything
+ * a rank sends to at most one other and receives from at most one, so that each link is used once.
+ * What arrives stays in staging memory, each part of an expert with a seal behind it: a checksum
+ * and what it is. When all ranks agree that everything
  * they have is sound, each copies its staging into its slots. */
 #include "worker/transfer.h"
 
@@ -17,6 +16,7 @@
 #include "common/failpoint.h"
 #include "common/mem.h"
 #include "worker/agree.h"
+#include "worker/rounds.h"
 #include "worker/shard_state.h"
 
 #define SEAL_FLOATS 16u /* a cache line, so that rows stay aligned */
@@ -34,7 +34,7 @@ _Static_assert(sizeof(struct seal) <= SEAL_FLOATS * sizeof(float), "fits behind 
 struct move {
     uint32_t layer, expert, from, to; /* slots through all devices */
     uint32_t parts;  /* which, a bit each */
-    uint32_t round;
+    uint32_t round;  /* ROUND_NONE: stays on its device */
     size_t   at;     /* in the staging memory, where it comes here */
 };
 
@@ -113,92 +113,18 @@ static void list_moves(struct transfer *t)
             list_slot(t, l, i);
 }
 
-/* ---- rounds --------------------------------------------------------------------------------- */
-
-#define NO_MOVE UINT32_MAX
-
-/* Which move a device sends (side 0) or receives (side 1) in a round. */
-struct colours {
-    uint32_t *move; /* (2, n_devices, n_rounds) */
-    uint32_t n_devices, n_rounds;
-};
-
-static uint32_t *colour(struct colours *c, int side, uint32_t device, uint32_t round)
-{
-    return &c->move[((size_t)side * c->n_devices + device) * c->n_rounds + round];
-}
-
-static uint32_t first_free(struct colours *c, int side, uint32_t device)
-{
-    uint32_t round = 0;
-    while (*colour(c, side, device, round) != NO_MOVE)
-        round++;
-    assert(round < c->n_rounds);
-    return round;
-}
-
-/* Frees round a of the receiver `device`, of which b is free: along the path of moves that
- * alternate between rounds a and b, the two are swapped. The path is first taken out, then put
- * back the other way round. */
-static void flip(struct transfer *t, struct colours *c, uint32_t device, uint32_t a, uint32_t b)
-{
-    uint32_t *path = xcalloc(2 * (size_t)c->n_devices, sizeof *path), n = 0, at = device, round = a;
-    int side = 1;
-    for (uint32_t i; (i = *colour(c, side, at, round)) != NO_MOVE; side = !side) {
-        path[n++] = i;
-        at = device_of(t, side ? t->moves[i].from : t->moves[i].to);
-        round = round == a ? b : a;
-    }
-    for (uint32_t k = 0; k < n; k++) {
-        struct move *m = &t->moves[path[k]];
-        *colour(c, 0, device_of(t, m->from), m->round) = NO_MOVE;
-        *colour(c, 1, device_of(t, m->to), m->round) = NO_MOVE;
-    }
-    for (uint32_t k = 0; k < n; k++) {
-        struct move *m = &t->moves[path[k]];
-        m->round = m->round == a ? b : a;
-        *colour(c, 0, device_of(t, m->from), m->round) = path[k];
-        *colour(c, 1, device_of(t, m->to), m->round) = path[k];
-    }
-    free(path);
-}
-
-/* The most moves that one device sends or receives. */
-static uint32_t busiest(const struct transfer *t)
-{
-    uint32_t n = t->slots->n_devices, most = 0;
-    uint32_t *count = xcalloc(2 * (size_t)n, sizeof *count);
-    for (uint32_t i = 0; i < t->n_moves; i++)
-        if (travels(t, &t->moves[i])) {
-            uint32_t out = ++count[device_of(t, t->moves[i].from)];
-            uint32_t in = ++count[n + device_of(t, t->moves[i].to)];
-            most = out > most ? out : most;
-            most = in > most ? in : most;
-        }
-    free(count);
-    return most;
-}
-
 static void plan_rounds(struct transfer *t)
 {
-    struct colours c = {.n_devices = t->slots->n_devices, .n_rounds = busiest(t)};
-    size_t n = 2 * (size_t)c.n_devices * c.n_rounds;
-    c.move = xcalloc(n, sizeof *c.move);
-    for (size_t i = 0; i < n; i++)
-        c.move[i] = NO_MOVE;
+    uint32_t *ends = xcalloc(3 * (size_t)t->n_moves, sizeof *ends);
+    uint32_t *from = ends, *to = ends + t->n_moves, *round = to + t->n_moves;
     for (uint32_t i = 0; i < t->n_moves; i++) {
-        struct move *m = &t->moves[i];
-        if (!travels(t, m))
-            continue;
-        uint32_t from = device_of(t, m->from), to = device_of(t, m->to);
-        m->round = first_free(&c, 0, from);
-        if (*colour(&c, 1, to, m->round) != NO_MOVE)
-            flip(t, &c, to, m->round, first_free(&c, 1, to));
-        *colour(&c, 0, from, m->round) = i;
-        *colour(&c, 1, to, m->round) = i;
+        from[i] = device_of(t, t->moves[i].from);
+        to[i] = device_of(t, t->moves[i].to);
     }
-    t->n_rounds = c.n_rounds;
-    free(c.move);
+    t->n_rounds = rounds_plan(t->slots->n_devices, t->n_moves, from, to, round);
+    for (uint32_t i = 0; i < t->n_moves; i++)
+        t->moves[i].round = round[i];
+    free(ends);
 }
 
 /* ---- parts ---------------------------------------------------------------------------------- */
