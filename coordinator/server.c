@@ -21,7 +21,7 @@
 static void arm_timer(struct server *s);
 static void begin_restore(struct server *s);
 
-/* ---- messages ----------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static bool refuses_all(const struct server *s, const Ballast__Envelope *e,
                         const ProtobufCMessage *payload, struct arena *arena,
@@ -120,7 +120,7 @@ static void on_peer_gone(void *context, link_peer peer)
     query_forget_peer(s, peer);
 }
 
-/* ---- time ------------------------------------------------------------------------------------------ */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static void on_time(uv_timer_t *timer)
 {
@@ -157,7 +157,7 @@ static void arm_timer(struct server *s)
                    at_ns > now_ns ? (at_ns - now_ns + NS_PER_MS - 1) / NS_PER_MS : 0, 0);
 }
 
-/* ---- the end ----------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void close_all(struct server *s)
 {
@@ -192,7 +192,7 @@ static void fail(struct server *s, int rc, const char *text)
     stop(s);
 }
 
-/* ---- beginning: read the state, say that we live, listen ---------------------------------------------- */
+/* ---- beginning: read the state, say that we live, listen ------------------------------------- */
 
 static void drop_core(struct server *s)
 {
@@ -275,7 +275,7 @@ static int start_listening(struct server *s)
     return 0;
 }
 
-/* ---- what comes back from the store --------------------------------------------------------------------- */
+/* ---- what comes back from the store ---------------------------------------------------------- */
 
 static void on_turn_back(struct server *s, struct turn_work *w)
 {
@@ -380,7 +380,7 @@ static void notify(void *context)
     uv_async_send(&s->done);
 }
 
-/* ---- signals ------------------------------------------------------------------------------------------------ */
+/* ---- signals --------------------------------------------------------------------------------- */
 
 static void log_state(struct server *s)
 {
@@ -428,7 +428,7 @@ static void catch_signals(struct server *s)
     }
 }
 
-/* ---- all ------------------------------------------------------------------------------------------------------ */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static struct coord_config core_config(const struct server_config *c)
 {

@@ -93,7 +93,7 @@ struct server {
     struct err *err;
 };
 
-/* ---- server_turn: turns and their way through the store ------------------------------------- */
+/* ---- server_turn: turns and their way through the store -------------------------------------- */
 
 /* The turn under way, begun now if there is none. Only while STARTING or SERVING. */
 struct turn_work *turn_get(struct server *s);
@@ -114,7 +114,7 @@ void answer(struct server *s, link_peer peer, const Ballast__Envelope *request,
 void refuse(struct server *s, link_peer peer, const Ballast__Envelope *request,
             const Ballast__Status *status);
 
-/* ---- server_query ----------------------------------------------------------------------------- */
+/* ---- server_query ---------------------------------------------------------------------------- */
 
 /* Whether the shell, not the core, answers it. */
 bool query_is_ours(const Ballast__Envelope *e, const ProtobufCMessage *payload);
@@ -133,7 +133,7 @@ void query_stop_all(struct server *s);
 void query_forget_peer(struct server *s, link_peer peer);
 void query_free(struct query *q);
 
-/* ---- server_balance: queries about expert load, placements and the database ----------------- */
+/* ---- server_balance: queries about expert load, placements and the database ------------------ */
 
 bool balance_is_ours(Ballast__Method method);
 void balance_plan_read(Ballast__Method method, const ProtobufCMessage *payload,
@@ -142,7 +142,7 @@ ProtobufCMessage *balance_answer(const struct store_read *r, struct arena *arena
 /* True if there is no answer, with why. */
 bool balance_refuses(const struct store_read *r, struct arena *arena, Ballast__Status *out_status);
 
-/* ---- server_admit ----------------------------------------------------------------------------- */
+/* ---- server_admit ---------------------------------------------------------------------------- */
 
 struct peer_state *peer_state_of(struct server *s, link_peer peer);
 /* Counts a message; false: it is to be thrown away unread. */

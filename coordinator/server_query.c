@@ -41,7 +41,7 @@ bool query_is_ours(const Ballast__Envelope *e, const ProtobufCMessage *payload)
     }
 }
 
-/* ---- beginning --------------------------------------------------------------------------------- */
+/* ---- beginning ------------------------------------------------------------------------------- */
 
 /* What to read for a request; returns how long it may wait for news. */
 static uint32_t plan_read(const struct query *q, struct store_read *r)
@@ -147,7 +147,7 @@ void query_free(struct query *q)
     free(q);
 }
 
-/* ---- waiting for news ---------------------------------------------------------------------------- */
+/* ---- waiting for news ------------------------------------------------------------------------ */
 
 static bool job_has_ended(const struct store_read *r)
 {
@@ -269,7 +269,7 @@ void query_forget_peer(struct server *s, link_peer peer)
     }
 }
 
-/* ---- answering ------------------------------------------------------------------------------------- */
+/* ---- answering ------------------------------------------------------------------------------- */
 
 /* The core, if what it knows is or will be durable. */
 static struct coord *core_of(const struct server *s)
@@ -411,7 +411,8 @@ static bool finish_recall(struct server *s, struct query *q)
 static void refuse_read(struct server *s, struct query *q)
 {
     Ballast__Status status;
-    Ballast__Code code = q->read.rc == -ENOENT ? BALLAST__CODE__NOT_FOUND : BALLAST__CODE__DATA_LOSS;
+    Ballast__Code code = q->read.rc == -ENOENT ? BALLAST__CODE__NOT_FOUND
+                                               : BALLAST__CODE__DATA_LOSS;
     check_status(&status, &q->arena, code, q->read.rc == -ENOENT ? "NO_JOB" : "STORE", "%s",
                  q->read.err.text);
     refuse(s, q->peer, q->envelope, &status);

@@ -65,7 +65,7 @@ static void list_push(struct list *l, struct store_batch *b)
     l->last = b;
 }
 
-/* ---- the folder is one process's ---------------------------------------------------------------- */
+/* ---- the folder is one process's ------------------------------------------------------------- */
 
 static int take_folder(struct store *s, struct err *err)
 {
@@ -93,7 +93,7 @@ static int take_folder(struct store *s, struct err *err)
     return rc;
 }
 
-/* ---- the writer ------------------------------------------------------------------------------------ */
+/* ---- the writer ------------------------------------------------------------------------------ */
 
 static int write_all_reports(struct store *s, struct store_batch *first, struct err *err)
 {
@@ -176,13 +176,13 @@ static void write_logs(struct store *s, struct store_batch *b)
         struct err err = {0};
         if (log_write(&s->tables, &b->logs[i], &err) < 0) {
             b->logs[i].stored_offset = b->logs[i].chunk->offset;
-            log_warn("job=%" PRIu64 " rank=%u msg=\"output not stored, the worker will say it again: "
-                     "%s\"", b->logs[i].chunk->job_id, b->logs[i].chunk->rank, err.text);
+            log_warn("job=%" PRIu64 " rank=%u msg=\"output not stored, the worker will say it "
+                     "again: %s\"", b->logs[i].chunk->job_id, b->logs[i].chunk->rank, err.text);
         }
     }
 }
 
-/* ---- backups ----------------------------------------------------------------------------------- */
+/* ---- backups --------------------------------------------------------------------------------- */
 
 /* On the backup's thread, or the writer's. */
 static void on_backup_over(void *context)
@@ -234,7 +234,7 @@ static void end_backup(struct store *s)
     s->notify(s->context);
 }
 
-/* ---- groups ------------------------------------------------------------------------------------ */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 /* Takes the batch out of the group if it is not served yet. */
 static void serve_group(struct store *s, struct list *group)
@@ -270,7 +270,7 @@ static void tend_loads(struct store *s)
     s->tend_ns = has_more ? 1 : has_any ? clock_now_ns() + TEND_NS : 0;
 }
 
-/* ---- checkpoints: on our own schedule, because SQLite's would come in the middle of a commit --- */
+/* ---- checkpoints: on our own schedule, because SQLite's would come in the middle of a commit - */
 
 static int count_wal_pages(void *n_pages, sqlite3 *db, const char *name, int n)
 {
@@ -376,7 +376,7 @@ static void *run_writer(void *context)
     return NULL;
 }
 
-/* ---- the loop's side --------------------------------------------------------------------------------- */
+/* ---- the loop's side ------------------------------------------------------------------------- */
 
 int store_open(const char *state_dir, void (*notify)(void *context), void *context,
                struct store **out_store, struct err *err)

@@ -15,7 +15,7 @@
 
 struct store;
 
-/* ---- batches -------------------------------------------------------------------------------- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
 /* Output of one rank. Bytes that are stored already are skipped, a gap is told in the log. */
 struct store_log {
@@ -131,7 +131,7 @@ struct store_batch {
     struct err err;
 };
 
-/* ---- life ----------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 /* Opens or makes the databases, takes the folder for this process alone (-EBUSY with who has it)
  * and starts the writer. notify is called on the writer's thread when batches are back. Gives

@@ -12,7 +12,7 @@ enum statement {
     /* state */
     S_BEGIN, S_COMMIT, S_ROLLBACK,
     S_RECORD, S_JOB_NEW, S_JOB_ASSIGNED, S_JOB_STATE, S_JOB_PROGRESS, S_JOB_HELD,
-    S_JOB_AUTO, S_PLAN_NEW, S_PLAN_END, S_PLACEMENT_NEW, S_PLACEMENT_REALISED,
+    S_JOB_AUTO, S_PLAN_NEW, S_PLAN_END, S_PLANS_VOID, S_PLACEMENT_NEW, S_PLACEMENT_REALISED,
     S_ATTEMPT_NEW, S_ATTEMPT_END, S_WORKER, S_KEY, S_MARK, S_KEYS_TRIM,
     S_READ_MARKS, S_READ_LIVE, S_READ_KEYS, S_READ_JOBS, S_READ_JOB, S_READ_SPEC,
     S_READ_RECORDS, S_READ_ALL_RECORDS, S_READ_EVENTS, S_READ_EVENTS_OF, S_READ_NEWEST,
@@ -41,7 +41,7 @@ void tables_close(struct store_tables *t);
 /* Ready to bind; all were reset when they were last used. */
 sqlite3_stmt *tables_statement(struct store_tables *t, enum statement which);
 
-/* ---- store_write: inside a transaction of the caller --------------------------------------- */
+/* ---- store_write: inside a transaction of the caller ----------------------------------------- */
 
 /* The record's row in the log, then what it means for the query tables. */
 int write_record(struct store_tables *t, const Ballast__Record *r, struct err *err);

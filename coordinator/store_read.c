@@ -11,7 +11,7 @@
 
 #define PAGE_BYTES_MAX (4u << 20) /* of one answer, whatever its limit says */
 
-/* ---- records ---------------------------------------------------------------------------------- */
+/* ---- records --------------------------------------------------------------------------------- */
 
 Ballast__Record *read_record_at(sqlite3_stmt *s, struct arena *a)
 {
@@ -92,7 +92,7 @@ static int read_restore(struct store_tables *t, struct store_read *r)
     return rc < 0 ? rc : read_keys(t, r);
 }
 
-/* ---- events -------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static int read_events(struct store_tables *t, struct store_read *r, bool is_newest)
 {
@@ -126,7 +126,7 @@ static int read_events(struct store_tables *t, struct store_read *r, bool is_new
     return rc;
 }
 
-/* ---- steps ---------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 static void parse_phases(const char *text, Ballast__StepReport *out, struct arena *a)
 {
@@ -185,7 +185,7 @@ static int read_steps(struct store_tables *t, struct store_read *r)
     return rc;
 }
 
-/* ---- jobs ------------------------------------------------------------------------------------------ */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
 static void split_names(char *text, Ballast__Job *out, struct arena *a)
 {
@@ -305,7 +305,7 @@ static int read_job(struct store_tables *t, struct store_read *r)
     return read_events(t, r, true);
 }
 
-/* ---- all -------------------------------------------------------------------------------------------- */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static int run(struct store_tables *t, struct store_read *r)
 {

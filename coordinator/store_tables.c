@@ -46,6 +46,9 @@ static const char *const sql[S_MAX] = {
                    "(?1, ?2, ?3, 'PREPARING', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
     [S_PLAN_END] = "UPDATE plans SET state = ?3, ended_at_ns = ?4, reason = ?5 "
                    "WHERE job = ?1 AND epoch = ?2",
+    [S_PLANS_VOID] = "UPDATE plans SET state = 'ENDED', ended_at_ns = ?2, reason = 'the attempt is "
+                     "over' || CASE WHEN ?3 = '' THEN '' ELSE ': ' || ?3 END "
+                     "WHERE job = ?1 AND state = 'PREPARING'",
     [S_PLACEMENT_NEW] = "INSERT OR REPLACE INTO placements (job, epoch, placed_at_ns, at_step, "
                         "n_moves, bytes, pause_s, imbalance_before, imbalance_predicted, record) "
                         "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",

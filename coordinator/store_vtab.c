@@ -172,7 +172,7 @@ static int on_disconnect(sqlite3_vtab *table)
     return SQLITE_OK;
 }
 
-/* ---- which conditions the file's statement takes over ------------------------------------------ */
+/* ---- which conditions the file's statement takes over ---------------------------------------- */
 
 static const char *operator_of(unsigned char op)
 {

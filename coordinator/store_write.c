@@ -136,11 +136,15 @@ static int write_state(struct store_tables *t, const Ballast__Record *r, struct 
     int rc = db_run(b.s, err);
     if (rc < 0 || !ends_the_attempt(u->state))
         return rc;
-    b = bind(t, S_ATTEMPT_END);
-    put_int(&b, r->job_id);
-    put_int(&b, (uint64_t)r->at_ns);
-    put_text(&b, u->reason);
-    return db_run(b.s, err);
+    static const enum statement ends[] = {S_ATTEMPT_END, S_PLANS_VOID};
+    for (size_t i = 0; rc == 0 && i < sizeof ends / sizeof ends[0]; i++) {
+        b = bind(t, ends[i]);
+        put_int(&b, r->job_id);
+        put_int(&b, (uint64_t)r->at_ns);
+        put_text(&b, u->reason);
+        rc = db_run(b.s, err);
+    }
+    return rc;
 }
 
 static int write_progress(struct store_tables *t, const Ballast__Record *r, struct err *err)
@@ -308,7 +312,7 @@ int write_rebuild(struct store_tables *t, struct err *err)
     return rc;
 }
 
-/* ---- step reports ------------------------------------------------------------------------------ */
+/* ---- step reports ---------------------------------------------------------------------------- */
 
 static char *phases_text(const Ballast__StepReport *r)
 {

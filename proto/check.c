@@ -17,7 +17,7 @@
 #define VIOLATIONS_MAX 16
 #define FIELD_PATH_BYTES 160
 
-/* ---- violations --------------------------------------------------------------------------- */
+/* ---- violations ------------------------------------------------------------------------------ */
 
 /* Where the walk is: steps[3].phases[0]. */
 struct place {
@@ -74,7 +74,7 @@ static int violate_field(struct walk *w, const struct place *parent, const char 
     return violate(w, &at, text);
 }
 
-/* ---- the walk ------------------------------------------------------------------------------ */
+/* ---- the walk -------------------------------------------------------------------------------- */
 
 static int walk_message(struct walk *w, const struct place *at, const ProtobufCMessage *m);
 
@@ -221,7 +221,7 @@ static int walk_message(struct walk *w, const struct place *parent, const Protob
     return 0;
 }
 
-/* ---- what fields mean together -------------------------------------------------------------- */
+/* ---- what fields mean together --------------------------------------------------------------- */
 
 int check_job_spec(const Ballast__JobSpec *spec, struct arena *arena, Ballast__Status *out_status)
 {

@@ -66,7 +66,7 @@ static void expect(struct message *m, uint32_t from, int code, const char *field
     *m = (struct message){0};
 }
 
-/* ---- the frames ------------------------------------------------------------------------------- */
+/* ---- the frames ------------------------------------------------------------------------------ */
 
 static void frames_preludes_and_envelopes(void **state)
 {
@@ -163,7 +163,7 @@ static void methods_senders_and_keys(void **state)
     expect(&m, CHECK_CLIENT, BALLAST__CODE__INVALID_ARGUMENT, "deadline_ms", "a long deadline");
 }
 
-/* ---- payloads ----------------------------------------------------------------------------------- */
+/* ---- payloads -------------------------------------------------------------------------------- */
 
 static void fields_of_notices(void **state)
 {
@@ -289,7 +289,7 @@ static void fields_of_requests(void **state)
     expect(&m, CHECK_CLIENT, BAD, "wait_ms", "a long wait");
 }
 
-/* ---- load, placements, the database ------------------------------------------------------------ */
+/* ---- load, placements, the database ---------------------------------------------------------- */
 
 /* 2 nodes x 3 experts in layers 1 and 3; 2 devices x 2 slots. */
 struct balance {

@@ -276,7 +276,8 @@ static void rows_as_table_csv_and_json(void **state)
     check("db query ''", 0, NULL, NULL); /* what is asked is the coordinator's to refuse */
     rows[1].n_cells = 1;
     check("db query 'SELECT 1'", 9, "", "rows of different widths");
-    will_refuse(M(DB_QUERY), BALLAST__CODE__INVALID_ARGUMENT, "SQL", "near \"SELEC\": syntax error");
+    will_refuse(M(DB_QUERY), BALLAST__CODE__INVALID_ARGUMENT, "SQL",
+                "near \"SELEC\": syntax error");
     check("db query 'SELEC 1'", 2, "", "near \"SELEC\": syntax error");
     will_refuse(M(DB_QUERY), BALLAST__CODE__CANCELLED, "LIMIT", "the query took longer than 2 s");
     check("db query 'SELECT 1'", 1, "", "longer than 2 s");

@@ -28,7 +28,7 @@
 
 #define M(NAME) BALLAST__METHOD__METHOD_##NAME
 
-/* ---- a coordinator of one's own ------------------------------------------------------------------ */
+/* ---- a coordinator of one's own -------------------------------------------------------------- */
 
 struct daemon {
     char  folder[64], address[128], config[128];
@@ -86,7 +86,7 @@ static void daemon_remove(struct daemon *d)
     assert_int_equal(system(command), 0);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------ */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static struct arena arena;
 static Ballast__Status status;
@@ -130,7 +130,7 @@ static uint64_t submit(struct caller *c)
     return reply->job_id;
 }
 
-/* ---- raw peers ---------------------------------------------------------------------------------------- */
+/* ---- raw peers ------------------------------------------------------------------------------- */
 
 struct raw {
     uv_loop_t    loop;
@@ -248,7 +248,7 @@ static void raw_hello(struct raw *r, char *name)
     assert_true(raw_until(r, &r->n_of[M(HELLO)], 1));
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------ */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void people_ask_and_are_answered(void **state)
 {

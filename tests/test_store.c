@@ -24,7 +24,7 @@
 
 #define HOUR_NS (3600 * (int64_t)NS_PER_S)
 
-/* ---- a store whose batches are waited for -------------------------------------------------- */
+/* ---- a store whose batches are waited for ---------------------------------------------------- */
 
 struct bench {
     char folder[64];
@@ -89,7 +89,7 @@ static struct store_read do_read(struct bench *b, struct store_read read)
     return read;
 }
 
-/* ---- records ---------------------------------------------------------------------------------- */
+/* ---- records --------------------------------------------------------------------------------- */
 
 static uint8_t digest[16] = "0123456789abcde";
 
@@ -188,7 +188,7 @@ static void tell_two_jobs(struct bench *b, struct story *s)
     assert_int_equal(tell(b, s), 0);
 }
 
-/* ---- tests -------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void a_restart_loads_the_live_jobs_only(void **state)
 {

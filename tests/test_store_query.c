@@ -338,6 +338,23 @@ static void answers_are_bounded_and_clean(void **state)
     bench_remove(&b);
 }
 
+/* A plan does not outlive its attempt. */
+static void an_attempt_takes_its_plan_along(void **state)
+{
+    (void)state;
+    struct bench b;
+    Ballast__RecordState recovering = BALLAST__RECORD_STATE__INIT;
+    bench_make(&b, 1);
+    recovering.state = BALLAST__JOB_STATE__JOB_RECOVERING;
+    recovering.reason = "worker w1 was lost";
+    say(&b, 1, BALLAST__RECORD__WHAT_STATE, &recovering);
+    struct store_read r = ask(&b, "SELECT group_concat(state), max(reason) FROM plans", 1);
+    assert_string_equal(r.rows[0]->cells[0], "ENDED,DONE,ENDED");
+    assert_string_equal(r.rows[0]->cells[1], "the attempt is over: worker w1 was lost");
+    store_read_fini(&r);
+    bench_remove(&b);
+}
+
 static void plans_and_placements_are_read_and_made_again(void **state)
 {
     (void)state;
@@ -386,6 +403,7 @@ int main(void)
         cmocka_unit_test(hostile_sql_is_refused_in_one_line),
         cmocka_unit_test(what_takes_too_much_is_ended),
         cmocka_unit_test(answers_are_bounded_and_clean),
+        cmocka_unit_test(an_attempt_takes_its_plan_along),
         cmocka_unit_test(plans_and_placements_are_read_and_made_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
