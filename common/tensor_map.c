@@ -20,13 +20,14 @@ enum { BUFFER = 1, F32 = 2, UNREACHED = 4, OPTIONAL = 8 };
 
 /* What families call the same things. */
 static const struct names {
-    const char *root;             /* before everything */
+    const char *root, *layers;    /* before everything; before the number of a layer */
     const char *moe;              /* the feed-forward of layers with experts */
     const char *gate, *up, *down; /* of one expert */
 } family_names[] = {
-    [FAMILY_KIMI_K3]     = { "language_model.", "block_sparse_moe", "w1", "w3", "w2" },
-    [FAMILY_KIMI_LINEAR] = { "", "block_sparse_moe", "w1", "w3", "w2" },
-    [FAMILY_DEEPSEEK_V3] = { "", "mlp", "gate_proj", "up_proj", "down_proj" },
+    [FAMILY_KIMI_K3]     = { "language_model.", "language_model.model.layers.",
+                             "block_sparse_moe", "w1", "w3", "w2" },
+    [FAMILY_KIMI_LINEAR] = { "", "model.layers.", "block_sparse_moe", "w1", "w3", "w2" },
+    [FAMILY_DEEPSEEK_V3] = { "", "model.layers.", "mlp", "gate_proj", "up_proj", "down_proj" },
 };
 #define FAMILIES (sizeof family_names / sizeof *family_names)
 
@@ -197,8 +198,8 @@ static void add_mla(struct builder *b)
 
 static void set_prefix(struct builder *b, const char *module)
 {
-    snprintf(b->prefix, sizeof b->prefix, "%smodel.layers.%u.%s%s", b->names->root, b->layer,
-             module, *module ? "." : "");
+    snprintf(b->prefix, sizeof b->prefix, "%s%u.%s%s", b->names->layers, b->layer, module,
+             *module ? "." : "");
 }
 
 static void add_dense(struct builder *b)
@@ -253,8 +254,8 @@ static void add_experts(struct builder *b)
     for (uint32_t e = 0; e < m->n_experts; e++) {
         b->expert = (int32_t)e;
         b->used = 0;
-        snprintf(b->prefix, sizeof b->prefix, "%smodel.layers.%u.%s.experts.%u.", b->names->root,
-                 b->layer, b->names->moe, e);
+        snprintf(b->prefix, sizeof b->prefix, "%s%u.%s.experts.%u.", b->names->layers, b->layer,
+                 b->names->moe, e);
         add_expert_matrix(b, ROLE_EXPERT_GATE, b->names->gate, m->expert_inter, m->latent);
         add_expert_matrix(b, ROLE_EXPERT_UP, b->names->up, m->expert_inter, m->latent);
         add_expert_matrix(b, ROLE_EXPERT_DOWN, b->names->down, m->latent, m->expert_inter);
@@ -330,6 +331,9 @@ int tensor_map_init(const struct model_spec *m, struct tensor_map *out_map, stru
         return err_set(err, -ENOTSUP, "model family %d has no tensor names; known: kimi_k3, "
                        "kimi_linear, deepseek_v3", (int)m->family);
     b.names = &family_names[m->family];
+    map.layers = b.names->layers;
+    map.n_layers = m->n_layers;
+    map.n_mtp_layers = m->n_mtp_layers;
     map.n_units = m->n_layers + 2;
     map.unit_count = xcalloc(map.n_units, sizeof *map.unit_count);
 
@@ -377,4 +381,25 @@ const struct tensor_entry *tensor_map_find(const struct tensor_map *map, const c
             low = middle + 1;
     }
     return NULL;
+}
+
+static bool begins_with(const char *name, const char *prefix)
+{
+    return strncmp(name, prefix, strlen(prefix)) == 0;
+}
+
+bool tensor_map_is_carried(const struct tensor_map *map, const char *name)
+{
+    size_t n = strlen(name), tail = strlen(".rotary_emb.inv_freq");
+    char *end;
+
+    if (begins_with(name, "vision_tower.") || begins_with(name, "mm_projector."))
+        return true;
+    if (n > tail && strcmp(name + n - tail, ".rotary_emb.inv_freq") == 0)
+        return true;
+    if (!begins_with(name, map->layers) || name[strlen(map->layers)] < '0' ||
+        name[strlen(map->layers)] > '9')
+        return false;
+    unsigned long l = strtoul(name + strlen(map->layers), &end, 10);
+    return *end == '.' && l >= map->n_layers && l - map->n_layers < map->n_mtp_layers;
 }

@@ -69,6 +69,8 @@ struct tensor_map {
     uint64_t *unit_count;   /* floats of each unit, padded to a multiple of 16 */
     uint64_t  expert_count; /* floats of one routed expert's block, padded to a multiple of 16 */
     char     *names;        /* all names; the entries point here */
+    const char *layers;     /* what the names of layers begin with, up to the number */
+    uint32_t n_layers, n_mtp_layers;
 };
 
 /* Gives *out_map, ended with tensor_map_fini. Fails with -ENOTSUP for a family it lacks. */
@@ -77,5 +79,9 @@ void tensor_map_fini(struct tensor_map *map);
 
 /* The entry of that name, or NULL. */
 const struct tensor_entry *tensor_map_find(const struct tensor_map *map, const char *name);
+
+/* A tensor of a part that is not computed and goes from checkpoint to checkpoint as it is: vision
+ * towers and their projectors, next-token layers, stored rotary frequencies. */
+bool tensor_map_is_carried(const struct tensor_map *map, const char *name);
 
 #endif

@@ -14,6 +14,7 @@
 #include "common/json.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
+#include "worker/ckpt_source.h"
 
 #define CHUNK_FLOATS ((uint64_t)1 << 20) /* copied between device and file at once */
 
@@ -200,40 +201,14 @@ int ckpt_files_write(const struct ckpt_tensors *t, const char *folder, struct er
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-static int dims_text(const uint64_t *dims, uint32_t n, char *out, size_t n_bytes)
-{
-    size_t at = (size_t)snprintf(out, n_bytes, "[");
-    for (uint32_t i = 0; i < n && at < n_bytes; i++)
-        at += (size_t)snprintf(out + at, n_bytes - at, "%s%" PRIu64, i > 0 ? ", " : "", dims[i]);
-    return snprintf(out + at, at < n_bytes ? n_bytes - at : 0, "]");
-}
-
-static int find_tensor(const struct safetensors *st, const struct tensor_entry *e,
-                       const char *folder, const struct st_view **out, struct err *err)
-{
-    const struct st_view *v = safetensors_find(st, e->name);
-    char has[128], wants[128];
-    if (!v)
-        return err_set(err, -EINVAL, "%s: tensor '%s' is missing", folder, e->name);
-    if (v->tensor.n_dims != e->n_dims ||
-        memcmp(v->tensor.dims, e->dims, e->n_dims * sizeof *e->dims) != 0) {
-        dims_text(v->tensor.dims, v->tensor.n_dims, has, sizeof has);
-        dims_text(e->dims, e->n_dims, wants, sizeof wants);
-        return err_set(err, -EINVAL, "%s: tensor '%s' has the shape %s, config.json makes it %s",
-                       v->file, e->name, has, wants);
-    }
-    *out = v;
-    return 0;
-}
-
-static int read_part(const struct ckpt_tensors *t, const struct st_view *v,
+static int read_part(const struct ckpt_tensors *t, const struct ckpt_source *source,
                      const struct shard_part *p, float *chunk, struct err *err)
 {
     struct device *dev = shard_device(t->shard);
     int rc = 0;
     for (uint64_t done = 0; done < p->count && rc == 0; done += CHUNK_FLOATS) {
         uint64_t n = p->count - done < CHUNK_FLOATS ? p->count - done : CHUNK_FLOATS;
-        if ((rc = st_read_f32(v, p->first + done, n, chunk, err)) == 0)
+        if ((rc = ckpt_source_read(source, p->first + done, n, chunk, err)) == 0)
             dev->ops->to_device(dev, floats_of(t, p) + done, chunk, n * sizeof *chunk);
     }
     return rc;
@@ -246,16 +221,17 @@ int ckpt_files_read(const struct ckpt_tensors *t, const char *folder, struct err
     if (rc < 0)
         return rc;
     float *chunk = xcalloc(CHUNK_FLOATS, sizeof *chunk);
+    rc = ckpt_source_check_names(st, t->map, err);
     for (size_t i = 0; i < t->map->n_entries && rc == 0; i++) {
         const struct tensor_entry *e = &t->map->entries[i];
-        const struct st_view *v = NULL;
+        struct ckpt_source source;
         struct shard_part p;
         if (!is_stored(t, e) || (e->is_optional && !safetensors_find(st, e->name)))
             continue;
-        if ((rc = find_tensor(st, e, folder, &v, err)) < 0)
+        if ((rc = ckpt_source_find(st, e, folder, &source, err)) < 0)
             break;
         if (shard_part(t->shard, e, &p))
-            rc = read_part(t, v, &p, chunk, err);
+            rc = read_part(t, &source, &p, chunk, err);
     }
     free(chunk);
     safetensors_close(st);

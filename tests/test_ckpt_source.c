@@ -1,0 +1,229 @@
+/* test_ckpt_source.c - stored forms of a tensor: what is read from each, and what is refused */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "common/mem.h"
+#include "worker/ckpt_source.h"
+
+#define NAME "model.layers.0.mlp.experts.0.up_proj.weight"
+
+static char path[] = "/tmp/ckpt_sourceXXXXXX.safetensors";
+
+static int make_path(void **state)
+{
+    (void)state;
+    int fd = mkstemps(path, 12);
+    return fd < 0 ? -1 : close(fd);
+}
+
+static int remove_path(void **state)
+{
+    (void)state;
+    return unlink(path);
+}
+
+struct stored {
+    const char *suffix, *dtype;
+    uint64_t rows, cols;
+    const void *bytes;
+    size_t n_bytes;
+};
+
+/* A file of the tensors up to the first without a dtype, all named NAME and a suffix. */
+static struct safetensors *stored(const struct stored *tensors)
+{
+    char header[4096] = "{";
+    size_t at = 1, offset = 0;
+    FILE *f = fopen(path, "w");
+    struct safetensors *st;
+    struct err err = {0};
+    assert_non_null(f);
+    for (const struct stored *t = tensors; t->dtype; offset += t++->n_bytes)
+        at += (size_t)snprintf(header + at, sizeof header - at,
+                               "%s\"" NAME "%s\":{\"dtype\":\"%s\",\"shape\":[%llu,%llu],"
+                               "\"data_offsets\":[%zu,%zu]}", offset ? "," : "", t->suffix,
+                               t->dtype, (unsigned long long)t->rows, (unsigned long long)t->cols,
+                               offset, offset + t->n_bytes);
+    snprintf(header + at, sizeof header - at, "}");
+    uint64_t n = strlen(header);
+    fwrite(&n, 1, sizeof n, f);
+    fwrite(header, 1, n, f);
+    for (const struct stored *t = tensors; t->dtype; t++)
+        fwrite(t->bytes, 1, t->n_bytes, f);
+    fclose(f);
+    if (safetensors_open(path, &st, &err) < 0)
+        fail_msg("%s", err.text);
+    return st;
+}
+
+static struct tensor_entry matrix(uint64_t rows, uint64_t cols)
+{
+    return (struct tensor_entry){ .name = NAME, .n_dims = 2, .dims = { rows, cols },
+                                  .count = rows * cols, .stored_count = rows * cols };
+}
+
+static void fp8_has_a_scale_for_each_block(void **state)
+{
+    (void)state;
+    enum { SIDE = 130 };
+    static uint8_t codes[SIDE * SIDE];
+    const float scales[4] = { 1, 2, 3, 4 };
+    float x[SIDE * SIDE];
+    for (size_t i = 0; i < sizeof codes; i++)
+        codes[i] = i % 2 ? 0xb8 : 0x38; /* -1 and 1 */
+    struct safetensors *st = stored((const struct stored[]){
+        { "", "F8_E4M3", SIDE, SIDE, codes, sizeof codes },
+        { "_scale_inv", "F32", 2, 2, scales, sizeof scales },
+        { 0 },
+    });
+    struct tensor_entry e = matrix(SIDE, SIDE);
+    struct ckpt_source s;
+    assert_int_equal(ckpt_source_find(st, &e, path, &s, NULL), 0);
+    assert_int_equal(ckpt_source_read(&s, 0, SIDE * SIDE, x, NULL), 0);
+    for (size_t i = 0; i < SIDE * SIDE; i++)
+        assert_true(x[i] == scales[i / SIDE / 128 * 2 + i % SIDE / 128] * (i % 2 ? -1 : 1));
+    assert_int_equal(ckpt_source_read(&s, 127 * SIDE + 127, 4, x, NULL), 0); /* a rank's slice */
+    assert_true(fabsf(x[0]) == 1 && fabsf(x[1]) == 2 && fabsf(x[2]) == 2 && fabsf(x[3]) == 3);
+    safetensors_close(st);
+}
+
+static void mxfp4_is_read_from_any_element(void **state)
+{
+    (void)state;
+    uint8_t codes[64], scales[4] = { 127, 128, 126, 0 };
+    float whole[128], part[40];
+    for (size_t i = 0; i < sizeof codes; i++)
+        codes[i] = (uint8_t)(i * 37 + 5);
+    struct safetensors *st = stored((const struct stored[]){
+        { "_packed", "U8", 2, 32, codes, sizeof codes },
+        { "_scale", "U8", 2, 2, scales, sizeof scales },
+        { 0 },
+    });
+    struct tensor_entry e = matrix(2, 64);
+    struct ckpt_source s;
+    assert_int_equal(ckpt_source_find(st, &e, path, &s, NULL), 0);
+    assert_int_equal(ckpt_source_read(&s, 0, 128, whole, NULL), 0);
+    assert_true(whole[0] == 3 && whole[1] == 0); /* code 5, code 0 of byte 0x05 */
+    for (uint64_t first = 0; first + 40 <= 128; first++) {
+        assert_int_equal(ckpt_source_read(&s, first, 40, part, NULL), 0);
+        assert_memory_equal(part, whole + first, sizeof part);
+    }
+    safetensors_close(st);
+}
+
+static const uint8_t zeros[4096];
+static const uint8_t nan8[4] = { 0x38, 0x7f }, nan_scale[1] = { 255 };
+static const float one[4] = { 1, 1, 1, 1 }, infinite[4] = { 1, 1, INFINITY, 1 };
+
+static const struct {
+    const char *shows;
+    uint64_t rows, cols;
+    struct stored tensors[3];
+    const char *says;
+} bad[] = {
+    { "another shape", 2, 2, { { "", "F32", 4, 1, one, 16 } }, "shape [4, 1], config.json makes "
+      "it [2, 2]" },
+    { "none at all", 2, 2, { { "x", "F32", 2, 2, one, 16 } }, "is missing" },
+    { "a dtype of whole numbers", 2, 2, { { "", "I32", 2, 2, one, 16 } }, "I32" },
+    { "an infinity", 2, 2, { { "", "F32", 2, 2, infinite, 16 } }, "element 2: an infinity" },
+    { "fp8 without scales", 2, 2, { { "", "F8_E4M3", 2, 2, zeros, 4 } },
+      "weight_scale_inv' is missing" },
+    { "fp8 with too few scales", 129, 2, { { "", "F8_E4M3", 129, 2, zeros, 258 },
+      { "_scale_inv", "F32", 1, 1, one, 4 } }, "config.json makes it [2, 1]" },
+    { "fp8 with NaN", 2, 2, { { "", "F8_E4M3", 2, 2, nan8, 4 },
+      { "_scale_inv", "F32", 1, 1, one, 4 } }, "element 1: NaN" },
+    { "packed without scales", 2, 32, { { "_packed", "U8", 2, 16, zeros, 32 } },
+      "weight_scale' is missing" },
+    { "packed rows that do not divide", 2, 20, { { "_packed", "U8", 2, 10, zeros, 20 },
+      { "_scale", "U8", 2, 1, zeros, 2 } }, "groups of 32" },
+    { "packed of another dtype", 1, 32, { { "_packed", "I8", 1, 16, zeros, 16 },
+      { "_scale", "U8", 1, 1, zeros, 1 } }, "is I8, expected U8" },
+    { "a scale that is NaN", 1, 32, { { "_packed", "U8", 1, 16, zeros, 16 },
+      { "_scale", "U8", 1, 1, nan_scale, 1 } }, "element 0: NaN" },
+};
+
+static void what_is_wrong_is_named(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct safetensors *st = stored(bad[i].tensors);
+        struct tensor_entry e = matrix(bad[i].rows, bad[i].cols);
+        struct ckpt_source s;
+        struct err err = {0};
+        float x[512];
+        int rc = ckpt_source_find(st, &e, path, &s, &err);
+        if (rc == 0)
+            rc = ckpt_source_read(&s, 0, e.count, x, &err);
+        if (rc >= 0 || !strstr(err.text, bad[i].says) || !strstr(err.text, path))
+            fail_msg("%s: %d \"%s\"", bad[i].shows, rc, err.text);
+        safetensors_close(st);
+    }
+}
+
+/* ---- names ---------------------------------------------------------------------------------- */
+
+static struct tensor_map map_of(uint32_t n_mtp_layers)
+{
+    struct model_spec m = {
+        .family = FAMILY_DEEPSEEK_V3, .n_layers = 1, .layers = { { ATTENTION_MLA, MLP_MOE } },
+        .hidden = 8, .vocab = 8, .heads = 1, .kv_lora_rank = 4, .qk_nope_dim = 4,
+        .qk_rope_dim = 2, .v_dim = 4, .n_experts = 2, .top_k = 1, .expert_inter = 4, .latent = 8,
+        .n_mtp_layers = n_mtp_layers,
+    };
+    struct tensor_map map;
+    assert_int_equal(tensor_map_init(&m, &map, NULL), 0);
+    return map;
+}
+
+static void next_token_layers_and_vision_are_carried(void **state)
+{
+    (void)state;
+    struct tensor_map map = map_of(1);
+    assert_true(tensor_map_is_carried(&map, "model.layers.1.eh_proj.weight"));
+    assert_true(tensor_map_is_carried(&map, "vision_tower.encoder.blocks.0.wo.weight"));
+    assert_true(tensor_map_is_carried(&map, "mm_projector.proj.0.weight"));
+    assert_true(tensor_map_is_carried(&map, "model.layers.0.self_attn.rotary_emb.inv_freq"));
+    assert_false(tensor_map_is_carried(&map, "model.layers.2.eh_proj.weight"));
+    assert_false(tensor_map_is_carried(&map, "model.layers.0.eh_proj.weight"));
+    assert_false(tensor_map_is_carried(&map, "model.layers.-1.x"));
+    assert_false(tensor_map_is_carried(&map, "model.layers.1"));
+    assert_false(tensor_map_is_carried(&map, ""));
+    tensor_map_fini(&map);
+}
+
+static void a_tensor_of_another_model_is_named(void **state)
+{
+    (void)state;
+    struct tensor_map map = map_of(0);
+    struct safetensors *st = stored((const struct stored[]){
+        { "_packed", "F32", 2, 2, one, 16 }, { 0 } });
+    assert_int_equal(ckpt_source_check_names(st, &map, NULL), 0);
+    safetensors_close(st);
+    st = stored((const struct stored[]){ { "_other", "F32", 2, 2, one, 16 }, { 0 } });
+    struct err err = {0};
+    assert_int_equal(ckpt_source_check_names(st, &map, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "weight_other' is none of the model"));
+    safetensors_close(st);
+    tensor_map_fini(&map);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fp8_has_a_scale_for_each_block),
+        cmocka_unit_test(mxfp4_is_read_from_any_element),
+        cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(next_token_layers_and_vision_are_carried),
+        cmocka_unit_test(a_tensor_of_another_model_is_named),
+    };
+    return cmocka_run_group_tests(tests, make_path, remove_path);
+}

@@ -1,0 +1,204 @@
+/* ckpt_source.c - finds the stored form of a tensor and reads floats from it */
+#include "worker/ckpt_source.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/fp8.h"
+#include "kernels/mxfp4.h"
+
+#define NAME_BYTES 320
+
+static const char *const suffixes[] = { "_packed", "_scale", "_scale_inv" };
+
+static const struct st_view *find_with(const struct safetensors *st, const char *name,
+                                       const char *suffix)
+{
+    char whole[NAME_BYTES];
+    int n = snprintf(whole, sizeof whole, "%s%s", name, suffix);
+    return n < (int)sizeof whole ? safetensors_find(st, whole) : NULL;
+}
+
+static size_t dims_text(const uint64_t *dims, uint32_t n, char out[128])
+{
+    size_t at = (size_t)snprintf(out, 128, "[");
+    for (uint32_t i = 0; i < n && at < 100; i++)
+        at += (size_t)snprintf(out + at, 128 - at, "%s%" PRIu64, i > 0 ? ", " : "", dims[i]);
+    return at + (size_t)snprintf(out + at, 128 - at, "]");
+}
+
+static int check_shape(const struct st_view *v, const uint64_t *dims, uint32_t n_dims,
+                       struct err *err)
+{
+    char has[128], wants[128];
+
+    if (v->tensor.n_dims == n_dims && memcmp(v->tensor.dims, dims, n_dims * sizeof *dims) == 0)
+        return 0;
+    dims_text(v->tensor.dims, v->tensor.n_dims, has);
+    dims_text(dims, n_dims, wants);
+    return err_set(err, -EINVAL, "%s: tensor '%s' has the shape %s, config.json makes it %s",
+                   v->file, v->tensor.name, has, wants);
+}
+
+static int check_dtype(const struct st_view *v, enum st_dtype dtype, struct err *err)
+{
+    if (v->tensor.dtype == dtype)
+        return 0;
+    return err_set(err, -EINVAL, "%s: tensor '%s' is %s, expected %s", v->file, v->tensor.name,
+                   st_dtype_name(v->tensor.dtype), st_dtype_name(dtype));
+}
+
+static int missing(const struct st_view *v, const char *name, const char *suffix, struct err *err)
+{
+    return err_set(err, -EINVAL, "%s: tensor '%s%s' is missing, the scales of '%s'", v->file, name,
+                   suffix, v->tensor.name);
+}
+
+static int find_mxfp4(const struct safetensors *st, const struct tensor_entry *e,
+                      const struct st_view *packed, struct ckpt_source *out, struct err *err)
+{
+    const struct st_view *scale = find_with(st, e->name, "_scale");
+    uint64_t rows = e->dims[0], width = e->dims[1];
+    int rc;
+
+    if (!scale)
+        return missing(packed, e->name, "_scale", err);
+    if (e->n_dims != 2 || width % MXFP4_GROUP != 0)
+        return err_set(err, -EINVAL, "%s: tensor '%s' is packed in groups of %u, its rows do not "
+                       "divide", packed->file, e->name, MXFP4_GROUP);
+    if ((rc = check_dtype(packed, ST_U8, err)) < 0 || (rc = check_dtype(scale, ST_U8, err)) < 0 ||
+        (rc = check_shape(packed, (uint64_t[]){ rows, width / 2 }, 2, err)) < 0 ||
+        (rc = check_shape(scale, (uint64_t[]){ rows, width / MXFP4_GROUP }, 2, err)) < 0)
+        return rc;
+    *out = (struct ckpt_source){ packed, scale, width };
+    return 0;
+}
+
+static int find_fp8(const struct safetensors *st, const struct tensor_entry *e,
+                    const struct st_view *values, struct ckpt_source *out, struct err *err)
+{
+    const struct st_view *scale = find_with(st, e->name, "_scale_inv");
+    uint64_t across = (e->dims[1] + FP8_BLOCK - 1) / FP8_BLOCK;
+    uint64_t down = (e->dims[0] + FP8_BLOCK - 1) / FP8_BLOCK;
+    int rc;
+
+    if (!scale)
+        return missing(values, e->name, "_scale_inv", err);
+    if (e->n_dims != 2)
+        return err_set(err, -EINVAL, "%s: tensor '%s' is F8_E4M3 but no matrix", values->file,
+                       e->name);
+    if ((rc = check_dtype(scale, ST_F32, err)) < 0 ||
+        (rc = check_shape(scale, (uint64_t[]){ down, across }, 2, err)) < 0)
+        return rc;
+    *out = (struct ckpt_source){ values, scale, e->dims[1] };
+    return 0;
+}
+
+int ckpt_source_find(const struct safetensors *st, const struct tensor_entry *e,
+                     const char *folder, struct ckpt_source *out, struct err *err)
+{
+    const struct st_view *v = safetensors_find(st, e->name);
+    const struct st_view *packed = v ? NULL : find_with(st, e->name, "_packed");
+    int rc;
+
+    if (packed)
+        return find_mxfp4(st, e, packed, out, err);
+    if (!v)
+        return err_set(err, -EINVAL, "%s: tensor '%s' is missing", folder, e->name);
+    if ((rc = check_shape(v, e->dims, e->n_dims, err)) < 0)
+        return rc;
+    if (v->tensor.dtype == ST_F8_E4M3)
+        return find_fp8(st, e, v, out, err);
+    *out = (struct ckpt_source){ v, NULL, 0 };
+    return 0;
+}
+
+static int check_finite(const struct ckpt_source *s, uint64_t first, uint64_t n, const float *x,
+                        struct err *err)
+{
+    for (uint64_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return err_set(err, -EINVAL, "%s: tensor '%s', element %" PRIu64 ": %s is no weight",
+                           s->values->file, s->values->tensor.name, first + i,
+                           isnan(x[i]) ? "NaN" : "an infinity");
+    return 0;
+}
+
+/* A range may begin and end within a group; a scale that is NaN makes its numbers NaN. */
+static void read_mxfp4(const struct ckpt_source *s, uint64_t first, uint64_t n, float *out)
+{
+    const uint8_t *scales = s->scales->data;
+
+    for (uint64_t at = first; at < first + n;) {
+        uint64_t group = at / MXFP4_GROUP, begin = at % MXFP4_GROUP;
+        uint64_t end = first + n - group * MXFP4_GROUP;
+        float whole[MXFP4_GROUP];
+        end = end < MXFP4_GROUP ? end : MXFP4_GROUP;
+        mxfp4_decode(whole, s->values->data + group * (MXFP4_GROUP / 2), scales + group,
+                     MXFP4_GROUP);
+        for (uint64_t i = begin; i < end; i++)
+            *out++ = scales[group] == 255 ? NAN : whole[i];
+        at += end - begin;
+    }
+}
+
+static void read_fp8(const struct ckpt_source *s, uint64_t first, uint64_t n, float *out)
+{
+    uint64_t across = (s->width + FP8_BLOCK - 1) / FP8_BLOCK;
+
+    for (uint64_t i = first; i < first + n; i++) {
+        uint64_t block = i / s->width / FP8_BLOCK * across + i % s->width / FP8_BLOCK;
+        float scale; /* little-endian and unaligned in the file */
+        memcpy(&scale, s->scales->data + block * sizeof scale, sizeof scale);
+        *out++ = fp8_e4m3_value(s->values->data[i]) * scale;
+    }
+}
+
+int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, float *out,
+                     struct err *err)
+{
+    int rc = 0;
+
+    if (!s->scales)
+        rc = st_read_f32(s->values, first, n, out, err);
+    else if (s->values->tensor.dtype == ST_U8)
+        read_mxfp4(s, first, n, out);
+    else
+        read_fp8(s, first, n, out);
+    return rc < 0 ? rc : check_finite(s, first, n, out, err);
+}
+
+/* Whether a name with one of the suffixes is the model's without it. */
+static bool is_part_of_model(const struct tensor_map *map, const char *name)
+{
+    char part[NAME_BYTES];
+    size_t n = strlen(name);
+
+    if (tensor_map_find(map, name))
+        return true;
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        size_t m = strlen(suffixes[i]);
+        if (n < m || n >= sizeof part || strcmp(name + n - m, suffixes[i]) != 0)
+            continue;
+        snprintf(part, sizeof part, "%.*s", (int)(n - m), name);
+        if (tensor_map_find(map, part))
+            return true;
+    }
+    return false;
+}
+
+int ckpt_source_check_names(const struct safetensors *st, const struct tensor_map *map,
+                            struct err *err)
+{
+    for (size_t i = 0; i < safetensors_count(st); i++) {
+        const struct st_view *v = safetensors_at(st, i);
+        const char *name = v->tensor.name;
+        if (!is_part_of_model(map, name) && !tensor_map_is_carried(map, name))
+            return err_set(err, -EINVAL, "%s: tensor '%.200s' is none of the model that "
+                           "config.json describes", v->file, name);
+    }
+    return 0;
+}

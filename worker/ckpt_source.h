@@ -1,0 +1,30 @@
+/* ckpt_source.h - the floats of one tensor in a checkpoint, however they are stored
+ *
+ * Private to ckpt. Plain (F32, BF16, F16); NAME_packed and NAME_scale, MXFP4; or F8_E4M3 with
+ * NAME_scale_inv, a float for each block of 128 x 128. */
+#ifndef WORKER_CKPT_SOURCE_H
+#define WORKER_CKPT_SOURCE_H
+
+#include "common/safetensors.h"
+#include "common/tensor_map.h"
+
+struct ckpt_source {
+    const struct st_view *values, *scales; /* scales NULL: plain */
+    uint64_t width;                        /* of a row */
+};
+
+/* folder is for the error: -EINVAL names a tensor that is missing or of another shape. *out lives
+ * until safetensors_close. */
+int ckpt_source_find(const struct safetensors *st, const struct tensor_entry *e,
+                     const char *folder, struct ckpt_source *out, struct err *err);
+
+/* Elements first .. first + n; -EINVAL names the first that is no finite number. */
+int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, float *out,
+                     struct err *err);
+
+/* The first tensor that is neither the model's, in any of these forms, nor one that it carries
+ * along: -EINVAL. */
+int ckpt_source_check_names(const struct safetensors *st, const struct tensor_map *map,
+                            struct err *err);
+
+#endif
