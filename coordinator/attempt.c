@@ -236,6 +236,24 @@ void attempt_end(struct coord *c, struct turn *t, struct job *j, Ballast__JobSta
     stop_all(c, t, j);
 }
 
+/* Another attempt, from the newest checkpoint. */
+static void recover(struct coord *c, struct turn *t, struct job *j, const char *reason,
+                    bool counts_as_restart)
+{
+    uint64_t backoff_ns = job_backoff_ns(j, c->config.backoff_base_ns, c->config.backoff_cap_ns);
+    placing_over(c, t, j, reason);
+    Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
+    s.state = BALLAST__JOB_STATE__JOB_RECOVERING;
+    s.reason = arena_strdup(&t->arena, reason);
+    s.not_before_ms = backoff_ns / NS_PER_MS;
+    s.counts_as_restart = counts_as_restart;
+    emit_state(c, t, j, &s);
+    j->not_before_ns = t->now_ns + backoff_ns;
+    core_wake_at(c, j->not_before_ns);
+    release_ended(c, j);
+    stop_all(c, t, j);
+}
+
 /* Another attempt, unless the failure would come again or the budget is used up. */
 static void fail(struct coord *c, struct turn *t, struct job *j, bool retryable,
                  const char *reason, const char *exit)
@@ -249,18 +267,7 @@ static void fail(struct coord *c, struct turn *t, struct job *j, bool retryable,
                     exit);
         return;
     }
-    uint64_t backoff_ns = job_backoff_ns(j, c->config.backoff_base_ns, c->config.backoff_cap_ns);
-    placing_over(c, t, j, reason);
-    Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
-    s.state = BALLAST__JOB_STATE__JOB_RECOVERING;
-    s.reason = arena_strdup(&t->arena, reason);
-    s.not_before_ms = backoff_ns / NS_PER_MS;
-    s.counts_as_restart = true;
-    emit_state(c, t, j, &s);
-    j->not_before_ns = t->now_ns + backoff_ns;
-    core_wake_at(c, j->not_before_ns);
-    release_ended(c, j);
-    stop_all(c, t, j);
+    recover(c, t, j, reason, true);
 }
 
 static void finish_if_over(struct coord *c, struct turn *t, struct job *j)
@@ -332,7 +339,9 @@ static void on_rank_ended(struct coord *c, struct turn *t, struct job *j, struct
     set_fate(c, j, s->rank, RANK_ENDED, 0);
     j->n_finished += has_finished;
     if (is_wanted(j)) {
-        if (!has_finished)
+        if (s->phase == BALLAST__RANK_PHASE__RANK_STOPPED)
+            recover(c, t, j, end_text(t, w, s), false); /* its worker was told to end */
+        else if (!has_finished)
             fail(c, t, j, !has_failed || s->retryable, end_text(t, w, s), exit_text(t, s));
         else if (j->n_finished == j->n_gang)
             complete(c, t, j);
