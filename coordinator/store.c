@@ -7,13 +7,11 @@
 #include "coordinator/store.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
@@ -63,34 +61,6 @@ static void list_push(struct list *l, struct store_batch *b)
     else
         l->first = b;
     l->last = b;
-}
-
-/* ---- the folder is one process's ------------------------------------------------------------- */
-
-static int take_folder(struct store *s, struct err *err)
-{
-    if (mkdir(s->state_dir, 0700) && errno != EEXIST)
-        return err_set(err, -errno, "state_dir '%s': cannot be made: %s", s->state_dir,
-                       strerror(errno));
-    char *path = xasprintf("%s/lock", s->state_dir);
-    int rc = 0;
-    s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (s->lock_fd < 0) {
-        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
-    } else if (flock(s->lock_fd, LOCK_EX | LOCK_NB)) {
-        char pid[32] = "";
-        if (pread(s->lock_fd, pid, sizeof pid - 1, 0) < 0)
-            pid[0] = 0;
-        rc = err_set(err, -EBUSY, "state_dir '%s': in use by another coordinator%s%s", s->state_dir,
-                     *pid ? ", process " : "", pid);
-    } else {
-        char pid[32];
-        int n = snprintf(pid, sizeof pid, "%d", (int)getpid());
-        if (ftruncate(s->lock_fd, 0) || pwrite(s->lock_fd, pid, (size_t)n, 0) != n)
-            rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
-    }
-    free(path);
-    return rc;
 }
 
 /* ---- the writer ------------------------------------------------------------------------------ */
@@ -395,7 +365,7 @@ int store_open(const char *state_dir, void (*notify)(void *context), void *conte
     pthread_cond_init(&s->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
     s->tend_ns = 1; /* what was left untidied when the last one ended */
-    int rc = take_folder(s, err);
+    int rc = folder_take(state_dir, &s->lock_fd, err);
     if (rc == 0)
         rc = tables_open(&s->tables, state_dir, err);
     if (rc == 0) {

@@ -64,6 +64,12 @@ int  read_loads(struct store_tables *t, struct store_read *r);
 int  read_placement(struct store_tables *t, struct store_read *r);
 int  read_plans(struct store_tables *t, struct store_read *r);
 
+/* ---- store_folder ---------------------------------------------------------------------------- */
+
+/* Makes it if need be and takes it for this process; gives the lock, which ends with close().
+ * -EBUSY: another process has it. */
+int folder_take(const char *state_dir, int *out_fd, struct err *err);
+
 /* ---- store_log: outside of transactions ------------------------------------------------------ */
 
 int  log_write(struct store_tables *t, struct store_log *log, struct err *err);

@@ -1,0 +1,60 @@
+"""Expert load of a running job: counted, reported, stored, asked for; a copy of the database."""
+import json
+import os
+import sqlite3
+
+from cluster import Cluster, expect, tell, until
+
+
+def look(c):
+    job = c.submit(c.job(steps=4000))
+    c.wait_step(job, 25)
+    until(lambda: c.run("experts", job).returncode == 0, 40, "a load report is stored")
+
+    experts = c.json("experts", job, "--window", "all")["items"]
+    expect(len(experts) > 0, "a layer with experts")
+    for layer in experts:
+        expect(sum(layer["tokens"]) > 0, f"layer {layer['layer']} has tokens")
+        expect(layer["imbalance"]["experts"] >= 1, "max over mean of experts")
+        expect(layer["imbalance"]["devices"] >= 1, "max over mean of devices")
+    first = experts[0]
+    per_step = sum(first["tokens"]) / first["window_steps"]
+    expect(per_step == int(per_step) and all(
+        sum(e["tokens"]) == per_step * e["window_steps"] for e in experts),
+        "every layer serves the same tokens each step")
+
+    rows = c.json("db", "query", f"""
+        SELECT layer, count(DISTINCT expert) AS n, sum(tokens) * 1.0 / (SELECT sum(n_steps) FROM
+        load_windows WHERE job = {job}) AS per_step FROM expert_load WHERE job = {job}
+        GROUP BY layer""")["items"]
+    expect(len(rows) == len(experts), "SQL sees the same layers")
+    for row, layer in zip(rows, experts):
+        expect(row["n"] == len(layer["tokens"]), "one row per expert")
+        expect(row["per_step"] == per_step, "SQL sees the same tokens")
+    expect(c.run("db", "query", "DELETE FROM jobs").returncode == 2, "SQL only reads")
+
+    placement = c.json("placement", job)
+    expect(len(placement["layers"]) == len(experts), "every sparse layer is placed")
+    for layer in placement["layers"]:
+        slots = [e for device in layer["placement"] for e in device if e >= 0]
+        expect(sorted(set(slots)) == list(range(len(first["tokens"]))), "every expert has a slot")
+    until(lambda: c.run("rebalance", "plan", job).returncode in (0, 10), 40,
+          "a plan, or none, once the placement in force has been for a window")
+    expect("auto" in c.run("rebalance", "history", job).stderr, "history says if it is automatic")
+    expect(f"{job} tiny" in c.ok("top", "--once"), "top shows the job")
+
+    copy = os.path.join(c.folder, "copy.db")
+    c.ok("db", "backup", copy)
+    with sqlite3.connect(f"file:{copy}?mode=ro", uri=True) as db:
+        expect(db.execute("PRAGMA integrity_check").fetchone() == ("ok",), "the copy is whole")
+        expect(str(db.execute("SELECT max(id) FROM jobs").fetchone()[0]) == job, "it has the job")
+    expect(json.loads(c.ok("job", "cancel", job, "--json"))["id"] == job, "it is cancelled")
+
+
+def story():
+    """expert load is counted, stored and asked for; a copy of the database is whole"""
+    with Cluster(n_workers=4) as c:
+        look(c)
+
+
+tell(story)
