@@ -379,6 +379,22 @@ void json_push(struct json *array, struct json *value)
         abort();
 }
 
+size_t json_remove(struct json *object, const char *key)
+{
+    size_t n = 0;
+    if (json_kind_of(object) != JSON_OBJECT)
+        return 0;
+    if (json_object_object_get_ex(in(object), key, NULL)) {
+        json_object_object_del(in(object), key);
+        n++;
+    }
+    json_object_object_foreach(in(object), name, value) {
+        (void)name;
+        n += json_remove((struct json *)value, key);
+    }
+    return n;
+}
+
 char *json_text(const struct json *v, bool pretty)
 {
     int flags = JSON_C_TO_STRING_NOSLASHESCAPE;

@@ -71,6 +71,9 @@ void json_push(struct json *array, struct json *value);
 /* Appends from's members to object; takes from. */
 void json_put_all(struct json *object, struct json *from);
 
+/* Removes the members of that name from object and from the objects in it. Returns how many. */
+size_t json_remove(struct json *object, const char *key);
+
 /* On one line, or indented. Gives, freed with free(). */
 char *json_text(const struct json *v, bool pretty);
 

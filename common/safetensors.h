@@ -87,6 +87,8 @@ int st_writer_open(const char *path, const struct st_layout *l, struct st_writer
  * even). */
 int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, const float *values,
                  struct err *err);
+/* The whole of tensor i as it lies in a file: what its dtype and shape make in bytes. */
+int st_write_bytes(struct st_writer *w, size_t i, const uint8_t *bytes, struct err *err);
 /* Makes what was written durable and ends w, in every case. */
 int st_writer_close(struct st_writer *w, struct err *err);
 

@@ -257,6 +257,15 @@ int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, cons
     return 0;
 }
 
+int st_write_bytes(struct st_writer *w, size_t i, const uint8_t *bytes, struct err *err)
+{
+    assert(i < w->layout->n_tensors);
+    const struct st_tensor *t = &w->layout->tensors[i];
+    uint64_t n = elements_of(t) * st_dtype_bits(t->dtype) / 8;
+
+    return n ? write_all(w->fd, w->path, bytes, n, w->layout->offset[i], err) : 0;
+}
+
 int st_writer_close(struct st_writer *w, struct err *err)
 {
     int rc = finish(w->fd, w->path, 0, err);

@@ -184,6 +184,76 @@ static void other_tools_find_published_names_and_padding(void **state)
     safetensors_close(st);
 }
 
+/* A vision tower in bytes that no float would keep. */
+static const uint16_t tower[6] = {0x7fc1, 0xffff, 0, 1, 0x8000, 0x3f80};
+
+static void write_tower(void)
+{
+    static const struct st_tensor t = {.name = "vision_tower.patch.weight", .dtype = ST_BF16,
+                                       .n_dims = 2, .dims = {2, 3}};
+    char full[200];
+    struct st_layout l;
+    struct st_writer *w;
+    snprintf(full, sizeof full, "%s/model.safetensors", model_folder);
+    assert_int_equal(st_layout_init(&t, 1, &l, NULL), 0);
+    assert_int_equal(st_create(full, &l, NULL), 0);
+    assert_int_equal(st_writer_open(full, &l, &w, NULL), 0);
+    assert_int_equal(st_write_bytes(w, 0, (const uint8_t *)tower, NULL), 0);
+    assert_int_equal(st_writer_close(w, NULL), 0);
+    st_layout_fini(&l);
+}
+
+static void write_config(const char *text)
+{
+    char full[200];
+    snprintf(full, sizeof full, "%s/config.json", model_folder);
+    FILE *f = fopen(full, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void what_is_not_computed_goes_along(void **state)
+{
+    (void)state;
+    struct safetensors *st = NULL;
+    char full[200];
+    write_tower();
+    run((struct layout_degrees){2, 2, 1, 0}, save, (struct job){.step = 4});
+    snprintf(full, sizeof full, "%s/model.safetensors", model_folder);
+    unlink(full);
+    assert_true(exists("step-4/model.safetensors.index.json"));
+    assert_false(exists("step-4/model.safetensors"));
+    snprintf(full, sizeof full, "%s/step-4", path);
+    assert_int_equal(safetensors_open(full, &st, NULL), 0);
+    assert_int_equal(safetensors_count(st), map.n_entries + 1);
+    const struct st_view *v = safetensors_find(st, "vision_tower.patch.weight");
+    assert_int_equal(v->tensor.dtype, ST_BF16);
+    assert_int_equal(v->n_bytes, sizeof tower);
+    assert_memory_equal(v->data, tower, sizeof tower);
+    safetensors_close(st);
+    run((struct layout_degrees){1, 1, 1, 0}, load, (struct job){.step = 4});
+}
+
+/* Weights are read from their packed form and written plain. */
+static void an_exported_config_does_not_call_weights_packed(void **state)
+{
+    (void)state;
+    char text[200] = "", full[200];
+    write_config("{\"eps\": 1e-05, \"text_config\": {\"quantization_config\": {\"bits\": 4},"
+                 "\"hidden_size\": 8}}");
+    run((struct layout_degrees){1, 1, 1, 0}, save, (struct job){.step = 4});
+    write_config("{}\n");
+    snprintf(full, sizeof full, "%s/step-4/config.json", path);
+    FILE *f = fopen(full, "r");
+    assert_non_null(f);
+    assert_true(fread(text, 1, sizeof text - 1, f) > 0);
+    fclose(f);
+    assert_null(strstr(text, "quantization_config"));
+    assert_non_null(strstr(text, "1e-05"));
+    assert_non_null(strstr(text, "hidden_size"));
+}
+
 static void saving_twice_changes_nothing(void **state)
 {
     (void)state;
@@ -378,6 +448,8 @@ int main(void)
         CASE(a_run_resumes_on_any_layout),
         CASE(many_files_read_as_one),
         CASE(other_tools_find_published_names_and_padding),
+        CASE(what_is_not_computed_goes_along),
+        CASE(an_exported_config_does_not_call_weights_packed),
         CASE(saving_twice_changes_nothing),
         CASE(a_crash_leaves_the_old_or_the_new),
         CASE(a_full_disk_leaves_the_old),

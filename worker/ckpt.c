@@ -20,6 +20,7 @@
 
 #include "common/clock.h"
 #include "common/failpoint.h"
+#include "common/hf_config.h"
 #include "common/json.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -195,6 +196,19 @@ int ckpt_find(const struct ckpt_config *c, uint64_t patience_ns, int *out_lock,
     return 0;
 }
 
+static int write_json(const struct json *o, const char *to, struct err *err)
+{
+    char *text = json_text(o, true);
+    FILE *f = fopen(to, "we");
+    int rc = 0;
+    if (!f || fprintf(f, "%s\n", text) < 0 || fflush(f) != 0 || fsync(fileno(f)) < 0)
+        rc = err_set(err, -errno, "%s: %s", to, strerror(errno));
+    if (f)
+        fclose(f);
+    free(text);
+    return rc;
+}
+
 /* ---- the run's state ------------------------------------------------------------------------ */
 
 static int write_state(const struct ckpt_config *c, const char *folder,
@@ -207,16 +221,10 @@ static int write_state(const struct ckpt_config *c, const char *folder,
     json_put(o, "next_sample", json_new_u64(s->next_sample));
     json_put(o, "validation_loss", json_new_double(s->validation_loss));
     json_put(o, "world", json_new_u64(c->coll->world));
-    char *text = json_text(o, true), *path = xasprintf("%s/ballast/state.json", folder);
-    FILE *f = fopen(path, "we");
-    int rc = 0;
-    if (!f || fprintf(f, "%s\n", text) < 0 || fflush(f) != 0 || fsync(fileno(f)) < 0)
-        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
-    if (f)
-        fclose(f);
+    char *path = xasprintf("%s/ballast/state.json", folder);
+    int rc = write_json(o, path, err);
     json_destroy(o);
     free(path);
-    free(text);
     return rc;
 }
 
@@ -325,6 +333,18 @@ static int copy_file(const char *from, const char *to, struct err *err)
     return rc;
 }
 
+/* As it is, but weights that were read packed are written plain and must not be called packed. */
+static int copy_config(const char *from, const char *to, struct err *err)
+{
+    struct json *o;
+    int rc = json_read_file(from, HF_CONFIG_BYTES_MAX, &o, err);
+    if (rc < 0)
+        return rc;
+    rc = json_remove(o, "quantization_config") ? write_json(o, to, err) : copy_file(from, to, err);
+    json_destroy(o);
+    return rc;
+}
+
 /* config.json, and what other tools want beside it where the model has it. */
 static int copy_model_files(const struct ckpt_config *c, const char *folder, struct err *err)
 {
@@ -336,7 +356,9 @@ static int copy_model_files(const struct ckpt_config *c, const char *folder, str
     for (size_t i = 0; i < sizeof names / sizeof *names && rc == 0; i++) {
         char *from = xasprintf("%s/%s", c->model_path, names[i]);
         char *to = xasprintf("%s/%s", folder, names[i]);
-        if (i == 0 || access(from, R_OK) == 0)
+        if (i == 0)
+            rc = copy_config(from, to, err);
+        else if (access(from, R_OK) == 0)
             rc = copy_file(from, to, err);
         free(from);
         free(to);
@@ -344,26 +366,30 @@ static int copy_model_files(const struct ckpt_config *c, const char *folder, str
     return rc;
 }
 
-static int create_all(const struct ckpt_config *c, const char *tmp, struct err *err)
+static int create_all(const struct ckpt_config *c, const struct ckpt_carried *carried,
+                      const char *tmp, struct err *err)
 {
     struct ckpt_tensors t = tensors_of(c, CKPT_WEIGHTS);
     char *extra = xasprintf("%s/ballast", tmp), *path = NULL;
     int rc = remove_tree(tmp);
     if (rc < 0)
         err_set(err, rc, "%s: %s", tmp, strerror(-rc));
-    if (rc == 0 && (rc = ckpt_files_create(&t, tmp, err)) == 0 && mkdir(extra, 0777) < 0)
+    t.is_one_of_many = carried->n > 0;
+    if (rc == 0 && (rc = ckpt_files_create(&t, carried, tmp, err)) == 0 && mkdir(extra, 0777) < 0)
         rc = err_set(err, -errno, "%s: %s", extra, strerror(errno));
     for (int what = CKPT_M; what <= CKPT_V && rc == 0; what++) {
         t.what = (enum ckpt_what)what;
+        t.is_one_of_many = false;
         path = xasprintf("%s/%s", extra, what == CKPT_M ? "m" : "v");
-        rc = ckpt_files_create(&t, path, err);
+        rc = ckpt_files_create(&t, NULL, path, err);
         free(path);
     }
     free(extra);
     return rc == 0 ? copy_model_files(c, tmp, err) : rc;
 }
 
-static int write_all(const struct ckpt_config *c, const char *tmp, struct err *err)
+static int write_all(const struct ckpt_config *c, bool has_carried, const char *tmp,
+                     struct err *err)
 {
     static const char *const folders[] = {[CKPT_WEIGHTS] = "", [CKPT_M] = "/ballast/m",
                                           [CKPT_V] = "/ballast/v"};
@@ -371,6 +397,7 @@ static int write_all(const struct ckpt_config *c, const char *tmp, struct err *e
     for (int what = CKPT_WEIGHTS; what <= CKPT_V && rc == 0; what++) {
         struct ckpt_tensors t = tensors_of(c, (enum ckpt_what)what);
         char *path = xasprintf("%s%s", tmp, folders[what]);
+        t.is_one_of_many = has_carried && what == CKPT_WEIGHTS;
         rc = ckpt_files_write(&t, path, err);
         free(path);
     }
@@ -415,6 +442,25 @@ static void prune(const struct ckpt_config *c)
     free(steps);
 }
 
+/* By all ranks, into tmp. */
+static int save_into(const struct ckpt_config *c, const struct ckpt_state *state, const char *tmp,
+                     const char *folder, struct err *err)
+{
+    bool is_first = c->coll->rank == 0;
+    struct ckpt_carried carried = {0};
+    int rc = is_first ? ckpt_carried_open(c->model_path, c->map, &carried, err) : 0;
+    double has_carried = carried.n > 0;
+
+    if ((rc = agree(c->coll, rc, err)) == 0 &&
+        (rc = c->coll->ops->all_reduce_f64(c->coll, &c->coll->world_group, COLL_MAX, &has_carried,
+                                           1, err)) == 0 &&
+        (rc = agree(c->coll, is_first ? create_all(c, &carried, tmp, err) : 0, err)) == 0 &&
+        (rc = agree(c->coll, write_all(c, has_carried > 0, tmp, err), err)) == 0)
+        rc = agree(c->coll, is_first ? commit(c, tmp, folder, state, err) : 0, err);
+    ckpt_carried_close(&carried);
+    return rc;
+}
+
 int ckpt_save(const struct ckpt_config *c, const struct ckpt_state *state, struct err *err)
 {
     bool is_first = c->coll->rank == 0;
@@ -424,9 +470,7 @@ int ckpt_save(const struct ckpt_config *c, const struct ckpt_state *state, struc
                                           err);
     if (rc < 0 || exists > 0)
         goto end;
-    if ((rc = agree(c->coll, is_first ? create_all(c, tmp, err) : 0, err)) == 0 &&
-        (rc = agree(c->coll, write_all(c, tmp, err), err)) == 0)
-        rc = agree(c->coll, is_first ? commit(c, tmp, folder, state, err) : 0, err);
+    rc = save_into(c, state, tmp, folder, err);
     if (is_first && rc == 0)
         prune(c);
     else if (is_first)

@@ -65,7 +65,8 @@ static void plan_files(const struct ckpt_tensors *t, struct files *out)
         bytes += more;
     }
     for (size_t i = 0; i < out->n; i++)
-        out->items[i].name = out->n == 1 ? xstrdup("model.safetensors")
+        out->items[i].name = out->n == 1 && !t->is_one_of_many
+                                         ? xstrdup("model.safetensors")
                                          : xasprintf("model-%05zu-of-%05zu.safetensors", i + 1,
                                                      out->n);
 }
@@ -99,10 +100,13 @@ static int write_text(const char *path, const char *text, struct err *err)
     return rc;
 }
 
-static int write_index(const struct files *f, const char *folder, struct err *err)
+static int write_index(const struct files *f, const struct ckpt_carried *carried,
+                       const char *folder, struct err *err)
 {
     struct json *root = json_new_object(), *about = json_new_object(), *where = json_new_object();
-    uint64_t bytes = 0;
+    uint64_t bytes = carried->n_bytes;
+    for (size_t i = 0; i < carried->n; i++)
+        json_put(where, carried->tensors[i].name, json_new_string(CKPT_CARRIED_FILE));
     for (size_t i = 0; i < f->n; i++)
         for (size_t k = 0; k < f->items[i].n; k++) {
             bytes += f->items[i].entries[k]->stored_count * sizeof(float);
@@ -120,8 +124,10 @@ static int write_index(const struct files *f, const char *folder, struct err *er
     return rc;
 }
 
-int ckpt_files_create(const struct ckpt_tensors *t, const char *folder, struct err *err)
+int ckpt_files_create(const struct ckpt_tensors *t, const struct ckpt_carried *carried,
+                      const char *folder, struct err *err)
 {
+    static const struct ckpt_carried nothing;
     struct files f;
     int rc = 0;
     if (mkdir(folder, 0777) < 0 && errno != EEXIST)
@@ -136,8 +142,10 @@ int ckpt_files_create(const struct ckpt_tensors *t, const char *folder, struct e
         }
         free(path);
     }
-    if (rc == 0 && f.n > 1)
-        rc = write_index(&f, folder, err);
+    if (rc == 0 && t->is_one_of_many)
+        rc = ckpt_carried_write(carried, folder, err);
+    if (rc == 0 && (f.n > 1 || t->is_one_of_many))
+        rc = write_index(&f, t->is_one_of_many ? carried : &nothing, folder, err);
     files_fini(&f);
     return rc;
 }

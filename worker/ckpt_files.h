@@ -5,6 +5,7 @@
 #ifndef WORKER_CKPT_FILES_H
 #define WORKER_CKPT_FILES_H
 
+#include "worker/ckpt_carried.h"
 #include "worker/shard.h"
 
 enum ckpt_what { CKPT_WEIGHTS, CKPT_M, CKPT_V };
@@ -14,10 +15,13 @@ struct ckpt_tensors {
     struct shard  *shard;
     enum ckpt_what what;           /* m and v: only of tensors that are trained */
     uint64_t       file_bytes_max; /* a tensor larger than that has a file of its own */
+    bool           is_one_of_many; /* the folder gets other files of tensors, so there is an index */
 };
 
-/* By one rank: makes folder with files of their final size. */
-int ckpt_files_create(const struct ckpt_tensors *t, const char *folder, struct err *err);
+/* By one rank: makes folder with files of their final size; carried, for is_one_of_many, are whole
+ * at once. */
+int ckpt_files_create(const struct ckpt_tensors *t, const struct ckpt_carried *carried,
+                      const char *folder, struct err *err);
 
 /* By every rank after that: writes what it is the first owner of, durably. */
 int ckpt_files_write(const struct ckpt_tensors *t, const char *folder, struct err *err);
