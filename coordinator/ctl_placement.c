@@ -259,6 +259,16 @@ static void show_sums(const Ballast__RebalancePlanReply *r)
     putchar('\n');
 }
 
+static void show_nothing(const Ballast__RebalancePlanReply *r)
+{
+    static const char nothing[] = "nothing to do";
+    bool says_so = !strncmp(r->reason, nothing, sizeof nothing - 1);
+    if (!says_so)
+        fputs(*r->reason ? "nothing to do: " : nothing, stdout);
+    ctl_print_escaped(stdout, r->reason, strlen(r->reason), false);
+    putchar('\n');
+}
+
 static int call_rebalance(struct ctl *c, Ballast__Method method, const char *id,
                           const ProtobufCMessage **out_reply)
 {
@@ -280,9 +290,7 @@ int ctl_rebalance_plan(struct ctl *c)
     if (ctl_is_json(c)) {
         ctl_json_one(c, "RebalancePlan", 0, plan_json(r));
     } else if (!r->n_moves) {
-        printf("nothing to do: ");
-        ctl_print_escaped(stdout, r->reason, strlen(r->reason), false);
-        putchar('\n');
+        show_nothing(r);
     } else {
         show_moves(c, r);
         show_sums(r);
@@ -302,9 +310,7 @@ int ctl_rebalance_apply(struct ctl *c)
     if (ctl_is_json(c)) {
         ctl_json_one(c, "RebalancePlan", 0, plan_json(r));
     } else if (!r->epoch) {
-        printf("nothing to do: ");
-        ctl_print_escaped(stdout, r->reason, strlen(r->reason), false);
-        putchar('\n');
+        show_nothing(r);
     } else {
         printf("placement %" PRIu32 " is proposed to the ranks\n", r->epoch);
         show_sums(r);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/placement.h"
+#include "common/split.h"
 
 #define ROWS_DEFAULT    1000u
 #define HISTORY_MAX     1000u
@@ -121,12 +122,15 @@ static double imbalance_of(const struct placement *p, const Ballast__LayerExpert
     double sum = 0, *load = xcalloc(l->n_tokens, sizeof *load);
     for (size_t e = 0; e < l->n_tokens; e++)
         sum += load[e] = (double)l->tokens[e];
-    double most = placement_max_load(p, load, NULL);
+    struct split *split = split_create(p, NULL);
+    double most = split_solve(split, load, NULL);
+    split_destroy(split);
     free(load);
     return sum > 0 ? most * p->n_devices / sum : 1;
 }
 
-/* Of the load under the placement in force, with the shares of copies as they were planned. */
+/* Of the load under the placement in force; copies share it as the ranks make them, as evenly as
+ * they can. */
 static double device_imbalance(const struct store_read *r, const Ballast__LayerExperts *l)
 {
     const Ballast__Placement *m = r->placement;

@@ -225,6 +225,8 @@ static void plans_are_shown_and_applied(void **state)
     tell_plan(false);
     check("rebalance plan 7", 0, "nothing to do: the load is even", "");
     check("rebalance apply 7", 0, "nothing to do: the load is even", "");
+    plan.reason = "nothing to do; layer 3 is the least even";
+    check("rebalance plan 7", 0, "nothing to do; layer 3", "");
     will_refuse(M(REBALANCE_APPLY), BALLAST__CODE__ABORTED, "MOVED", "the plan is of revision 3, "
                 "now it is 4");
     check("rebalance apply 7 --revision 3", 5, "", "now it is 4");
