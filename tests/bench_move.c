@@ -1,9 +1,11 @@
-/* bench_move.c - what a migration brings, against what a plan says it will
+/* bench_move.c - what a migration brings, against what a plan says it will:
+ * bench_move [TOKENS STEPS]
  *
  * Two ranks, each on one core of its own; the router's bias sends every token to expert 0, which
  * lies on rank 0. A plan gives rank 1 a copy of it in its spare slot. Predicted gain of a step: rows
  * that the heavier rank has less, times the measured seconds of a row, over the layers. Needs a
- * machine with two idle cores; exit code 1 if the gain is off by more than 20 %. */
+ * machine with two idle cores (or, with few tokens and many steps, moments in which they are);
+ * exit code 1 if the gain is off by more than 20 %. */
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -19,9 +21,8 @@
 #include "worker/stack.h"
 #include "worker/transfer.h"
 
-#define TOKENS     512
+#define TOKENS_MAX 4096
 #define WARM_STEPS 5
-#define STEPS      20 /* measured; the quickest counts, because a busy neighbour only adds */
 #define TOLERANCE  0.2
 
 struct figures {
@@ -30,6 +31,8 @@ struct figures {
 };
 
 struct bench {
+    int32_t  n_tokens; /* of each rank */
+    uint64_t n_steps;  /* measured; the quickest counts, because a busy neighbour only adds */
     struct figures before, after;
     double pause_s, sent_bytes;
 };
@@ -46,8 +49,8 @@ static struct model_spec bench_spec(void)
         .kda_gate_lower_bound = -5.0f, .kda_gate_full_rank = true, .heads = 2, .q_lora_rank = 64,
         .kv_lora_rank = 64, .qk_nope_dim = 32, .qk_rope_dim = 16, .v_dim = 32,
         .mla_output_gate = true, .activation = ACTIVATION_SITU, .situ_beta = 4.0f,
-        .situ_linear_beta = 25.0f, .dense_inter = 256, .n_experts = 8, .top_k = 1,
-        .expert_inter = 1024, .n_shared_experts = 1, .latent = 256, .latent_moe = true,
+        .situ_linear_beta = 25.0f, .dense_inter = 64, .n_experts = 4, .top_k = 1,
+        .expert_inter = 512, .n_shared_experts = 1, .latent = 256, .latent_moe = true,
         .latent_norm = true, .renormalize = true, .routed_scale = 1.0f,
     };
 }
@@ -76,36 +79,37 @@ static void make_hot(struct stack *s)
     }
 }
 
-static int one_step(struct stack *s, uint64_t step, struct err *err)
+static int one_step(struct stack *s, int32_t n, uint64_t step, struct err *err)
 {
     static const struct optim_config optim = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
-    static _Thread_local int32_t tokens[TOKENS], labels[TOKENS];
-    int32_t cu_seqlens[2] = {0, TOKENS};
+    static _Thread_local int32_t tokens[TOKENS_MAX], labels[TOKENS_MAX];
+    int32_t cu_seqlens[2] = {0, n};
     struct model_batch b = {.tokens = tokens, .labels = labels, .cu_seqlens = cu_seqlens,
-                            .n_tokens = TOKENS, .n_docs = 1};
+                            .n_tokens = n, .n_docs = 1};
     struct model_loss loss;
     double norm;
     int rc;
-    for (uint32_t i = 0; i < TOKENS; i++) {
-        tokens[i] = (int32_t)((i * 7919 + step * 104729 + s->rank * 31) % 512);
+    for (int32_t i = 0; i < n; i++) {
+        tokens[i] = (int32_t)(((uint64_t)i * 7919 + step * 104729 + s->rank * 31) % 512);
         labels[i] = (tokens[i] + 1) % 512;
     }
     shard_zero_gradients(s->shard);
     if ((rc = model_step(s->model, &b, true, &loss, err)) < 0 ||
-        (rc = optim_norm(s->shard, s->config->map, s->coll, s->dev, 2 * TOKENS, &norm, err)) < 0)
+        (rc = optim_norm(s->shard, s->config->map, s->coll, s->dev, 2 * n, &norm, err)) < 0)
         return rc;
-    optim_step(s->shard, s->config->map, s->dev, &optim, step, 1e-5, 2 * TOKENS, norm);
+    optim_step(s->shard, s->config->map, s->dev, &optim, step, 1e-5, 2 * n, norm);
     return shard_refresh_copies(s->shard, err);
 }
 
-static int measure(struct stack *s, uint64_t first, struct figures *out, struct err *err)
+static int measure(struct stack *s, const struct bench *b, uint64_t first, struct figures *out,
+                   struct err *err)
 {
     struct figures f = {.step_s = INFINITY, .row_s = INFINITY};
-    for (uint64_t i = 0; i < WARM_STEPS + STEPS; i++) {
+    for (uint64_t i = 0; i < WARM_STEPS + b->n_steps; i++) {
         double sums[4] = {0};
         uint64_t began = clock_now_ns();
         model_counters_reset(s->model);
-        int rc = one_step(s, first + i, err);
+        int rc = one_step(s, b->n_tokens, first + i, err);
         if (rc < 0)
             return rc;
         double seconds = (double)(clock_now_ns() - began) / NS_PER_S;
@@ -158,9 +162,9 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
     pin(s->rank);
     ckpt_init_weights(s->shard, s->config->map, s->config->spec, 1);
     make_hot(s);
-    if ((rc = measure(s, 1, &b->before, err)) < 0 || (rc = migrate(s, b, err)) < 0)
+    if ((rc = measure(s, b, 1, &b->before, err)) < 0 || (rc = migrate(s, b, err)) < 0)
         return rc;
-    return measure(s, WARM_STEPS + STEPS + 1, &b->after, err);
+    return measure(s, b, WARM_STEPS + b->n_steps + 1, &b->after, err);
 }
 
 static void print(const char *when, const struct figures *f)
@@ -169,14 +173,19 @@ static void print(const char *when, const struct figures *f)
            f->rows[0], f->rows[1], 1e6 * f->row_s);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct model_spec spec = bench_spec();
     struct tensor_map map;
     struct err err = {0};
-    struct bench b = {0};
+    struct bench b = {.n_tokens = argc > 1 ? atoi(argv[1]) : 512,
+                      .n_steps = argc > 2 ? strtoull(argv[2], NULL, 10) : 20};
     struct stack_config config = {.spec = &spec, .map = &map, .degrees = {2, 2, 2, 0}, .n_spare = 1,
-                                  .tokens_max = TOKENS};
+                                  .tokens_max = b.n_tokens};
+    if (b.n_tokens < 1 || b.n_tokens > TOKENS_MAX || b.n_steps < 1) {
+        fprintf(stderr, "usage: bench_move [TOKENS STEPS]\n");
+        return 2;
+    }
     if (tensor_map_init(&spec, &map, &err) < 0 || stack_run(&config, rank_run, &b, &err) < 0) {
         fprintf(stderr, "bench_move: %s\n", err.text);
         return 2;
