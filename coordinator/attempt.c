@@ -165,7 +165,9 @@ static void release_gang(struct coord *c, struct job *j)
     for (uint32_t r = 0; j->ranks && r < j->n_gang; r++)
         release_worker(c, j, r);
     free(j->ranks);
+    free(j->said);
     j->ranks = NULL;
+    j->said = NULL;
     j->n_alive = j->n_finished = 0;
 }
 
@@ -181,7 +183,9 @@ static void release_ended(struct coord *c, struct job *j)
 static void watch(struct job *j)
 {
     free(j->ranks);
+    free(j->said);
     j->ranks = xcalloc(j->n_gang, sizeof *j->ranks);
+    j->said = xcalloc(j->n_gang, sizeof *j->said);
     j->n_alive = j->n_gang;
     j->n_finished = 0;
 }

@@ -93,6 +93,7 @@ void job_destroy(struct job *j)
     free(j->gang);
     free(j->gang_epochs);
     free(j->ranks);
+    free(j->said);
     free(j->after);
     free(j->user);
     free(j->reason);

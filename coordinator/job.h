@@ -36,7 +36,6 @@ struct rank {
     enum rank_fate     fate;
     Ballast__RankPhase phase;  /* as last reported; only grows */
     uint64_t           over_ns;
-    struct migration_rank plan; /* what it said of plans */
 };
 
 enum wait_kind {
@@ -89,6 +88,7 @@ struct job {
 
     /* of this life of the coordinator */
     struct rank       *ranks;       /* n_gang; NULL when no gang is to be watched */
+    struct migration_rank *said;    /* n_gang, with ranks: what each has said of plans */
     uint32_t           n_alive;     /* ranks with RANK_ALIVE */
     uint32_t           n_finished;
     uint64_t           live_step;   /* newest step of the present attempt, or what it resumes */

@@ -168,7 +168,7 @@ static void ask(struct coord *c, struct turn *t, struct job *j, uint32_t first, 
     bool prepares = m->state == MIGRATION_PREPARING;
     const ProtobufCMessage *message = NULL;
     for (uint32_t r = first; r <= last; r++) {
-        struct migration_rank *rank = &j->ranks[r].plan;
+        struct migration_rank *rank = &j->said[r];
         const struct worker *w = c->fleet.workers[j->ranks[r].worker];
         uint64_t again_ns = rank->asked_ns + 2 * fleet_interval_ns(&c->fleet);
         if (!w->peer || !migration_must_ask(m, rank) ||
@@ -185,7 +185,7 @@ static void ask(struct coord *c, struct turn *t, struct job *j, uint32_t first, 
 static void ask_all(struct coord *c, struct turn *t, struct job *j)
 {
     for (uint32_t r = 0; r < j->n_gang; r++)
-        j->ranks[r].plan.asked_ns = 0;
+        j->said[r].asked_ns = 0;
     ask(c, t, j, 0, j->n_gang - 1);
 }
 
@@ -258,7 +258,7 @@ static void record_placement(struct coord *c, struct turn *t, struct job *j)
     ballast__record_placement__init(p);
     p->epoch = plan->placement->epoch;
     for (uint32_t i = 0; i < j->n_gang; i++) {
-        const struct migration_rank *rank = &j->ranks[i].plan;
+        const struct migration_rank *rank = &j->said[i];
         p->bytes += rank->moved_bytes;
         p->pause_s = fmax(p->pause_s, rank->pause_s);
     }
@@ -293,17 +293,14 @@ static const char *refusal_text(struct turn *t, const struct job *j, uint32_t ra
 static void look(struct coord *c, struct turn *t, struct job *j, const Ballast__RankState *said)
 {
     struct rebalance *b = &j->rebalance;
-    struct migration_rank *ranks = arena_alloc(&t->arena, j->n_gang * sizeof *ranks);
     uint32_t rank = 0;
-    for (uint32_t r = 0; r < j->n_gang; r++)
-        ranks[r] = j->ranks[r].plan;
     enum migration_state before = b->migration.state;
-    switch (migration_look(&b->migration, ranks, j->n_gang, t->now_ns, &rank)) {
+    switch (migration_look(&b->migration, j->said, j->n_gang, t->now_ns, &rank)) {
     case MIGRATION_NO_NEWS:
         break;
     case MIGRATION_REFUSED:
         end_plan(c, t, j, refusal_text(t, j, rank, said));
-        migration_look(&b->migration, ranks, j->n_gang, t->now_ns, &rank);
+        migration_look(&b->migration, j->said, j->n_gang, t->now_ns, &rank);
         ask_all(c, t, j);
         break;
     case MIGRATION_LATE:
@@ -324,10 +321,12 @@ static void look(struct coord *c, struct turn *t, struct job *j, const Ballast__
 void placing_report(struct coord *c, struct turn *t, struct job *j,
                     const Ballast__RankState *state)
 {
-    migration_hear(&j->ranks[state->rank].plan, state);
-    if (j->rebalance.migration.state == MIGRATION_NONE)
+    const struct migration *m = &j->rebalance.migration;
+    migration_hear(&j->said[state->rank], state);
+    if (m->state == MIGRATION_NONE || m->state == MIGRATION_DONE)
         return;
-    look(c, t, j, state);
+    if (migration_is_open(m))
+        look(c, t, j, state);
     if (!rank_phase_has_ended(state->phase))
         ask(c, t, j, state->rank, state->rank);
 }
@@ -365,14 +364,6 @@ void placing_adopt(struct coord *c, struct job *j)
 
 /* ---- proposing ----------------------------------------------------------------------------- */
 
-static bool is_settled(struct turn *t, const struct job *j)
-{
-    struct migration_rank *ranks = arena_alloc(&t->arena, j->n_gang * sizeof *ranks);
-    for (uint32_t r = 0; r < j->n_gang; r++)
-        ranks[r] = j->ranks[r].plan;
-    return migration_is_settled(&j->rebalance.migration, ranks, j->n_gang);
-}
-
 const char *placing_obstacle(struct coord *c, struct turn *t, struct job *j,
                              const char **out_reason)
 {
@@ -388,7 +379,7 @@ const char *placing_obstacle(struct coord *c, struct turn *t, struct job *j,
         return arena_printf(arena, "the experts of job %" PRIu64 " are all on each device: "
                             "parallel.expert_parallel_degree is 1", j->id);
     *out_reason = "PLAN_OPEN";
-    if (!is_settled(t, j))
+    if (!migration_is_settled(m, j->said, j->n_gang))
         return arena_printf(arena, "plan %u of job %" PRIu64 " is under way (%s)", m->epoch, j->id,
                             migration_state_name(m->state));
     observe(c, t, j);
