@@ -198,7 +198,8 @@ static double loss_of_documents(struct device *dev, struct index_loss *s)
         longest = max_i64(longest, shape->cu_seqlens[doc + 1] - shape->cu_seqlens[doc]);
     s->n_keys_max = s->selected ? shape->top_k : longest;
     int64_t n_floats = s->n_keys_max * (1 + shape->n_heads), block = sparse_block(n_floats);
-    s->losses = cpu_shared(dev, (size_t)block * (sizeof(double) + (size_t)n_floats * sizeof(float)));
+    size_t query_bytes = sizeof(double) + (size_t)n_floats * sizeof(float);
+    s->losses = cpu_shared(dev, (size_t)block * query_bytes);
     s->target = (float *)(s->losses + block);
     s->da = s->target + block * s->n_keys_max;
     memset(s->dk, 0, (size_t)(shape->n_tokens * shape->head_dim) * sizeof(float));

@@ -79,7 +79,8 @@ static void score_blocks(void *arg, int64_t begin, int64_t end, struct cpu_threa
 {
     const struct select *s = arg;
     int64_t n = s->x.shape->n_tokens;
-    float *dots = cpu_scratch(thread, (size_t)index_dots(s->x.shape, BLOCK_QUERIES) * sizeof(float));
+    int64_t n_dots = index_dots(s->x.shape, BLOCK_QUERIES);
+    float *dots = cpu_scratch(thread, (size_t)n_dots * sizeof *dots);
     for (int64_t i = begin; i < end; i++) {
         struct query_block b = s->blocks[i];
         float *rows = s->scores + (b.begin - s->begin) * n;

@@ -15,8 +15,8 @@ static float half_scale(uint8_t e)
 /* Twice a code's number: 0, 1, 2, 3, 4, 6, 8, 12, without a table, so that a loop vectorises. */
 static inline float twice(uint32_t code)
 {
-    uint32_t size = code & 7;
-    uint32_t value = size < 2 ? size : (2 | (size & 1)) << ((size >> 1) - 1);
+    uint32_t size = code & 7, is_normal = size > 1;
+    uint32_t value = ((size & 1) | is_normal << 1) << ((size >> 1) - is_normal);
     return vm_from_bits(vm_bits((float)(int32_t)value) | (code & 8) << 28);
 }
 
@@ -28,8 +28,14 @@ void mxfp4_decode(float *restrict out, const uint8_t *restrict packed,
         float scale = half_scale(scales[g]);
         const uint8_t *restrict from = packed + g * (MXFP4_GROUP / 2);
         float *restrict to = out + g * MXFP4_GROUP;
+        uint8_t codes[MXFP4_GROUP];
+        for (int j = 0; j < MXFP4_GROUP / 2; j++) {
+            codes[2 * j] = from[j] & 15;
+            codes[2 * j + 1] = from[j] >> 4;
+        }
+#pragma omp simd
         for (int j = 0; j < MXFP4_GROUP; j++)
-            to[j] = scale * twice(from[j / 2] >> (j % 2 * 4) & 15u);
+            to[j] = scale * twice(codes[j]);
     }
 }
 

@@ -47,7 +47,7 @@ static inline int64_t key_list_below(const struct key_list *l, int64_t key)
     return low;
 }
 
-/* The list's rows of x (rows stride apart, d wide) one after the other: in to, or where they lie. */
+/* The list's rows of x (d wide, stride apart) one after the other: in to, or where they lie. */
 static inline struct matrix key_list_rows(const struct key_list *l, float *to, const float *x,
                                           int64_t stride, int64_t d)
 {

@@ -1,5 +1,6 @@
-/* sparse_attention_backward.c - gradients of attention over chosen keys; sparse.h says in what order
+/* sparse_attention_backward.c - gradients of attention over chosen keys
  *
+ * sparse.h says in what order they are summed.
  * The weights come back from the scores and the forward's log-sum-exp. With D = o . dO per query
  * and head: dS = scale P (dO V^T - D), dq = dS K, and each chosen key gets dS^T q, as a value also
  * P^T dO. */
