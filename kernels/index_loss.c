@@ -119,11 +119,13 @@ static void backward_of_dots(const struct index_loss *s, float *dots, const floa
     }
 }
 
+/* Of one query: its scores; of chosen keys also the keys of both kinds and the main scores. */
 static int64_t scratch_floats(const struct index_loss *s)
 {
-    int64_t n = s->n_keys_max * (1 + s->x.shape->head_dim);
+    const struct sparse_shape *core = s->sparse.shape;
+    int64_t n = s->n_keys_max;
     if (s->selected)
-        n += sparse_gather_floats(s->sparse.shape) + s->n_keys_max * s->sparse.shape->n_heads;
+        n += n * (s->x.shape->head_dim + core->n_heads) + sparse_gather_floats(core);
     return n;
 }
 
