@@ -366,6 +366,14 @@ void tensor_map_fini(struct tensor_map *map)
     *map = (struct tensor_map){0};
 }
 
+void tensor_map_train_indexers(struct tensor_map *map)
+{
+    for (size_t i = 0; i < map->n_entries; i++) {
+        struct tensor_entry *e = &map->entries[i];
+        e->is_unreached = e->role < ROLE_INDEX_Q || e->role > ROLE_INDEX_WEIGHTS;
+    }
+}
+
 const struct tensor_entry *tensor_map_find(const struct tensor_map *map, const char *name)
 {
     size_t low = 0, high = map->n_entries;

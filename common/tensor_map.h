@@ -55,7 +55,8 @@ struct tensor_entry {
     uint64_t dims[TENSOR_DIMS_MAX]; /* as stored */
     enum tensor_init init;
     bool     is_buffer;     /* no gradient, no optimizer: the router's correction bias */
-    bool     is_unreached;  /* the loss never reaches it (layer 0's self_attention_res_*, indexers) */
+    bool     is_unreached;  /* nothing trains it: the loss never reaches it (layer 0's
+                             * self_attention_res_*, indexers), or it is frozen */
     bool     is_optional;   /* a checkpoint may lack it; then it is zero */
     bool     is_matrix;     /* decayed by decay: matrices (2-D, not norm, bias, conv, A_log) */
     bool     keep_f32;      /* published in F32 even in BF16 checkpoints */
@@ -76,6 +77,9 @@ struct tensor_map {
 /* Gives *out_map, ended with tensor_map_fini. Fails with -ENOTSUP for a family it lacks. */
 int  tensor_map_init(const struct model_spec *m, struct tensor_map *out_map, struct err *err);
 void tensor_map_fini(struct tensor_map *map);
+
+/* From now on the indexers' tensors are trained, and all others are not. */
+void tensor_map_train_indexers(struct tensor_map *map);
 
 /* The entry of that name, or NULL. */
 const struct tensor_entry *tensor_map_find(const struct tensor_map *map, const char *name);

@@ -34,6 +34,9 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
                         rc == -ENOENT ? "; expected a HuggingFace folder with a config.json" : "");
     } else if (layout_init(job_spec_degrees(spec), model->n_experts, 0, &layout, &err) < 0) {
         rc = refuse_key(c, places, "parallel.expert_parallel_degree", err.text, "");
+    } else if (!strcmp(spec->train_mode, "indexer") && !model->index_top_k) {
+        rc = refuse_key(c, places, "train.mode", "indexer, but the model has no indexer",
+                        "; expected full");
     } else if (!strcmp(spec->moe_bias_update, "quantile") && model->n_expert_groups > 1) {
         rc = refuse_key(c, places, "moe.bias_update",
                         "quantile does not go with a model that chooses experts in groups",

@@ -189,8 +189,7 @@ struct unsupported {
 };
 
 static const struct unsupported unsupported[] = {
-    {"train.mode", "lora", 0, "full"},
-    {"train.mode", "indexer", 0, "full"},
+    {"train.mode", "lora", 0, "full or indexer"},
     {"train.precision", "bf16", 0, "f32"},
     {"data.format", "megatron", 0, "bytes, u16 or u32"},
     {"data.format", "jsonl", 0, "bytes, u16 or u32"},

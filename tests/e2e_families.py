@@ -63,12 +63,28 @@ def a_family_trains_and_resumes(c, name, config):
     expect(len(c.steps(number + 1, first=21)) == 5, f"{name}: did not go on from step 20")
 
 
+def an_indexer_learns(c, name, stage):
+    """From the model that was trained; only its indexers change."""
+    path = c.job(name=f"{name}-{stage}", steps=20, checkpoint_every=10)
+    done = c.run("submit", path, "--set", f"model.path={name}", "--set", "train.mode=indexer",
+                 "--set", f"train.indexer.stage={stage}", "--set", "moe.bias_update=off", "--wait",
+                 timeout=80)
+    expect(done.returncode == 0, f"{name}: --wait ended with {done.returncode}: {done.stderr}")
+    steps = c.steps(max(int(j["id"]) for j in c.json("jobs", "-a")["items"]))
+    expect(len(steps) == 20, f"{name} {stage}: {len(steps)} steps are stored")
+    expect(steps[-1]["loss"] < steps[0]["loss"], f"{name} {stage}: nothing learnt: {steps}")
+
+
 def story():
     """every family trains, saves and resumes"""
     from cluster import TINY_MODEL
     with Cluster(n_workers=4) as c:
         for name, config in models(TINY_MODEL).items():
             a_family_trains_and_resumes(c, name, config)
+        an_indexer_learns(c, "deepseek-v32", "dense")
+        an_indexer_learns(c, "kimi-k31", "sparse")
+        refused = c.run("submit", c.job(name="none"), "--set", "train.mode=indexer")
+        expect("train.mode" in refused.stderr, refused.stderr)
 
 
 tell(story)

@@ -211,7 +211,7 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
     {"numbers read as text", {"data.train=[a.bin]"},
      "--set: key 'data.train': '/jobs/a.bin' is read with data.format u16 or u32, not bytes"},
     {"not yet: LoRA", {"train.mode=lora"},
-     "--set: key 'train.mode': lora is not supported yet; this version runs full"},
+     "--set: key 'train.mode': lora is not supported yet; this version runs full or indexer"},
     {"not yet: sequence parallel", {"parallel.workers=4", "parallel.sequence_parallel_degree=2"},
      "--set: key 'parallel.sequence_parallel_degree': 2 is not supported yet; this version runs 1"},
     {"not yet: capacity", {"moe.capacity_factor=1.25"},

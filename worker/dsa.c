@@ -69,8 +69,11 @@ static void carve_index(struct pass *p, struct index *out)
     out->w = activations_take(p->act, p->n * h);
 }
 
-/* The first dims of queries and key turn with their positions. */
-static void turn(struct pass *p, struct index *i)
+typedef void (*turn_fn)(struct device *dev, float *x, int32_t n_heads, int64_t stride,
+                        const float *table, const struct rotary_shape *shape);
+
+/* The first dims of queries and key, with their positions or back. */
+static void turn(struct pass *p, float *q, float *k, turn_fn fn)
 {
     const struct model_spec *m = p->spec;
     struct rotary_shape shape = {
@@ -80,36 +83,104 @@ static void turn(struct pass *p, struct index *i)
 
     if (!m->mla_rotary)
         return;
-    p->dev->ops->rotary(p->dev, i->q, (int32_t)m->index_heads, m->index_head_dim, p->rotary,
-                        &shape);
-    p->dev->ops->rotary(p->dev, i->k, 1, m->index_head_dim, p->rotary, &shape);
+    fn(p->dev, q, (int32_t)m->index_heads, m->index_head_dim, p->rotary, &shape);
+    fn(p->dev, k, 1, m->index_head_dim, p->rotary, &shape);
+}
+
+static struct index_shape index_shape_of(const struct pass *p, int32_t columns)
+{
+    const struct model_spec *m = p->spec;
+    return (struct index_shape){
+        .n_tokens = p->n, .cu_seqlens = p->cu_seqlens, .n_docs = p->n_docs,
+        .n_heads = (int32_t)m->index_heads, .head_dim = (int32_t)m->index_head_dim,
+        .scale = 1 / sqrtf((float)m->index_heads * (float)m->index_head_dim), .top_k = columns,
+    };
+}
+
+static void project(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
+                    struct index *i)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    int64_t d = m->index_head_dim, h = m->index_heads;
+
+    ops->linear(p->dev, i->q, in->cq, weight_of(u, ROLE_INDEX_Q), p->n, m->q_lora_rank, h * d, 0);
+    ops->linear(p->dev, i->k_raw, in->x, weight_of(u, ROLE_INDEX_K), p->n, m->hidden, d, 0);
+    ops->layer_norm(p->dev, i->k, i->k_stats, i->k_raw, weight_of(u, ROLE_INDEX_K_NORM),
+                    weight_of(u, ROLE_INDEX_K_NORM_BIAS), p->n, d, m->index_norm_eps);
+    turn(p, i->q, i->k, p->dev->ops->rotary);
+    ops->linear(p->dev, i->w, in->x, weight_of(u, ROLE_INDEX_WEIGHTS), p->n, m->hidden, h, 0);
 }
 
 static void choose(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
                    struct dsa_saved *s)
 {
-    const struct device_ops *ops = p->dev->ops;
-    const struct model_spec *m = p->spec;
-    int64_t d = m->index_head_dim, h = m->index_heads;
     struct activations_mark mark = activations_mark(p->act);
+    struct index_shape shape = index_shape_of(p, s->columns);
     struct index i;
-    struct index_shape shape = {
-        .n_tokens = p->n, .cu_seqlens = p->cu_seqlens, .n_docs = p->n_docs,
-        .n_heads = (int32_t)h, .head_dim = (int32_t)d, .scale = 1 / sqrtf((float)(h * d)),
-        .top_k = s->columns,
-    };
 
     carve_index(p, &i);
-    if (!i.w) /* the last one taken */
-        goto out;
-    ops->linear(p->dev, i.q, in->cq, weight_of(u, ROLE_INDEX_Q), p->n, m->q_lora_rank, h * d, 0);
-    ops->linear(p->dev, i.k_raw, in->x, weight_of(u, ROLE_INDEX_K), p->n, m->hidden, d, 0);
-    ops->layer_norm(p->dev, i.k, i.k_stats, i.k_raw, weight_of(u, ROLE_INDEX_K_NORM),
-                    weight_of(u, ROLE_INDEX_K_NORM_BIAS), p->n, d, m->index_norm_eps);
-    turn(p, &i);
-    ops->linear(p->dev, i.w, in->x, weight_of(u, ROLE_INDEX_WEIGHTS), p->n, m->hidden, h, 0);
-    ops->index_select(p->dev, s->selected, i.q, i.k, i.w, &shape);
-out:
+    if (i.w) { /* the last one taken */
+        project(p, u, in, &i);
+        p->dev->ops->index_select(p->dev, s->selected, i.q, i.k, i.w, &shape);
+    }
+    activations_release(p->act, mark);
+}
+
+/* From the gradients of turned queries, turned key and weights to the parameters'. */
+static void index_backward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
+                           const struct index *i, struct index *d)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    int64_t dim = m->index_head_dim, h = m->index_heads;
+
+    turn(p, d->q, d->k, ops->rotary_backward);
+    ops->linear_dw(p->dev, gradient_of(u, ROLE_INDEX_Q), d->q, in->cq, p->n, m->q_lora_rank,
+                   h * dim);
+    ops->layer_norm_backward(p->dev, d->k_raw, gradient_of(u, ROLE_INDEX_K_NORM),
+                             gradient_of(u, ROLE_INDEX_K_NORM_BIAS), d->k, i->k_raw,
+                             weight_of(u, ROLE_INDEX_K_NORM), i->k_stats, p->n, dim, 0);
+    ops->linear_dw(p->dev, gradient_of(u, ROLE_INDEX_K), d->k_raw, in->x, p->n, m->hidden, dim);
+    ops->linear_dw(p->dev, gradient_of(u, ROLE_INDEX_WEIGHTS), d->w, in->x, p->n, m->hidden, h);
+}
+
+static double divergence(struct pass *p, const struct dsa_inputs *in, const float *kv,
+                         const float *lse, const struct index *i, struct index *d,
+                         const struct dsa_saved *s)
+{
+    struct heads h = heads_of(p->spec);
+    struct index_shape index = index_shape_of(p, kv ? columns_of(p) : s->columns);
+    struct sparse_shape sparse = shape_of(p, in->scale, s->columns);
+    struct attention_shape dense = {
+        .n_tokens = p->n, .cu_seqlens = p->cu_seqlens, .n_docs = p->n_docs, .n_heads = h.n,
+        .nope_dim = (int32_t)h.nope, .rope_dim = (int32_t)h.rope, .v_dim = (int32_t)h.v,
+        .scale = in->scale,
+    };
+
+    if (kv)
+        return p->dev->ops->index_loss_dense(p->dev, d->q, d->k, d->w, p->index_weight, i->q, i->k,
+                                             i->w, in->q, kv, in->k_rope, h.rope, lse, &index,
+                                             &dense);
+    return p->dev->ops->index_loss(p->dev, d->q, d->k, d->w, p->index_weight, i->q, i->k, i->w,
+                                   s->selected, s->q_latent, in->q + h.nope, h.q_stride,
+                                   in->latent, in->k_rope, h.rope, lse, &index, &sparse);
+}
+
+void dsa_learn(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
+               const float *kv, const float *lse, const struct dsa_saved *s)
+{
+    struct activations_mark mark = activations_mark(p->act);
+    struct index i, d;
+
+    carve_index(p, &i);
+    carve_index(p, &d);
+    if (d.w) { /* the last one taken */
+        project(p, u, in, &i);
+        p->index_loss += divergence(p, in, kv, lse, &i, &d, s);
+        if (u->gradients)
+            index_backward(p, u, in, &i, &d);
+    }
     activations_release(p->act, mark);
 }
 

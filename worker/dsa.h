@@ -32,6 +32,12 @@ void dsa_carve(struct pass *p, struct dsa_saved *out);
 void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, float *o,
                  float *lse, struct dsa_saved *s);
 
+/* The indexer's loss is added to the pass, and its gradients to u's where it has some. kv NULL: the
+ * sparse stage, of what dsa_forward chose; else the dense one, over all keys as kv (n, heads,
+ * nope + v) expands them. lse is the main attention's. Takes scratch and gives it back. */
+void dsa_learn(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
+               const float *kv, const float *lse, const struct dsa_saved *s);
+
 struct dsa_gradients {
     float *q_latent, *o_latent; /* (n, heads, kv_lora_rank), scratch */
     float *q, *latent, *k_rope; /* assigned, in the shapes of the inputs; still turned */

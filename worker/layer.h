@@ -12,6 +12,10 @@
 #include "kernels/device.h"
 #include "worker/activations.h"
 
+/* Whether indexers learn, from what the main attention sees of all keys, or of the chosen ones.
+ * They learn in a forward, from inputs that are constants to them. */
+enum index_stage { INDEX_FROZEN, INDEX_DENSE, INDEX_SPARSE };
+
 /* One micro-batch on its way through the model. */
 struct pass {
     struct device *dev;
@@ -21,6 +25,9 @@ struct pass {
     const int32_t *cu_seqlens; /* n_docs + 1 */
     int32_t n_docs;
     const float *rotary; /* the device's table of angles, where the model turns its queries */
+    enum index_stage index_stage;
+    float  index_weight; /* of the indexers' gradients */
+    double index_loss;   /* sum over layers and tokens so far, without weight */
 };
 
 struct unit_view {

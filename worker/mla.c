@@ -21,6 +21,12 @@ static struct widths widths_of(const struct model_spec *m)
     };
 }
 
+/* While indexers learn from all keys, attention is over all keys too. */
+static bool is_sparse(const struct pass *p)
+{
+    return p->spec->index_top_k && p->index_stage != INDEX_DENSE;
+}
+
 static float score_scale(const struct model_spec *m)
 {
     double factor = m->mla_rotary ? rotary_score_factor(&m->rotary) : 1;
@@ -94,7 +100,7 @@ void mla_carve(struct pass *p, struct mla_saved *out)
     out->kv_rstd = activations_take(p->act, p->n);
     out->latent = activations_take(p->act, p->n * w.latent);
     out->k_rope = activations_take(p->act, p->n * w.rope);
-    if (m->index_top_k)
+    if (is_sparse(p))
         dsa_carve(p, &out->dsa);
     else
         out->kv = activations_take(p->act, p->n * w.kv);
@@ -159,12 +165,13 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x
     ops->rms_norm(p->dev, s->latent, s->kv_rstd, s->low, weight_of(u, ROLE_MLA_KV_A_NORM), p->n,
                   w.latent, m->latent_norm_eps);
     turn(p, s->q, s->k_rope);
-    if (m->index_top_k) {
-        struct dsa_inputs in = dsa_inputs_of(p, s);
+    struct dsa_inputs in = dsa_inputs_of(p, s);
+    if (is_sparse(p))
         dsa_forward(p, u, &in, s->o, s->lse, &s->dsa);
-    } else {
+    else
         attend_densely(p, u, &w, s);
-    }
+    if (p->index_stage != INDEX_FROZEN && !p->act->failed)
+        dsa_learn(p, u, &in, s->kv, s->lse, &s->dsa);
     if (m->mla_output_gate) {
         ops->linear(p->dev, s->gate, x, weight_of(u, ROLE_MLA_G), p->n, m->hidden, w.o, 0);
         ops->sigmoid_gate(p->dev, s->gated, s->o, s->gate, p->n * w.o);
@@ -190,7 +197,7 @@ static void carve_scratch(struct pass *p, const struct widths *w, struct scratch
         b->d_gate = activations_take(p->act, p->n * w->o);
     }
     b->d_q = activations_take(p->act, p->n * w->q);
-    if (p->spec->index_top_k) {
+    if (is_sparse(p)) {
         b->d_q_latent = activations_take(p->act, p->n * p->spec->heads * w->latent);
         b->d_o_latent = activations_take(p->act, p->n * p->spec->heads * w->latent);
     } else {
@@ -242,7 +249,7 @@ static void attend_backward(struct pass *p, const struct unit_view *u, const str
 {
     struct attention_shape shape = shape_of(p);
 
-    if (p->spec->index_top_k) {
+    if (is_sparse(p)) {
         struct dsa_inputs in = dsa_inputs_of(p, s);
         struct dsa_gradients d = { b->d_q_latent, b->d_o_latent, b->d_q, b->d_latent, b->d_k_rope };
         dsa_backward(p, u, &in, b->d_o, s->lse, &d, &s->dsa);

@@ -29,6 +29,7 @@ struct model {
 
     /* of the current step */
     struct pass pass;
+    bool is_learning; /* indexers get gradients in this forward */
     const int32_t *tokens, *labels; /* on the device */
 };
 
@@ -81,6 +82,7 @@ static size_t plan(struct model *m)
 
     activations_init(&m->act, NULL);
     m->pass = (struct pass){ m->config.dev, s, &m->act, whole.n_tokens, cu_seqlens, 1 };
+    m->pass.index_stage = m->config.index_stage;
     take_inputs(m, &whole);
     take_gradients(m);
     for (uint32_t l = 0; l < s->n_layers; l++) {
@@ -237,7 +239,8 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
     grow_ones(m, b->n_tokens * m->config.spec->top_k);
     m->pass = (struct pass){
         .dev = m->config.dev, .spec = m->config.spec, .act = &m->act, .n = b->n_tokens,
-        .n_docs = b->n_docs,
+        .n_docs = b->n_docs, .index_stage = m->config.index_stage,
+        .index_weight = m->config.index_weight,
     };
     if ((rc = positions_grow(&m->positions, m->config.spec, m->config.dev, b->n_tokens, err)) < 0)
         return rc;
@@ -296,8 +299,9 @@ static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err
     struct pass *p = &m->pass;
     struct activations_mark mark = activations_mark(&m->act);
     struct decoder_saved *saved = &m->layers[l];
+    bool learns = m->is_learning && p->spec->layers[l].attention == ATTENTION_MLA;
     struct unit_view u;
-    int rc = open_unit(m, unit_of_layer(l), false, &u, err);
+    int rc = open_unit(m, unit_of_layer(l), learns, &u, err);
 
     if (rc == 0) {
         decoder_carve(p, l, saved);
@@ -386,6 +390,20 @@ static void drop_plans(struct model *m)
         moe_drop(&m->layers[l].moe);
 }
 
+/* Indexers learn in the forward: there is no head and no way back. */
+static int index_step(struct model *m, bool backward, struct model_loss *out, struct err *err)
+{
+    m->is_learning = m->moe.counting = backward;
+    int rc = forward(m, false, err);
+    m->is_learning = m->moe.counting = false;
+    if (rc < 0) {
+        drop_plans(m);
+        return rc;
+    }
+    *out = (struct model_loss){ m->pass.index_loss, m->pass.n };
+    return 0;
+}
+
 int model_step(struct model *m, const struct model_batch *batch, bool backward,
                struct model_loss *out, struct err *err)
 {
@@ -394,6 +412,8 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
 
     if (rc < 0)
         return rc;
+    if (m->config.index_stage != INDEX_FROZEN)
+        return index_step(m, backward, out, err);
     m->moe.counting = m->moe.training = backward;
     if (backward)
         take_gradients(m);

@@ -13,6 +13,7 @@
 #include "common/layout.h"
 #include "common/tensor_map.h"
 #include "worker/dispatch.h"
+#include "worker/layer.h"
 #include "worker/shard.h"
 
 struct model;
@@ -33,6 +34,8 @@ struct model_config { /* all borrowed until model_close */
     int64_t tokens_max; /* planned for; a larger batch grows the plan */
     enum recompute recompute;
     bool count_margins; /* keep the histograms of quantile balancing */
+    enum index_stage index_stage; /* not frozen: the indexers train, and nothing else */
+    float index_weight;
 };
 
 /* Gives *out. -ENOMEM with the bytes when the device lacks them. */
@@ -57,7 +60,9 @@ struct model_loss {
 };
 
 /* Forward and, where wanted, backward: gradients of the *sum* over labels are added to what the
- * shard holds. *out is this rank's part. Collective. -EINVAL for a token outside the vocabulary
+ * shard holds. *out is this rank's part. Where indexers train, loss and gradients are theirs: the
+ * divergence from the main attention, summed over layers and tokens, and n_labels is the number of
+ * tokens. Collective. -EINVAL for a token outside the vocabulary
  * or unordered documents (found before anything is sent); errors of the collectives as they are. */
 int model_step(struct model *m, const struct model_batch *batch, bool backward,
                struct model_loss *out, struct err *err);

@@ -71,6 +71,10 @@ static int parse_words(struct run *run, struct err *err)
         (rc = optim_decay_parse(s->optimizer_decay, &run->optim.decay, err)) < 0 ||
         (rc = bias_rule_parse(s->moe_bias_update, &run->bias_rule, err)) < 0)
         return rc;
+    if (strcmp(s->train_mode, "indexer") == 0) {
+        run->index_stage = strcmp(s->indexer_stage, "dense") == 0 ? INDEX_DENSE : INDEX_SPARSE;
+        run->bias_rule = BIAS_OFF; /* the router is frozen */
+    }
     run->nan_rule = strcmp(s->train_on_nan, "skip") == 0       ? NAN_SKIP
                     : strcmp(s->train_on_nan, "rollback") == 0 ? NAN_ROLLBACK
                                                                : NAN_STOP;
@@ -147,6 +151,7 @@ static int open_model(struct run *run, struct err *err)
         .recompute = strcmp(s->parallel_activation_checkpointing, "off") == 0 ? RECOMPUTE_OFF
                                                                               : RECOMPUTE_FULL,
         .count_margins = run->bias_rule == BIAS_QUANTILE,
+        .index_stage = run->index_stage, .index_weight = (float)s->indexer_loss_coefficient,
     };
     return model_open(&c, &run->model, err);
 }
@@ -160,6 +165,17 @@ static int check_rule(const struct run *run, struct err *err)
                    "groups of experts; expected sign or off", run->model_spec.n_expert_groups);
 }
 
+static int open_map(struct run *run, struct err *err)
+{
+    if (run->index_stage != INDEX_FROZEN && !run->model_spec.index_top_k)
+        return err_set(err, -ENOTSUP, "train.mode: indexer, but the model at %s has no indexer",
+                       run->spec->model_path);
+    int rc = tensor_map_init(&run->model_spec, &run->map, err);
+    if (rc == 0 && run->index_stage != INDEX_FROZEN)
+        tensor_map_train_indexers(&run->map);
+    return rc;
+}
+
 /* Everything that needs no other rank. */
 static int open_local(struct run *run, struct err *err)
 {
@@ -169,7 +185,7 @@ static int open_local(struct run *run, struct err *err)
         (rc = parse_words(run, err)) < 0 ||
         (rc = hf_config_read(run->spec->model_path, &run->model_spec, err)) < 0 ||
         (rc = check_rule(run, err)) < 0 ||
-        (rc = tensor_map_init(&run->model_spec, &run->map, err)) < 0 ||
+        (rc = open_map(run, err)) < 0 ||
         (rc = layout_init(job_spec_degrees(run->spec), run->model_spec.n_experts, s->rank,
                           &run->layout, err)) < 0 ||
         (rc = device_cpu_open(count_threads(s), run->spec->train_deterministic, &run->dev, err)) <

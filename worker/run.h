@@ -45,6 +45,7 @@ struct run {
     struct data_batch  batch;
     struct schedule    schedule;
     struct optim_config optim;
+    enum index_stage   index_stage; /* not frozen: the job trains the indexers */
     enum bias_rule     bias_rule;
     enum nan_rule      nan_rule;
     struct ckpt_config ckpt;

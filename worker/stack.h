@@ -18,6 +18,7 @@ struct stack_config { /* borrowed while the ranks run */
     int64_t tokens_max; /* per rank */
     enum recompute recompute;
     bool deterministic, count_margins;
+    enum index_stage index_stage;
 };
 
 struct stack {
