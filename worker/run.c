@@ -4,9 +4,12 @@
  * and none waits for one that has given up. */
 #include "worker/run.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -218,14 +221,35 @@ static int open_coll(struct run *run, struct err *err)
     return 0;
 }
 
+/* Weights that cannot be read are no reason to begin from nothing: that costs days, unseen. */
+static int check_has_none(const char *path, struct err *err)
+{
+    DIR *folder = opendir(path);
+    int rc = 0;
+    for (struct dirent *e; folder && rc == 0 && (e = readdir(folder));) {
+        if (fnmatch("*.safetensors", e->d_name, 0) == 0 ||
+            fnmatch("pytorch_model*.bin", e->d_name, 0) == 0)
+            rc = err_set(err, -EINVAL, "model.path %s holds %s, but neither model.safetensors nor "
+                         "model.safetensors.index.json: complete it, or leave config.json alone "
+                         "there to begin from model.init_seed", path, e->d_name);
+    }
+    if (folder)
+        closedir(folder);
+    return rc;
+}
+
 static int load_first_weights(struct run *run, struct err *err)
 {
     const char *path = run->spec->model_path;
-    int rc = 0;
-    if (ckpt_has_weights(path))
+    bool has_weights = ckpt_has_weights(path);
+    int rc;
+    if (has_weights)
         rc = ckpt_load_weights(path, run->shard, &run->map, err);
-    else
+    else if ((rc = check_has_none(path, err)) == 0)
         ckpt_init_weights(run->shard, &run->map, &run->model_spec, run->spec->model_init_seed);
+    if (rc == 0 && run->coll->rank == 0)
+        printf("weights: %s %s\n", has_weights ? "those in" : "from model.init_seed, none are in",
+               path);
     run->state = (struct ckpt_state){.seed = run->spec->train_seed, .validation_loss = NAN};
     return agree(run->coll, rc, err);
 }
