@@ -20,11 +20,11 @@
 
 #include "common/clock.h"
 #include "common/failpoint.h"
-#include "common/hf_config.h"
 #include "common/json.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "worker/agree.h"
+#include "worker/ckpt_beside.h"
 #include "worker/ckpt_files.h"
 
 #define FILE_BYTES_MAX ((uint64_t)4 << 30)
@@ -196,19 +196,6 @@ int ckpt_find(const struct ckpt_config *c, uint64_t patience_ns, int *out_lock,
     return 0;
 }
 
-static int write_json(const struct json *o, const char *to, struct err *err)
-{
-    char *text = json_text(o, true);
-    FILE *f = fopen(to, "we");
-    int rc = 0;
-    if (!f || fprintf(f, "%s\n", text) < 0 || fflush(f) != 0 || fsync(fileno(f)) < 0)
-        rc = err_set(err, -errno, "%s: %s", to, strerror(errno));
-    if (f)
-        fclose(f);
-    free(text);
-    return rc;
-}
-
 /* ---- the run's state ------------------------------------------------------------------------ */
 
 static int write_state(const struct ckpt_config *c, const char *folder,
@@ -222,7 +209,7 @@ static int write_state(const struct ckpt_config *c, const char *folder,
     json_put(o, "validation_loss", json_new_double(s->validation_loss));
     json_put(o, "world", json_new_u64(c->coll->world));
     char *path = xasprintf("%s/ballast/state.json", folder);
-    int rc = write_json(o, path, err);
+    int rc = ckpt_write_json(o, path, err);
     json_destroy(o);
     free(path);
     return rc;
@@ -313,59 +300,6 @@ int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out
 
 /* ---- saving --------------------------------------------------------------------------------- */
 
-static int copy_file(const char *from, const char *to, struct err *err)
-{
-    char bytes[65536];
-    size_t n;
-    FILE *in = fopen(from, "re"), *out = in ? fopen(to, "we") : NULL;
-    int rc = 0;
-    if (!in || !out)
-        rc = err_set(err, -errno, "%s: %s", in ? to : from, strerror(errno));
-    while (rc == 0 && (n = fread(bytes, 1, sizeof bytes, in)) > 0)
-        if (fwrite(bytes, 1, n, out) != n)
-            rc = err_set(err, -errno, "%s: %s", to, strerror(errno));
-    if (rc == 0 && (fflush(out) != 0 || fsync(fileno(out)) < 0))
-        rc = err_set(err, -errno, "%s: %s", to, strerror(errno));
-    if (in)
-        fclose(in);
-    if (out)
-        fclose(out);
-    return rc;
-}
-
-/* As it is, but weights that were read packed are written plain and must not be called packed. */
-static int copy_config(const char *from, const char *to, struct err *err)
-{
-    struct json *o;
-    int rc = json_read_file(from, HF_CONFIG_BYTES_MAX, &o, err);
-    if (rc < 0)
-        return rc;
-    rc = json_remove(o, "quantization_config") ? write_json(o, to, err) : copy_file(from, to, err);
-    json_destroy(o);
-    return rc;
-}
-
-/* config.json, and what other tools want beside it where the model has it. */
-static int copy_model_files(const struct ckpt_config *c, const char *folder, struct err *err)
-{
-    static const char *const names[] = {
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-        "special_tokens_map.json", "tokenizer.model", "tiktoken.model", "chat_template.jinja",
-    };
-    int rc = 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names && rc == 0; i++) {
-        char *from = xasprintf("%s/%s", c->model_path, names[i]);
-        char *to = xasprintf("%s/%s", folder, names[i]);
-        if (i == 0)
-            rc = copy_config(from, to, err);
-        else if (access(from, R_OK) == 0)
-            rc = copy_file(from, to, err);
-        free(from);
-        free(to);
-    }
-    return rc;
-}
-
 static int create_all(const struct ckpt_config *c, const struct ckpt_carried *carried,
                       const char *tmp, struct err *err)
 {
@@ -385,7 +319,7 @@ static int create_all(const struct ckpt_config *c, const struct ckpt_carried *ca
         free(path);
     }
     free(extra);
-    return rc == 0 ? copy_model_files(c, tmp, err) : rc;
+    return rc == 0 ? ckpt_copy_model_files(c->model_path, tmp, err) : rc;
 }
 
 static int write_all(const struct ckpt_config *c, bool has_carried, const char *tmp,

@@ -1,0 +1,16 @@
+/* ckpt_beside.h - the small files of a checkpoint beside its tensors
+ *
+ * Private to ckpt. What is written is durable. */
+#ifndef WORKER_CKPT_BESIDE_H
+#define WORKER_CKPT_BESIDE_H
+
+#include "common/err.h"
+#include "common/json.h"
+
+/* Indented. */
+int ckpt_write_json(const struct json *o, const char *path, struct err *err);
+
+/* config.json, and what other tools want beside it where the model has it. */
+int ckpt_copy_model_files(const char *model_path, const char *folder, struct err *err);
+
+#endif
