@@ -1,6 +1,6 @@
 /* hf_text.h - the parts of a config.json's text model, one per reader
  *
- * Private to hf_config. Each fills its fields of a spec whose family is set; errors name the key. */
+ * Private to hf_config. Each fills its fields of a spec whose family is set; errors name keys. */
 #ifndef COMMON_HF_TEXT_H
 #define COMMON_HF_TEXT_H
 

@@ -467,7 +467,8 @@ static void what_indexers_learn_does_not_know_the_layout(void **state)
         struct tensor_map map;
         assert_int_equal(tensor_map_init(&m, &map, NULL), 0);
         uint64_t n = total_count(&map);
-        struct learnt one = { 0, xcalloc(n, sizeof(float)) }, two = { 0, xcalloc(n, sizeof(float)) };
+        struct learnt one = { 0, xcalloc(n, sizeof(float)) };
+        struct learnt two = { 0, xcalloc(n, sizeof(float)) };
         run_stage(&m, alone, RECOMPUTE_FULL, stage, learn, &one);
         run_stage(&m, (struct layout_degrees){ 2, 2, 2, 0 }, RECOMPUTE_FULL, stage, learn, &two);
         assert_true(one.loss > 0 && fabs(one.loss - two.loss) < 1e-5 * one.loss);

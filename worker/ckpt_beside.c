@@ -50,7 +50,8 @@ static int copy_config(const char *from, const char *to, struct err *err)
     int rc = json_read_file(from, HF_CONFIG_BYTES_MAX, &o, err);
     if (rc < 0)
         return rc;
-    rc = json_remove(o, "quantization_config") ? ckpt_write_json(o, to, err) : copy_file(from, to, err);
+    rc = json_remove(o, "quantization_config") ? ckpt_write_json(o, to, err)
+                                               : copy_file(from, to, err);
     json_destroy(o);
     return rc;
 }
