@@ -35,6 +35,7 @@ static const struct {
                      "a square-root-softplus router" },
     { "glm_moe_dsa", "sparse attention with index sets that layers share" },
     { "glm5_next", "hyper-connections, pooled index keys, clamped SwiGLU" },
+    { "glm5_next_text", "hyper-connections, pooled index keys, clamped SwiGLU" },
     { "glm4_moe", "grouped-query attention, partial rotary" },
     { "qwen3_moe", "grouped-query attention, query and key norms, a softmax router" },
     { "qwen3_next", "a gated delta rule, gated grouped-query attention, zero-centred norms, a "
