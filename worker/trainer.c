@@ -338,8 +338,18 @@ static int train(struct trainer *t, struct err *err)
 
 /* ---- the process ---------------------------------------------------------------------------- */
 
+/* A neighbour that is stopped is noticed at once; perhaps all were told, and the word to this rank
+ * is on its way. */
+static void wait_for_own_word(struct trainer *t)
+{
+    for (int i = 0; i < 20 && atomic_load(&t->wishes.wish) != WISH_NOW; i++)
+        usleep(5000);
+}
+
 static int finish(struct trainer *t, int rc, const struct err *err)
 {
+    if (rc == -ECANCELED)
+        wait_for_own_word(t);
     /* A neighbour that was not training yet when all were told to save just stops. */
     bool was_told = atomic_load(&t->wishes.wish) == WISH_NOW ||
                     (atomic_load(&t->wishes.wish) == WISH_CHECKPOINT && rc == -ECANCELED &&
