@@ -75,6 +75,9 @@ int link_send(struct link *l, link_peer peer, const struct link_frame *frames, s
  * Lives as long as the peer. */
 const char *link_peer_user(const struct link *l, link_peer peer);
 
+/* This process's own user, named in the same way. Gives, freed with free(). */
+char *link_own_user(void);
+
 /* A place for the caller's own memory about a peer, NULL at first; what is put there must come
  * from malloc and is freed with the peer. NULL if there is no such peer. */
 void **link_peer_slot(struct link *l, link_peer peer);

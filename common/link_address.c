@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "common/link.h"
 #include "common/mem.h"
@@ -49,6 +50,20 @@ int link_address_check(const char *address, struct err *err)
     return 0;
 }
 
+static char *user_name(uid_t uid)
+{
+    struct passwd entry, *found = NULL;
+    char names[4096];
+    if (getpwuid_r(uid, &entry, names, sizeof names, &found) == 0 && found)
+        return xstrdup(found->pw_name);
+    return xasprintf("uid-%lu", (unsigned long)uid);
+}
+
+char *link_own_user(void)
+{
+    return user_name(geteuid());
+}
+
 char *link_address_user(const char *peer_address)
 {
     /* Over TCP the parts of an address may look like numbers; ipc's has no dot or bracket. */
@@ -65,9 +80,5 @@ char *link_address_user(const char *peer_address)
         numbers[i] = strtoul(at, NULL, 10);
         at--;
     }
-    struct passwd entry, *found = NULL;
-    char names[4096];
-    if (getpwuid_r((uid_t)numbers[0], &entry, names, sizeof names, &found) == 0 && found)
-        return xstrdup(found->pw_name);
-    return xasprintf("uid-%lu", numbers[0]);
+    return user_name((uid_t)numbers[0]);
 }

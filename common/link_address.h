@@ -1,6 +1,7 @@
 /* link_address.h - who is at the other end, from ZeroMQ's Peer-Address
  *
- * On ipc libzmq appends the kernel's word, ":uid:gid:pid". link_address_check is in link.h. */
+ * On ipc libzmq appends the kernel's word, ":uid:gid:pid". link_address_check and
+ * link_own_user are in link.h. */
 #ifndef COMMON_LINK_ADDRESS_H
 #define COMMON_LINK_ADDRESS_H
 

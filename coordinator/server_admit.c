@@ -8,6 +8,8 @@
 #include "coordinator/server_parts.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "common/clock.h"
 
@@ -84,6 +86,16 @@ static int too_much(struct server *s, Ballast__Status *out, const char *reason, 
     return -EAGAIN;
 }
 
+/* A backup is a file that the coordinator writes wherever the caller says: only for those who
+ * could write it themselves. */
+static bool may_write_files(const char *user)
+{
+    char *own = link_own_user();
+    bool may = !strcmp(user, own) || !strcmp(user, "root");
+    free(own);
+    return may;
+}
+
 int admit_request(struct server *s, link_peer peer, const Ballast__Envelope *e,
                   Ballast__Status *out_status)
 {
@@ -91,6 +103,13 @@ int admit_request(struct server *s, link_peer peer, const Ballast__Envelope *e,
     size_t limit = sheds_at(e->method);
     if (p && p->is_excess)
         return too_much(s, out_status, "CONNECTIONS", "too many connections to this coordinator");
+    if (e->method == BALLAST__METHOD__METHOD_DB_BACKUP &&
+        !may_write_files(link_peer_user(s->link, peer))) {
+        check_status(out_status, &s->scratch, BALLAST__CODE__PERMISSION_DENIED, "NOT_OWNER",
+                     "only root and the coordinator's own user may make a backup, over its ipc "
+                     "address; this is '%s'", link_peer_user(s->link, peer));
+        return -EACCES;
+    }
     if (!p || limit == SIZE_MAX)
         return 0;
     if (p->tokens < 0)

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,9 @@ class Cluster:
         self.folder = tempfile.mkdtemp(prefix="ballast-e2e-")
         self.mark = os.path.basename(self.folder)
         self.address = f"ipc://{self.folder}/coordinator.sock"
+        with socket.socket() as s:  # a port that is free at present
+            s.bind(("127.0.0.1", 0))
+            self.tcp = f"tcp://127.0.0.1:{s.getsockname()[1]}"
         self.env = dict(os.environ, **{MARK: self.mark, "BALLAST_ADDRESS": self.address})
         self.processes = {}  # name: Popen, the daemons that should be alive
         self.n_workers = n_workers
@@ -202,7 +206,7 @@ class Cluster:
 
     def start_coordinator(self):
         process = self._start("coordinator", "ballast-coordinator",
-                              f"listen: [{self.address}]\nstate_dir: {self.folder}/state\n")
+                              f"listen: [{self.address}, \"{self.tcp}\"]\nstate_dir: {self.folder}/state\n")
         until(lambda: self.run("ping", "--timeout", "2").returncode == 0, 20,
               "the coordinator answers a ping")
         return process

@@ -45,6 +45,9 @@ def look(c):
 
     copy = os.path.join(c.folder, "copy.db")
     c.ok("db", "backup", copy)
+    denied = c.run("db", "backup", copy + "2", "--address", c.tcp)
+    expect(denied.returncode == 4 and not os.path.exists(copy + "2"),
+           f"nobody knows who comes over tcp: {denied.stderr}")
     with sqlite3.connect(f"file:{copy}?mode=ro", uri=True) as db:
         expect(db.execute("PRAGMA integrity_check").fetchone() == ("ok",), "the copy is whole")
         expect(str(db.execute("SELECT max(id) FROM jobs").fetchone()[0]) == job, "it has the job")
