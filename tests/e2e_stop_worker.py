@@ -8,7 +8,7 @@ from cluster import Cluster, expect, is_alive, tell, until
 
 def told_once(c):
     """Nothing has failed, so the budget of restarts is not touched."""
-    job = c.submit(c.job(steps=200, checkpoint_every=1000, max_restarts=0))
+    job = c.submit(c.job(steps=500, checkpoint_every=1000, max_restarts=0))
     c.wait_step(job, 20)
     victim = c.daemon_of(c.trainers(job)[1])
     process = c.processes.pop(victim)
@@ -19,7 +19,7 @@ def told_once(c):
     shown = until(lambda: c.show(job)["attempt"] == 2 and c.show(job), 20, "a second attempt")
     ended = c.wait(job, "DONE")
     expect(ended["restarts"] == 0, f"the stop counts as a failure: {ended}")
-    expect(len(c.steps(job)) == 200, "a step is missing")
+    expect(len(c.steps(job)) == 500, "a step is missing")
     print(f"checkpoint of the stop: step {shown['checkpoint_step']}")
     expect(shown["checkpoint_step"] >= 20, "the stop cost all progress: no checkpoint")
     c.start_worker(int(victim[7:]))

@@ -240,6 +240,10 @@ static void how_a_trainer_ended(void **state)
         {PHASE(FAILED), "out of memory", true, 1, 0, PHASE(FAILED), "out of memory", true},
         {PHASE(FINISHED), "", false, 3, 0, PHASE(FAILED),
          "the trainer exited with 3 after its last step", true},
+        {PHASE(STOPPED), "told to stop", false, 0, 0, PHASE(STOPPED),
+         "another rank was told to stop", true},
+        {PHASE(STOPPED), "told to stop", false, 0, 9, PHASE(FAILED),
+         "the trainer was killed by signal 9 before it had finished", true},
     };
     struct bench *b = *state;
     for (uint32_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -37,7 +37,7 @@ struct attempt {
     /* LIVE */
     uint32_t           forwarded_epoch; /* newest plan that the trainer was asked to prepare */
     uint32_t           aborted_epoch;   /* newest plan that it was told to give up */
-    bool               says_finished, says_failed;
+    bool               says_finished, says_stopped, says_failed;
     Ballast__StopMode  stop_mode; /* UNKNOWN: not told to stop */
     uint64_t           kill_ns;   /* UINT64_MAX: no reason to */
 

@@ -47,6 +47,7 @@ static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attem
     case BALLAST__RANK_PHASE__RANK_FINISHED: /* true once it has exited with 0 */
     case BALLAST__RANK_PHASE__RANK_STOPPED:
         x->says_finished = s->phase == BALLAST__RANK_PHASE__RANK_FINISHED;
+        x->says_stopped = !x->says_finished;
         agent_kill_by(x, t->now_ns + a->config.closed_grace_ns);
         break;
     case BALLAST__RANK_PHASE__RANK_FAILED:
@@ -116,6 +117,9 @@ void agent_trainer_exited(struct agent *a, struct agent_turn *t, job_id job, uin
         agent_set_text(x, text);
     if (x->says_finished && is_clean)
         agent_end(a, t, x, BALLAST__RANK_PHASE__RANK_FINISHED, "", false);
+    else if (x->says_stopped && is_clean && !x->stop_mode) /* all ranks stop at one step */
+        agent_end(a, t, x, BALLAST__RANK_PHASE__RANK_STOPPED, "another rank was told to stop",
+                  true);
     else if (x->stop_mode)
         agent_end(a, t, x, BALLAST__RANK_PHASE__RANK_STOPPED, x->text, true);
     else
