@@ -35,20 +35,18 @@ static size_t waiting_index(const struct coord *c, const struct job *j)
     return low;
 }
 
-static void sync_waiting(struct coord *c, struct job *j)
+static void leave_queue(struct coord *c, struct job *j)
 {
-    bool should_wait = j->state == BALLAST__JOB_STATE__JOB_QUEUED ||
-        j->state == BALLAST__JOB_STATE__JOB_RECOVERING;
-    c->queue_is_stale = true;
-    if (should_wait == j->is_waiting)
-        return;
     size_t i = waiting_index(c, j);
-    j->is_waiting = should_wait;
-    if (!should_wait) {
-        c->n_waiting--;
-        memmove(c->waiting + i, c->waiting + i + 1, (c->n_waiting - i) * sizeof *c->waiting);
-        return;
-    }
+    j->is_waiting = false;
+    c->n_waiting--;
+    memmove(c->waiting + i, c->waiting + i + 1, (c->n_waiting - i) * sizeof *c->waiting);
+}
+
+static void enter_queue(struct coord *c, struct job *j)
+{
+    size_t i = waiting_index(c, j);
+    j->is_waiting = true;
     if (c->n_waiting == c->n_waiting_alloc) {
         c->n_waiting_alloc = c->n_waiting_alloc ? 2 * c->n_waiting_alloc : 64;
         c->waiting = xrealloc(c->waiting, c->n_waiting_alloc * sizeof *c->waiting);
@@ -56,6 +54,19 @@ static void sync_waiting(struct coord *c, struct job *j)
     memmove(c->waiting + i + 1, c->waiting + i, (c->n_waiting - i) * sizeof *c->waiting);
     c->waiting[i] = j;
     c->n_waiting++;
+}
+
+static void sync_waiting(struct coord *c, struct job *j)
+{
+    bool should_wait = j->state == BALLAST__JOB_STATE__JOB_QUEUED ||
+        j->state == BALLAST__JOB_STATE__JOB_RECOVERING;
+    c->queue_is_stale = true;
+    if (should_wait == j->is_waiting)
+        return;
+    if (should_wait)
+        enter_queue(c, j);
+    else
+        leave_queue(c, j);
 }
 
 /* ---- apply -------------------------------------------------------------------------------- */
@@ -210,6 +221,23 @@ static int apply_rebalance(struct job *j, const Ballast__Record *r, struct err *
     return why ? damaged(r, err, why) : 0;
 }
 
+static int apply_settings(struct coord *c, struct job *j, const Ballast__Record *r,
+                          struct err *err)
+{
+    const Ballast__RecordSettings *s = r->settings;
+    if (!s->spec || s->revision <= j->settings_revision)
+        return damaged(r, err, "SETTINGS without a specification or a newer revision");
+    bool is_waiting = j->is_waiting;
+    if (is_waiting)
+        leave_queue(c, j); /* by the priority that it entered with */
+    rebalance_settings(&j->rebalance, j->spec, s->spec);
+    job_change_spec(j, s->spec, s->revision);
+    if (is_waiting)
+        enter_queue(c, j);
+    c->queue_is_stale = true;
+    return 0;
+}
+
 static int apply_epoch(struct coord *c, const Ballast__Record *r)
 {
     if (r->epoch->coordinator_epoch > c->epoch)
@@ -233,6 +261,7 @@ static int apply_what(struct coord *c, const Ballast__Record *r, struct err *err
     case BALLAST__RECORD__WHAT_ASSIGNED: return apply_assigned(c, j, r, err);
     case BALLAST__RECORD__WHAT_STATE:    return apply_state(c, j, r, err);
     case BALLAST__RECORD__WHAT_PROGRESS: apply_progress(j, r->progress); return 0;
+    case BALLAST__RECORD__WHAT_SETTINGS: return apply_settings(c, j, r, err);
     case BALLAST__RECORD__WHAT_AFTER:    apply_after(c, j, r->after->done_job); return 0;
     case BALLAST__RECORD__WHAT_HELD:
         j->held = r->held->held;
@@ -466,6 +495,8 @@ static void dump_job(FILE *out, const struct job *j)
         fprintf(out, " after=%" PRIu64, j->after[i]);
     for (uint32_t r = 0; r < j->n_gang; r++)
         fprintf(out, " %s:%" PRIu64, j->gang[r], j->gang_epochs[r]);
+    fprintf(out, " settings=%u start=%u", j->settings_revision,
+            j->start_spec ? j->start_revision : j->settings_revision);
     rebalance_dump(out, &j->rebalance);
     uint8_t digest[DIGEST_BYTES];
     size_t n_bytes = ballast__job_spec__get_packed_size(j->spec);

@@ -80,7 +80,8 @@ static Ballast__Start *start_template(struct coord *c, struct turn *t, const str
         m->node = arena_strdup(arena, c->fleet.workers[j->ranks[r].worker]->node);
         s->gang[r] = m;
     }
-    s->spec = copy_spec(j->spec, arena);
+    s->spec = copy_spec(j->start_spec ? j->start_spec : j->spec, arena);
+    s->settings_revision = j->start_spec ? j->start_revision : j->settings_revision;
     if (j->rebalance.placement)
         s->placement = copy_placement(j->rebalance.placement, arena);
     return s;
@@ -383,8 +384,10 @@ static void merge(struct coord *c, struct turn *t, struct job *j, const Ballast_
     if (s->checkpoint_step > j->checkpoint_step ||
         (s->phase == BALLAST__RANK_PHASE__RANK_FINISHED && s->step > j->step))
         emit_progress(c, t, j, s->checkpoint_step, s->step);
-    if (is_wanted(j))
+    if (is_wanted(j)) {
         placing_report(c, t, j, s);
+        settings_report(c, t, j, s);
+    }
 }
 
 void attempt_report(struct coord *c, struct turn *t, struct worker *w,

@@ -115,8 +115,8 @@ void reply_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__En
     turn_reply(t, peer, e, &reply->base);
 }
 
-static void refuse_state(struct turn *t, uint64_t peer, const Ballast__Envelope *e,
-                         const struct job *j, const char *hint)
+void refuse_state(struct turn *t, uint64_t peer, const Ballast__Envelope *e, const struct job *j,
+                  const char *hint)
 {
     turn_refuse(t, peer, e, BALLAST__CODE__FAILED_PRECONDITION, "JOB_STATE",
                 "job %" PRIu64 " is %s; %s", j->id, job_state_name(j->state), hint);

@@ -136,6 +136,9 @@ void coord_message(struct coord *c, struct turn *t, uint64_t peer, const char *u
     case BALLAST__METHOD__METHOD_JOB_REQUEUE:
         call_job(c, t, peer, e, (const Ballast__JobRequest *)payload);
         break;
+    case BALLAST__METHOD__METHOD_JOB_SET:
+        call_job_set(c, t, peer, user, e, (const Ballast__JobSetRequest *)payload);
+        break;
     case BALLAST__METHOD__METHOD_JOB_WAIT:
         call_job_wait(c, t, peer, e, (const Ballast__JobWaitRequest *)payload);
         break;
@@ -332,6 +335,10 @@ job_id coord_wants_job(const struct coord *c, Ballast__Method method,
     case BALLAST__METHOD__METHOD_JOB_RELEASE:
     case BALLAST__METHOD__METHOD_JOB_REQUEUE:
         ids = &((const Ballast__JobRequest *)payload)->job_id;
+        n_ids = 1;
+        break;
+    case BALLAST__METHOD__METHOD_JOB_SET:
+        ids = &((const Ballast__JobSetRequest *)payload)->job_id;
         n_ids = 1;
         break;
     case BALLAST__METHOD__METHOD_JOB_WAIT:

@@ -3,6 +3,7 @@
  * coord.c    turns, time, and what the shell may look at
  * apply.c    records: the one function that applies them, and the ways to make them
  * calls.c    what clients ask for; calls_rebalance.c: of the placement of experts
+ * settings.c changed settings of a job: asked for, recorded, told to its ranks
  * attach.c   workers come, beat, fall silent and go
  * placing.c  experts move: loads come in, plans are proposed, followed, recorded
  * attempt.c  one attempt of a job: its gang starts, reports, is stopped, is over */
@@ -90,6 +91,8 @@ void call_ping(struct coord *c, struct turn *t, uint64_t peer, const char *user,
 
 void call_rebalance(struct coord *c, struct turn *t, uint64_t peer, const char *user,
                     const Ballast__Envelope *e, const Ballast__RebalanceRequest *request);
+void refuse_state(struct turn *t, uint64_t peer, const Ballast__Envelope *e, const struct job *j,
+                  const char *hint);
 void reply_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                const struct job *j);
 
@@ -111,6 +114,15 @@ void attach_load(struct coord *c, struct turn *t, uint64_t peer, const Ballast__
 void attach_goodbye(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                     const Ballast__Goodbye *goodbye);
 uint64_t attach_tick(struct coord *c, struct turn *t);
+
+/* ---- settings.c --------------------------------------------------------------------------- */
+
+void call_job_set(struct coord *c, struct turn *t, uint64_t peer, const char *user,
+                  const Ballast__Envelope *e, const Ballast__JobSetRequest *request);
+
+/* What a rank of the present attempt says of its settings. */
+void settings_report(struct coord *c, struct turn *t, struct job *j,
+                     const Ballast__RankState *state);
 
 /* ---- placing.c ---------------------------------------------------------------------------- */
 

@@ -33,6 +33,14 @@ const struct ctl_command ctl_commands[] = {
      "  ballast job release 7\n", ctl_job_release},
     {"job requeue", "ID", 1, 1, "r", "queue a job that has ended again, from its newest checkpoint",
      "  ballast job requeue 7\n", ctl_job_requeue},
+    {"job set", "ID KEY=VALUE...", 2, 33, "", "change settings of a job that has not ended",
+     "All ranks of a running job take them at one step. Keys of the job file that can be changed:\n"
+     "checkpoint.every_steps, checkpoint.keep, train.validation_every_steps,\n"
+     "rebalance.window_steps, rebalance.horizon_steps, rebalance.min_gain,\n"
+     "scheduling.time_limit, scheduling.max_restarts, scheduling.priority.\n"
+     "\n"
+     "  ballast job set 7 checkpoint.every_steps=50\n"
+     "  ballast job set 7 scheduling.time_limit=12h scheduling.max_restarts=10\n", ctl_job_set},
     {"wait", "ID", 1, 1, "F", "wait until a job has ended or has reached a state",
      "Without --for the exit code is the job's: 0, 1, or 128+n if signal n ended it. 124 says\n"
      "that --timeout ran out.\n"

@@ -183,6 +183,7 @@ int ctl_job_cancel(struct ctl *c);
 int ctl_job_hold(struct ctl *c);
 int ctl_job_release(struct ctl *c);
 int ctl_job_requeue(struct ctl *c);
+int ctl_job_set(struct ctl *c);
 int ctl_wait(struct ctl *c);
 int ctl_logs(struct ctl *c);
 int ctl_events(struct ctl *c);

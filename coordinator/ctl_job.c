@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/types.h"
 #include "proto/job_file.h"
+#include "proto/job_live.h"
 
 #define PAGE_JOBS   1000u
 #define COUNT_PRESET 1000u
@@ -233,14 +234,11 @@ int ctl_job_show(struct ctl *c)
 
 /* ---- what is done to a job ------------------------------------------------------------------ */
 
-static int act(struct ctl *c, Ballast__Method method)
+/* A call whose answer is the job after it. */
+static int change(struct ctl *c, Ballast__Method method, const ProtobufCMessage *request)
 {
-    Ballast__JobRequest request = BALLAST__JOB_REQUEST__INIT;
     const ProtobufCMessage *message;
-    if (!(request.job_id = ctl_job_id(c, c->args[0])))
-        return CTL_USAGE;
-    request.reason = c->reason ? (char *)c->reason : request.reason;
-    int rc = ctl_call(c, method, &request.base, &message);
+    int rc = ctl_call(c, method, request, &message);
     if (rc != CTL_OK)
         return rc;
     const Ballast__JobReply *reply = (const Ballast__JobReply *)message;
@@ -253,6 +251,15 @@ static int act(struct ctl *c, Ballast__Method method)
     else
         show_table(c, &(Ballast__Job *){reply->job}, 1);
     return CTL_OK;
+}
+
+static int act(struct ctl *c, Ballast__Method method)
+{
+    Ballast__JobRequest request = BALLAST__JOB_REQUEST__INIT;
+    if (!(request.job_id = ctl_job_id(c, c->args[0])))
+        return CTL_USAGE;
+    request.reason = c->reason ? (char *)c->reason : request.reason;
+    return change(c, method, &request.base);
 }
 
 int ctl_job_cancel(struct ctl *c)
@@ -273,6 +280,22 @@ int ctl_job_release(struct ctl *c)
 int ctl_job_requeue(struct ctl *c)
 {
     return act(c, BALLAST__METHOD__METHOD_JOB_REQUEUE);
+}
+
+/* Mistakes are told before anything is contacted. */
+int ctl_job_set(struct ctl *c)
+{
+    Ballast__JobSetRequest request = BALLAST__JOB_SET_REQUEST__INIT;
+    Ballast__JobSpec ignored = BALLAST__JOB_SPEC__INIT;
+    struct err err = {0};
+    if (!(request.job_id = ctl_job_id(c, c->args[0])))
+        return CTL_USAGE;
+    request.assignments = c->args + 1;
+    request.n_assignments = c->n_args - 1;
+    for (size_t i = 0; i < request.n_assignments; i++)
+        if (job_live_set(&ignored, request.assignments[i], &err) < 0)
+            return ctl_fail(c, CTL_USAGE, "%s", err.text);
+    return change(c, BALLAST__METHOD__METHOD_JOB_SET, &request.base);
 }
 
 /* ---- wait ----------------------------------------------------------------------------------- */

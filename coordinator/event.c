@@ -164,6 +164,10 @@ Ballast__Event *event_of_record(const Ballast__Record *r, struct arena *arena)
     case BALLAST__RECORD__WHAT_REALISED:
         tell_realised(e, r->realised, arena);
         break;
+    case BALLAST__RECORD__WHAT_SETTINGS:
+        e->kind = "JOB_SETTINGS";
+        e->text = arena_strdup(arena, r->settings->text);
+        break;
     case BALLAST__RECORD__WHAT__NOT_SET:
     default:
         break;

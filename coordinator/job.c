@@ -28,9 +28,17 @@ bool job_may_move(const struct job *j, Ballast__JobState next)
     return next > 0 && next <= S(CANCELLED) && (allowed[j->state] & (1u << next));
 }
 
+static void drop_start_spec(struct job *j)
+{
+    if (j->start_spec)
+        ballast__job_spec__free_unpacked(j->start_spec, NULL);
+    j->start_spec = NULL;
+}
+
 void job_move(struct job *j, Ballast__JobState next)
 {
     assert(job_may_move(j, next));
+    drop_start_spec(j);
     j->state = next;
     j->states_seen = next == S(QUEUED) ? BIT(QUEUED) : j->states_seen | (1u << next);
 }
@@ -65,6 +73,19 @@ void job_text(char **text, const char *new_text)
     *text = copy;
 }
 
+/* A START that is repeated must say what the first one said. */
+void job_change_spec(struct job *j, const Ballast__JobSpec *spec, uint32_t revision)
+{
+    if (j->state == S(STARTING) && !j->start_spec) {
+        j->start_spec = j->spec;
+        j->start_revision = j->settings_revision;
+    } else {
+        ballast__job_spec__free_unpacked(j->spec, NULL);
+    }
+    j->spec = copy_spec(spec);
+    j->settings_revision = revision;
+}
+
 struct job *job_create(job_id id, const Ballast__RecordSubmitted *submitted)
 {
     struct job *j = xcalloc(1, sizeof *j);
@@ -87,6 +108,7 @@ void job_destroy(struct job *j)
     if (!j)
         return;
     ballast__job_spec__free_unpacked(j->spec, NULL);
+    drop_start_spec(j);
     rebalance_fini(&j->rebalance);
     for (uint32_t r = 0; r < j->n_gang; r++)
         free(j->gang[r]);

@@ -36,6 +36,8 @@ struct rank {
     enum rank_fate     fate;
     Ballast__RankPhase phase;  /* as last reported; only grows */
     uint64_t           over_ns;
+    uint32_t           settings_revision; /* in force there, as last reported; only grows */
+    uint64_t           settings_asked_ns; /* when SETTINGS was sent last */
 };
 
 enum wait_kind {
@@ -65,6 +67,10 @@ struct job {
     /* durable: changed by coord_apply only */
     job_id             id;
     Ballast__JobSpec  *spec;
+    uint32_t           settings_revision; /* of spec; grows with every change */
+    Ballast__JobSpec  *start_spec;  /* STARTING, when spec was changed since: what the attempt
+                                     * starts with on all ranks; else NULL */
+    uint32_t           start_revision;
     char              *user;
     Ballast__JobState  state;
     char              *reason, *exit;
@@ -112,6 +118,9 @@ const char *job_state_name(Ballast__JobState state);
 
 struct job *job_create(job_id id, const Ballast__RecordSubmitted *submitted);
 void        job_destroy(struct job *j);
+
+/* New settings, of which it makes a copy. */
+void job_change_spec(struct job *j, const Ballast__JobSpec *spec, uint32_t revision);
 
 /* Replaces one text the job owns; NULL reads as "". */
 void job_text(char **text, const char *new_text);

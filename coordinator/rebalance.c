@@ -114,6 +114,20 @@ const char *rebalance_apply_realised(struct rebalance *r, const Ballast__RecordR
     return NULL;
 }
 
+void rebalance_settings(struct rebalance *r, const Ballast__JobSpec *before,
+                        const Ballast__JobSpec *after)
+{
+    if (before->rebalance_window_steps == after->rebalance_window_steps &&
+        before->rebalance_horizon_steps == after->rebalance_horizon_steps &&
+        before->rebalance_min_gain == after->rebalance_min_gain)
+        return;
+    load_destroy(r->load);
+    propose_destroy(r->propose);
+    r->load = NULL;
+    r->propose = NULL;
+    r->is_new = r->is_thinking = false;
+}
+
 void rebalance_attempt_over(struct rebalance *r)
 {
     drop_plan(r);

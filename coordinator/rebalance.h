@@ -59,6 +59,10 @@ const char *rebalance_apply_placement(struct rebalance *r, const Ballast__Record
                                       uint32_t n_devices);
 const char *rebalance_apply_realised(struct rebalance *r, const Ballast__RecordRealised *x);
 
+/* Before a job's settings change: where the balancing ones do, what was thought of is void. */
+void rebalance_settings(struct rebalance *r, const Ballast__JobSpec *before,
+                        const Ballast__JobSpec *after);
+
 /* The attempt is over: what its ranks said is void. */
 void rebalance_attempt_over(struct rebalance *r);
 

@@ -293,6 +293,8 @@ int read_spec(struct store_tables *t, struct store_read *r)
     Ballast__Record *record = read_record_at(s, &r->arena);
     if (record && record->what_case == BALLAST__RECORD__WHAT_SUBMITTED)
         r->spec = record->submitted->spec;
+    else if (record && record->what_case == BALLAST__RECORD__WHAT_SETTINGS)
+        r->spec = record->settings->spec;
     sqlite3_reset(s);
     return 0;
 }

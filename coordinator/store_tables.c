@@ -40,6 +40,7 @@ static const char *const sql[S_MAX] = {
                        "step = max(step, ?3) WHERE id = ?1",
     [S_JOB_HELD] = "UPDATE jobs SET held = ?2 WHERE id = ?1",
     [S_JOB_AUTO] = "UPDATE jobs SET rebalance_auto = ?2 WHERE id = ?1",
+    [S_JOB_PRIORITY] = "UPDATE jobs SET priority = ?2 WHERE id = ?1",
     [S_PLAN_NEW] = "INSERT OR REPLACE INTO plans (job, epoch, base_epoch, state, proposed_at_ns, "
                    "at_step, automatic, cause, n_moves, bytes, predicted_gain_s, "
                    "predicted_cost_s, imbalance_before, imbalance_predicted) VALUES "
@@ -72,7 +73,8 @@ static const char *const sql[S_MAX] = {
     [S_READ_JOBS] = "SELECT " JOB_COLUMNS " FROM jobs WHERE id > ?1 AND (?2 = '' OR user = ?2) "
                     "ORDER BY id LIMIT ?3",
     [S_READ_JOB] = "SELECT " JOB_COLUMNS " FROM jobs WHERE id = ?1",
-    [S_READ_SPEC] = "SELECT body FROM records WHERE job = ?1 AND job > 0 ORDER BY seq LIMIT 1",
+    [S_READ_SPEC] = "SELECT body FROM records WHERE job = ?1 AND job > 0 AND kind IN "
+                    "('JOB_SUBMITTED', 'JOB_SETTINGS') ORDER BY seq DESC LIMIT 1",
     [S_READ_RECORDS] = "SELECT body FROM records WHERE job = ?1 AND job > 0 ORDER BY seq",
     [S_READ_ALL_RECORDS] = "SELECT body FROM records ORDER BY seq",
     [S_READ_EVENTS] = "SELECT " EVENT_COLUMNS " FROM records WHERE seq >= ?1 ORDER BY seq "

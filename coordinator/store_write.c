@@ -187,6 +187,14 @@ static int write_auto(struct store_tables *t, const Ballast__Record *r, struct e
     return db_run(b.s, err);
 }
 
+static int write_settings(struct store_tables *t, const Ballast__Record *r, struct err *err)
+{
+    struct binder b = bind(t, S_JOB_PRIORITY);
+    put_int(&b, r->job_id);
+    put_int(&b, (uint64_t)(int64_t)r->settings->spec->scheduling_priority);
+    return db_run(b.s, err);
+}
+
 /* ---- plans and placements -------------------------------------------------------------------- */
 
 static int write_plan(struct store_tables *t, const Ballast__Record *r, struct err *err)
@@ -276,6 +284,8 @@ int write_query_tables(struct store_tables *t, const Ballast__Record *r, struct 
         return write_realised(t, r, err);
     case BALLAST__RECORD__WHAT_REBALANCE_AUTO:
         return write_auto(t, r, err);
+    case BALLAST__RECORD__WHAT_SETTINGS:
+        return write_settings(t, r, err);
     case BALLAST__RECORD__WHAT_AFTER: /* no table tells it; the log does */
     case BALLAST__RECORD__WHAT__NOT_SET:
     default:

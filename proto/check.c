@@ -294,6 +294,8 @@ static int check_together(struct walk *w, const ProtobufCMessage *m)
         return check_job_spec(((const Ballast__SubmitRequest *)m)->spec, w->arena, w->status);
     if (d == &ballast__start__descriptor)
         return check_start(w, (const Ballast__Start *)m);
+    if (d == &ballast__settings__descriptor)
+        return check_job_spec(((const Ballast__Settings *)m)->spec, w->arena, w->status);
     if (d == &ballast__prepare__descriptor)
         return check_prepare(w, (const Ballast__Prepare *)m);
     if (d == &ballast__load_report__descriptor)

@@ -9,6 +9,8 @@
 #define RANK_STATES_MAX 1024u
 #define STEPS_MAX       4096u
 #define PHASES_MAX      64u
+#define ASSIGNMENTS_MAX 32u
+#define ASSIGNMENT_BYTES_MAX 256u
 
 #define ROW(MSG, FIELD, FORM, MIN, MAX)                                                        \
     {&ballast__##MSG##__descriptor, FIELD, FORM, MIN, MAX, TEXT_FREE, 0}
@@ -18,6 +20,8 @@ static const struct check_bound bounds[] = {
     ROW(submit_request, "spec", 0, 1, 1),
     ROW(job_request, "job_id", 0, 1, UINT64_MAX),
     ROW(job_request, "reason", TEXT_FREE, 0, REASON_BYTES_MAX),
+    ROW(job_set_request, "job_id", 0, 1, UINT64_MAX),
+    EACH(job_set_request, "assignments", 1, ASSIGNMENTS_MAX, TEXT_FREE, ASSIGNMENT_BYTES_MAX),
     ROW(job_list_request, "user", TEXT_FREE, 0, NAME_BYTES_MAX),
     ROW(job_wait_request, "job_id", 0, 1, UINT64_MAX),
     ROW(job_wait_request, "states", 0, 0, 16),
@@ -87,6 +91,10 @@ static const struct check_bound bounds[] = {
     ROW(abort_plan, "job_id", 0, 1, UINT64_MAX),
     ROW(abort_plan, "attempt", 0, 1, UINT32_MAX),
     ROW(abort_plan, "epoch", 0, 1, UINT32_MAX),
+    ROW(settings, "job_id", 0, 1, UINT64_MAX),
+    ROW(settings, "attempt", 0, 1, UINT32_MAX),
+    ROW(settings, "revision", 0, 1, UINT32_MAX),
+    ROW(settings, "spec", 0, 1, 1),
     ROW(experts_request, "job_id", 0, 1, UINT64_MAX),
     ROW(experts_request, "window", TEXT_FREE, 0, NAME_BYTES_MAX),
     ROW(experts_reply, "layers", 0, 0, LAYERS_MAX),

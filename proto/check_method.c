@@ -23,6 +23,7 @@ static const struct check_method methods[] = {
     REQUEST(JOB_HOLD, CLIENT, true, job_request, SMALL, job_reply),
     REQUEST(JOB_RELEASE, CLIENT, true, job_request, SMALL, job_reply),
     REQUEST(JOB_REQUEUE, CLIENT, true, job_request, SMALL, job_reply),
+    REQUEST(JOB_SET, CLIENT, true, job_set_request, SMALL, job_reply),
     REQUEST(JOB_WAIT, CLIENT, false, job_wait_request, SMALL, job_reply),
     REQUEST(WORKER_LIST, CLIENT, false, worker_list_request, SMALL, worker_list_reply),
     REQUEST(WORKER_DRAIN, CLIENT, true, worker_drain_request, SMALL, worker_reply),
@@ -50,6 +51,7 @@ static const struct check_method methods[] = {
     NOTICE(ACK, COORDINATOR, ack, SMALL),
     NOTICE(PREPARE, COORDINATOR, prepare, REPLY_MAX),
     NOTICE(ABORT_PLAN, COORDINATOR, abort_plan, SMALL),
+    NOTICE(SETTINGS, COORDINATOR, settings, REPLY_MAX),
 };
 
 const struct check_method *check_method(Ballast__Method method)

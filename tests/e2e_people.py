@@ -1,4 +1,4 @@
-"""What people do to jobs and workers: cancel, hold, release, drain, resume."""
+"""What people do to jobs and workers: cancel, hold, release, set, drain, resume."""
 from cluster import Cluster, expect, tell, until
 
 
@@ -30,6 +30,26 @@ def hold_and_release(c):
     c.wait(job, "DONE")
 
 
+def change_settings(c):
+    until(lambda: c.n_idle() == 4, 10, "workers are free")
+    job = c.submit(c.job(name="changed", steps=100000, checkpoint_every=50000))
+    c.wait_step(job, 3)
+    c.ok("job", "set", job, "checkpoint.every_steps=7", "scheduling.max_restarts=5")
+    done = c.run("job", "set", job, "train.steps=5")
+    expect(done.returncode == 2 and "checkpoint.every_steps" in done.stderr,
+           f"train.steps of a running job: exit {done.returncode}, {done.stderr}")
+    kept = until(lambda: c.show(job)["checkpoint_step"], 30, "a checkpoint by the new setting")
+    expect(kept % 7 == 0, f"a checkpoint that no setting explains: step {kept}")
+    told = [e["text"] for e in c.events(job) if e["kind"] == "JOB_SETTINGS"]
+    expect(len(told) == 1 and told[0].startswith("checkpoint.every_steps 50000 -> 7, "),
+           f"the change as an event: {told}")
+    expect("every_steps: 7" in c.ok("job", "show", job), "job show has the old settings")
+    c.ok("job", "cancel", job)
+    c.wait(job, "CANCELLED", 20)
+    done = c.run("job", "set", job, "checkpoint.keep=2")
+    expect(done.returncode == 5, f"settings of an ended job: exit {done.returncode}")
+
+
 def drain_and_resume(c):
     until(lambda: c.n_idle() == 4, 10, "workers are free")
     c.ok("worker", "drain", "w3", "--reason", "a new fan")
@@ -45,10 +65,11 @@ def drain_and_resume(c):
 
 
 def story():
-    """cancel, hold, release, drain, resume"""
+    """cancel, hold, release, set, drain, resume"""
     with Cluster(n_workers=4) as c:
         cancel(c)
         hold_and_release(c)
+        change_settings(c)
         drain_and_resume(c)
 
 

@@ -539,6 +539,42 @@ static void a_plan_that_was_given_up_never_comes_back(void **state)
     assert_int_equal(forwarded(b), WHAT(PREPARE));
 }
 
+static void settings(struct bench *b, uint32_t revision)
+{
+    Ballast__JobSpec spec = BALLAST__JOB_SPEC__INIT;
+    Ballast__Settings s = BALLAST__SETTINGS__INIT;
+    s.job_id = 7;
+    s.attempt = 1;
+    s.revision = revision;
+    s.spec = &spec;
+    receive(b, M(SETTINGS), &s.base);
+}
+
+static void settings_go_to_the_trainer_once(void **state)
+{
+    struct bench *b = *state;
+    settings(b, 1);
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET)); /* nothing runs here */
+    start(b, 7, 1);
+    settings(b, 1);
+    assert_int_equal(forwarded(b), WHAT(SETTINGS));
+    settings(b, 1);
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET));
+    assert_int_equal(reported(b)->settings_revision, 0); /* the trainer's word is awaited */
+    Ballast__RankState s = BALLAST__RANK_STATE__INIT;
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    s.phase = PHASE(RUNNING);
+    s.settings_revision = 1;
+    m.what_case = WHAT(STATE);
+    m.state = &s;
+    begin(b);
+    agent_trainer_message(b->a, &b->turn, 7, 1, &m);
+    finish(b);
+    assert_int_equal(reported(b)->settings_revision, 1);
+    settings(b, 2);
+    assert_int_equal(forwarded(b), WHAT(SETTINGS));
+}
+
 static void trainer_loads(struct bench *b, uint64_t first, uint64_t last)
 {
     uint32_t tokens[] = {3, 4};
@@ -689,6 +725,7 @@ int main(void)
         ATTACHED(steps_are_kept_until_they_are_stored),
         ATTACHED(a_plan_goes_to_the_trainer_once),
         ATTACHED(a_plan_that_was_given_up_never_comes_back),
+        ATTACHED(settings_go_to_the_trainer_once),
         ATTACHED(loads_are_kept_until_they_are_stored),
         ATTACHED(output_is_sent_in_a_window_and_again_when_lost),
         ATTACHED(leaving_stops_the_trainer_first),

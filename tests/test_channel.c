@@ -95,7 +95,7 @@ struct seen {
     int n_stops;
     int mode;
     int n_plans;
-    uint32_t prepared, aborted;
+    uint32_t prepared, aborted, settings;
 };
 
 static void note_stop(void *user, const Ballast__Stop *stop)
@@ -119,7 +119,15 @@ static void note_abort_plan(void *user, const Ballast__AbortPlan *abort_plan)
     __atomic_add_fetch(&seen->n_plans, 1, __ATOMIC_SEQ_CST);
 }
 
-static const struct channel_events events = {note_stop, note_prepare, note_abort_plan};
+static void note_settings(void *user, const Ballast__Settings *settings)
+{
+    struct seen *seen = user;
+    seen->settings = settings->revision;
+    __atomic_add_fetch(&seen->n_plans, 1, __ATOMIC_SEQ_CST);
+}
+
+static const struct channel_events events = {note_stop, note_prepare, note_abort_plan,
+                                             note_settings};
 
 static void wait_for(const int *counter, int value)
 {
@@ -212,6 +220,15 @@ static void start_stop_and_the_end(void **unused)
     wait_for(&seen.n_plans, 2);
     assert_int_equal(seen.prepared, 5);
     assert_int_equal(seen.aborted, 5);
+
+    Ballast__Settings settings = BALLAST__SETTINGS__INIT;
+    Ballast__TrainerMessage changed = BALLAST__TRAINER_MESSAGE__INIT;
+    settings.revision = 6;
+    changed.what_case = BALLAST__TRAINER_MESSAGE__WHAT_SETTINGS;
+    changed.settings = &settings;
+    write_message(fds[0], &changed);
+    wait_for(&seen.n_plans, 3);
+    assert_int_equal(seen.settings, 6);
 
     Ballast__StepReport step = BALLAST__STEP_REPORT__INIT;
     step.step = 9;

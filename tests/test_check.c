@@ -284,6 +284,22 @@ static void fields_of_requests(void **state)
     pack(&m, REQUEST, M(JOB_WAIT), &wait.base);
     expect(&m, CHECK_CLIENT, BAD, "states[1]", "an unknown state in a list");
     wait.n_states = 1;
+    char *assignments[] = {"checkpoint.keep=5", "checkpoint.keep=\x1b"};
+    Ballast__JobSetRequest set = BALLAST__JOB_SET_REQUEST__INIT;
+    set.assignments = assignments;
+    set.n_assignments = 1;
+    pack(&m, REQUEST, M(JOB_SET), &set.base);
+    expect(&m, CHECK_CLIENT, BAD, "job_id", "settings of no job");
+    set.job_id = 1;
+    pack(&m, REQUEST, M(JOB_SET), &set.base);
+    expect(&m, CHECK_CLIENT, -1, "", "good settings");
+    set.n_assignments = 2;
+    pack(&m, REQUEST, M(JOB_SET), &set.base);
+    expect(&m, CHECK_CLIENT, BAD, "assignments[1]", "settings that steer terminals");
+    set.n_assignments = 0;
+    pack(&m, REQUEST, M(JOB_SET), &set.base);
+    expect(&m, CHECK_CLIENT, BAD, "assignments", "no settings");
+
     wait.wait_ms = WAIT_MS_MAX + 1;
     pack(&m, REQUEST, M(JOB_WAIT), &wait.base);
     expect(&m, CHECK_CLIENT, BAD, "wait_ms", "a long wait");
@@ -572,6 +588,24 @@ static void messages_of_a_trainer(void **state)
     n = ballast__trainer_message__pack(&m, bytes);
     assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), -EINVAL);
     assert_non_null(strstr(err.text, "rank"));
+
+    Ballast__Settings settings = BALLAST__SETTINGS__INIT;
+    settings.job_id = settings.attempt = settings.revision = 1;
+    settings.spec = &spec;
+    ballast__trainer_message__init(&m);
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_SETTINGS;
+    m.settings = &settings;
+    n = ballast__trainer_message__pack(&m, bytes);
+    assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), 0);
+    settings.revision = 0;
+    n = ballast__trainer_message__pack(&m, bytes);
+    assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "revision"));
+    settings.revision = 1;
+    spec.checkpoint_every_steps = 0;
+    n = ballast__trainer_message__pack(&m, bytes);
+    assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "checkpoint.every_steps"));
 
     struct balance b;
     balance_make(&b);

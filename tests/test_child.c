@@ -38,9 +38,16 @@ static void ignore_abort_plan(void *user, const Ballast__AbortPlan *abort_plan)
     (void)abort_plan;
 }
 
+static void ignore_settings(void *user, const Ballast__Settings *settings)
+{
+    (void)user;
+    (void)settings;
+}
+
 static int trainer(const char *label)
 {
-    static const struct channel_events events = {ignore_stop, ignore_prepare, ignore_abort_plan};
+    static const struct channel_events events = {ignore_stop, ignore_prepare, ignore_abort_plan,
+                                                 ignore_settings};
     struct channel *c;
     const Ballast__Start *start;
     if (channel_open(CHANNEL_FD, &events, NULL, &c, NULL) < 0 ||

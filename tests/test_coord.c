@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "coordinator/coord.h"
+#include "tests/a_job.h"
 
 #define M(x) BALLAST__METHOD__METHOD_##x
 #define PHASE(x) BALLAST__RANK_PHASE__RANK_##x
@@ -742,6 +743,142 @@ static void a_damaged_record_is_refused(void **state)
     assert_string_equal(err.text, "record 3 of job 1: a change of state that is not allowed");
 }
 
+/* ---- settings ------------------------------------------------------------------------------- */
+
+static void set(struct bench *b, job_id job, char *assignment)
+{
+    Ballast__JobSetRequest r = BALLAST__JOB_SET_REQUEST__INIT;
+    r.job_id = job;
+    r.assignments = &assignment;
+    r.n_assignments = 1;
+    message_with(b, CLIENT, M(JOB_SET), 3, &r.base);
+}
+
+static const Ballast__Settings *told(const struct bench *b, uint64_t peer)
+{
+    const struct outgoing *o = sent(b, peer, M(SETTINGS));
+    return o ? (const void *)o->payload : NULL;
+}
+
+static uint64_t every(const struct bench *b)
+{
+    return coord_job_spec(b->c, 1)->checkpoint_every_steps;
+}
+
+static void submit_valid(struct bench *b, uint8_t key, uint32_t n_workers, int32_t priority)
+{
+    Ballast__JobSpec spec;
+    a_job_init(&spec, n_workers);
+    spec.checkpoint_every_steps = 100;
+    spec.scheduling_priority = priority;
+    submit_spec(b, key, &spec);
+    a_job_fini(&spec);
+}
+
+/* Replaying the records gives the same job. */
+static void check_replay(struct bench *b)
+{
+    struct coord_config config = coord_config_default();
+    struct coord *again = coord_create(&config);
+    struct err err;
+    for (size_t i = 0; i < b->n_log; i++)
+        assert_int_equal(coord_apply(again, b->log[i], &err), 0);
+    char *dump = coord_dump(b->c), *dump_again = coord_dump(again);
+    assert_string_equal(dump, dump_again);
+    free(dump);
+    free(dump_again);
+    coord_destroy(again);
+}
+
+static void settings_are_told_until_every_rank_has_them(void **state)
+{
+    struct bench *b = *state;
+    hello(b, W1, "w1", 1);
+    hello(b, W2, "w2", 1);
+    submit_valid(b, 1, 2, 0);
+    report(b, W1, rank_state(1, 1, 0, PHASE(SPAWNED)));
+    set(b, 1, "checkpoint.every_steps=50"); /* STARTING: rank 1 has not heard of its START */
+    assert_int_equal(code(b, CLIENT, M(JOB_SET)), BALLAST__CODE__OK);
+    assert_int_equal(every(b), 50);
+    assert_int_equal(told(b, W1)->revision, 1);
+    assert_int_equal(told(b, W1)->spec->checkpoint_every_steps, 50);
+    check_replay(b);
+    pass(b, 2);
+    beat(b, W2, NULL);
+    const Ballast__Start *again = (const void *)sent(b, W2, M(START))->payload;
+    assert_int_equal(again->spec->checkpoint_every_steps, 100); /* as rank 0 began */
+    assert_int_equal(again->settings_revision, 0);
+
+    Ballast__RankState r0 = rank_state(1, 1, 0, PHASE(RUNNING));
+    Ballast__RankState r1 = rank_state(1, 1, 1, PHASE(RUNNING));
+    beat(b, W2, &r1);
+    assert_int_equal(told(b, W2)->revision, 1);
+    beat(b, W2, &r1);
+    assert_null(told(b, W2)); /* it was just told */
+    pass(b, 2);
+    beat(b, W1, &r0);
+    beat(b, W2, &r1);
+    assert_int_equal(told(b, W2)->revision, 1);
+    r0.settings_revision = r1.settings_revision = 1;
+    pass(b, 2);
+    beat(b, W2, &r1);
+    assert_null(told(b, W2));
+    beat(b, W1, &r0);
+    assert_null(told(b, W1));
+    size_t n = b->n_log;
+    set(b, 1, "checkpoint.every_steps=50"); /* the answer was lost */
+    assert_int_equal(code(b, CLIENT, M(JOB_SET)), BALLAST__CODE__OK);
+    assert_int_equal(b->n_log, n);
+    check_replay(b);
+
+    report(b, W1, rank_state(1, 1, 0, PHASE(STOPPED)));
+    report(b, W2, rank_state(1, 1, 1, PHASE(STOPPED)));
+    pass(b, 2);
+    beat(b, W1, NULL);
+    beat(b, W2, NULL);
+    const Ballast__Start *next = (const void *)sent(b, W2, M(START))->payload;
+    assert_int_equal(next->attempt, 2);
+    assert_int_equal(next->spec->checkpoint_every_steps, 50);
+    assert_int_equal(next->settings_revision, 1);
+}
+
+static void settings_of_waiting_and_ended_jobs(void **state)
+{
+    struct bench *b = *state;
+    submit_valid(b, 1, 1, 0);
+    submit_valid(b, 2, 1, 1);
+    set(b, 1, "scheduling.priority=2"); /* now it goes first */
+    check_replay(b);
+    restart(b);
+    hello(b, W1, "w1", 1);
+    expect_job(b, 1, JOB(STARTING), NULL);
+    expect_job(b, 2, JOB(QUEUED), NULL);
+    static const struct {
+        job_id job;
+        char *assignment;
+        Ballast__Code code;
+        const char *text;
+    } rows[] = {
+        {9, "checkpoint.keep=2", BALLAST__CODE__NOT_FOUND, "there is no job 9"},
+        {1, "train.steps=9", BALLAST__CODE__INVALID_ARGUMENT,
+         "key 'train.steps' cannot be changed while a job lives; these can: checkpoint.every"},
+        {1, "checkpoint.keep", BALLAST__CODE__INVALID_ARGUMENT, "is not KEY=VALUE"},
+        {1, "checkpoint.keep=0", BALLAST__CODE__INVALID_ARGUMENT, "key 'checkpoint.keep': "},
+        {3, "checkpoint.keep=2", BALLAST__CODE__FAILED_PRECONDITION, "job 3 is CANCELLED"},
+    };
+    submit_valid(b, 3, 1, 0);
+    call_job(b, M(JOB_CANCEL), 3, 9);
+    size_t n = b->n_log;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        set(b, rows[i].job, rows[i].assignment);
+        const struct outgoing *o = sent(b, CLIENT, M(JOB_SET));
+        assert_int_equal(o->envelope.status->code, rows[i].code);
+        if (!strstr(o->envelope.status->message, rows[i].text))
+            fail_msg("row %zu: %s", i, o->envelope.status->message);
+    }
+    assert_int_equal(b->n_log, n);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -771,6 +908,8 @@ int main(void)
         TEST(steps_are_stored_folded_and_acknowledged),
         TEST(an_idle_core_has_nothing_due),
         TEST(a_damaged_record_is_refused),
+        TEST(settings_are_told_until_every_rank_has_them),
+        TEST(settings_of_waiting_and_ended_jobs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,6 +87,7 @@ static void every_command_has_help(void **state)
     (void)state;
     static const char *const commands[] = {
         "submit", "jobs", "job show", "job cancel", "job hold", "job release", "job requeue",
+        "job set",
         "wait", "logs", "events", "metrics", "workers", "worker drain", "worker resume", "ping",
         "doctor", "version", "experts", "placement", "rebalance plan", "rebalance apply",
         "rebalance history", "rebalance auto", "db query", "db backup", "top", "balance",
@@ -129,6 +130,9 @@ static void mistakes_on_the_command_line_are_one_line(void **state)
         {"logs 7 --rank x", "--rank: 'x' is not a whole number"},
         {"metrics 7 --plot --csv", "exclude each other"},
         {"submit", "missing arguments"},
+        {"job set 7", "missing arguments; usage: ballast job set ID KEY=VALUE..."},
+        {"job set 7 train.steps=5", "key 'train.steps' cannot be changed while a job lives"},
+        {"job set 7 checkpoint.keep=none", "key 'checkpoint.keep': "},
     };
     fake_forget();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

@@ -263,6 +263,61 @@ static void a_failed_checkpoint_costs_only_itself(void **state)
     assert_non_null(strstr(t.text[0], "No space left on device"));
 }
 
+static void send_settings(struct trial *t, uint32_t rank, uint32_t revision, uint64_t every)
+{
+    Ballast__JobSpec spec = BALLAST__JOB_SPEC__INIT;
+    Ballast__Settings s = BALLAST__SETTINGS__INIT;
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    spec.checkpoint_every_steps = every;
+    spec.checkpoint_keep = 50;
+    spec.rebalance_window_steps = 1 + revision;
+    spec.scheduling_max_restarts = 3;
+    s.job_id = 7;
+    s.attempt = 1;
+    s.revision = revision;
+    s.spec = &spec;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_SETTINGS;
+    m.settings = &s;
+    send_message(t->fds[rank], &m);
+}
+
+static void changed_settings_hold_from_one_step_on_all_ranks(void **state)
+{
+    (void)state;
+    struct trial t, as_it_was;
+    char *keys = xasprintf("  fsdp_shard_degree: 2\n  expert_parallel_degree: 4\n%s",
+                           DATA TRAIN(60, ", micro_batch: 1"));
+    start(&as_it_was, 4, "run-as-it-was", keys);
+    finish(&as_it_was);
+    start(&t, 4, "run", keys);
+    free(keys);
+    follow(&t, 2);
+    for (uint32_t r = 0; r < 3; r++)
+        send_settings(&t, r, 1, 1000);
+    follow(&t, 6);
+    assert_int_equal(t.settings[0], 0); /* one has not heard of it: nobody takes it */
+    assert_true(t.checkpoint_step >= 4);
+    for (uint32_t r = 0; r < 4; r++) { /* an older one after it, and it once more */
+        send_settings(&t, r, 2, 3);
+        send_settings(&t, r, 1, 1000);
+        send_settings(&t, r, 2, 5);
+    }
+    follow_until(&t, &t.settings[0], 2);
+    uint64_t since = t.settings_step[0]; /* or a little earlier */
+    assert_true(since >= 6 && since < 50);
+    finish(&t);
+    assert_all(&t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+    for (uint32_t r = 0; r < 4; r++)
+        assert_int_equal(t.settings[r], 2);
+    for (uint64_t s = since; s < 60; s++) { /* written by all ranks, or not there */
+        char *path = xasprintf("run/step-%llu/model.safetensors", (unsigned long long)s);
+        assert_int_equal(exists(path), s % 3 == 0);
+        free(path);
+    }
+    for (uint32_t s = 1; s <= 60; s++)
+        assert_true(t.loss[s] == as_it_was.loss[s]);
+}
+
 int main(void)
 {
     if (!make_folder())
@@ -279,6 +334,7 @@ int main(void)
         CASE(half_a_model_is_not_begun_anew),
         CASE(a_nan_does_what_the_job_says),
         CASE(a_failed_checkpoint_costs_only_itself),
+        CASE(changed_settings_hold_from_one_step_on_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, remove_folder);
 }

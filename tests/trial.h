@@ -111,6 +111,8 @@ struct trial {
     uint64_t n_reports;
     uint32_t placement[RANKS], prepared[RANKS], rejected[RANKS]; /* epochs */
     char     plan_text[RANKS][256];
+    uint32_t settings[RANKS]; /* revisions */
+    uint64_t settings_step[RANKS]; /* that first showed the newest */
     uint64_t moved_bytes[RANKS];
     bool     keeps_loads; /* until forget_loads */
     Ballast__LoadReport *loads[STEPS + 1]; /* by last step */
@@ -224,6 +226,9 @@ static inline void take(struct trial *t, uint32_t rank, Ballast__TrainerMessage 
         return;
     }
     assert_int_equal(m->what_case, BALLAST__TRAINER_MESSAGE__WHAT_STATE);
+    if (m->state->settings_revision > t->settings[rank])
+        t->settings_step[rank] = m->state->step;
+    t->settings[rank] = m->state->settings_revision;
     t->placement[rank] = m->state->placement_epoch;
     t->prepared[rank] = m->state->prepared_epoch;
     t->rejected[rank] = m->state->rejected_epoch;

@@ -154,6 +154,7 @@ static Ballast__RankState *describe(const struct attempt *x, struct arena *arena
     s->plan_text = arena_strdup(arena, x->plan_text);
     s->moved_bytes = x->moved_bytes;
     s->pause_s = x->pause_s;
+    s->settings_revision = x->settings_revision;
     return s;
 }
 

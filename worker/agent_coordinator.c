@@ -152,6 +152,7 @@ static void on_start(struct agent *a, struct agent_turn *t, const Ballast__Start
     ballast__start__pack(s, bytes);
     x->start = ballast__start__unpack(NULL, n_bytes, bytes);
     assert(x->start);
+    x->settings_revision = s->settings_revision;
     agent_spawn_pending(a, t);
 }
 
@@ -219,6 +220,21 @@ static void on_abort(struct agent *a, struct agent_turn *t, const Ballast__Abort
     agent_report(a, t, x);
 }
 
+static void on_settings(struct agent *a, struct agent_turn *t, const Ballast__Settings *s)
+{
+    struct attempt *x = agent_find(a, s->job_id, s->attempt);
+    if (!x || x->life != LIFE_LIVE || x->stop_mode)
+        return;
+    if (s->revision <= x->forwarded_revision || s->revision <= x->settings_revision) {
+        agent_report(a, t, x); /* said again because our answer was lost, or is still to come */
+        return;
+    }
+    Ballast__TrainerMessage *m = agent_forward(t, x);
+    m->what_case = BALLAST__TRAINER_MESSAGE__WHAT_SETTINGS;
+    m->settings = (Ballast__Settings *)s;
+    x->forwarded_revision = s->revision;
+}
+
 static void on_ack(struct agent *a, struct agent_turn *t, const Ballast__Ack *ack)
 {
     if (!ack->job_id && !ack->alive) {
@@ -271,6 +287,9 @@ void agent_message(struct agent *a, struct agent_turn *t, const Ballast__Envelop
         break;
     case BALLAST__METHOD__METHOD_ABORT_PLAN:
         on_abort(a, t, (const Ballast__AbortPlan *)payload);
+        break;
+    case BALLAST__METHOD__METHOD_SETTINGS:
+        on_settings(a, t, (const Ballast__Settings *)payload);
         break;
     case BALLAST__METHOD__METHOD_ACK:
         on_ack(a, t, (const Ballast__Ack *)payload);

@@ -33,11 +33,13 @@ struct attempt {
     char              *plan_text;
     uint64_t           moved_bytes;
     double             pause_s;
+    uint32_t           settings_revision;
 
     /* LIVE */
     uint32_t           forwarded_epoch; /* newest plan that the trainer was asked to prepare */
     uint32_t           aborted_epoch;   /* newest plan that it was told to give up */
     bool               says_finished, says_stopped, says_failed;
+    uint32_t           forwarded_revision; /* newest settings that it was told */
     Ballast__StopMode  stop_mode; /* UNKNOWN: not told to stop */
     uint64_t           kill_ns;   /* UINT64_MAX: no reason to */
 

@@ -30,6 +30,10 @@ static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attem
 {
     bool is_news = s->checkpoint_step > x->checkpoint_step;
     is_news |= merge_plan(x, s);
+    if (s->settings_revision > x->settings_revision) {
+        x->settings_revision = s->settings_revision;
+        is_news = true;
+    }
     if (s->step > x->step)
         x->step = s->step;
     if (s->checkpoint_step > x->checkpoint_step)

@@ -1,13 +1,14 @@
 /* boundary.c - one small reduction with MAX, of x and -x where both ends must agree */
 #include "worker/boundary.h"
 
-enum { WISH, EPOCH, MINUS_EPOCH, MEMORY, BAD_TENSOR, WORDS };
+enum { WISH, EPOCH, MINUS_EPOCH, SETTINGS, MINUS_SETTINGS, MEMORY, BAD_TENSOR, WORDS };
 
 int boundary_agree(struct run *run, const struct boundary_word *mine, struct boundary_word *out,
                    struct err *err)
 {
     double x[WORDS] = {
         [WISH] = mine->wish, [EPOCH] = mine->epoch, [MINUS_EPOCH] = -(double)mine->epoch,
+        [SETTINGS] = mine->settings, [MINUS_SETTINGS] = -(double)mine->settings,
         [MEMORY] = (double)mine->memory_bytes, [BAD_TENSOR] = (double)mine->bad_tensor,
     };
     run->coll->layer = -1;
@@ -18,6 +19,7 @@ int boundary_agree(struct run *run, const struct boundary_word *mine, struct bou
     *out = (struct boundary_word){
         .wish = (enum run_wish)x[WISH],
         .epoch = x[EPOCH] == -x[MINUS_EPOCH] ? (uint32_t)x[EPOCH] : 0,
+        .settings = x[SETTINGS] == -x[MINUS_SETTINGS] ? (uint32_t)x[SETTINGS] : 0,
         .memory_bytes = (uint64_t)x[MEMORY], .bad_tensor = (int64_t)x[BAD_TENSOR],
     };
     return 0;

@@ -1,8 +1,8 @@
 /* boundary.h - the word on which all ranks agree at the end of every step
  *
- * Whatever must happen at one step on all ranks rides on it: a new placement, a stop with its
- * checkpoint; and numbers of which the largest counts. What it grants is done in this order:
- * optimizer (before the word), migration, checkpoint, stop. */
+ * Whatever must happen at one step on all ranks rides on it: a new placement, changed settings, a
+ * stop with its checkpoint; and numbers of which the largest counts. What it grants is done in this
+ * order: optimizer (before the word), settings, migration, checkpoint, stop. */
 #ifndef WORKER_BOUNDARY_H
 #define WORKER_BOUNDARY_H
 
@@ -12,6 +12,8 @@ struct boundary_word {
     enum run_wish wish;    /* the strongest of all ranks is granted */
     uint32_t epoch;        /* of the plan that this rank is ready for; granted, if all are ready for
                             * the same; 0: none */
+    uint32_t settings;     /* the newest revision that this rank has; granted, if all have the
+                            * same; 0: none */
     uint64_t memory_bytes; /* the largest */
     int64_t  bad_tensor;   /* the largest; -1: none */
 };

@@ -183,6 +183,8 @@ static bool channel_take(struct channel *c, const uint8_t *packed, size_t n_byte
         c->events->prepare(c->user, m->prepare);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_ABORT_PLAN) {
         c->events->abort_plan(c->user, m->abort_plan);
+    } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_SETTINGS) {
+        c->events->settings(c->user, m->settings);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_START) {
         pthread_mutex_lock(&c->lock);
         if (!c->start) {

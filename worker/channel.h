@@ -46,6 +46,7 @@ struct channel_events {
     void (*stop)(void *user, const Ballast__Stop *stop);
     void (*prepare)(void *user, const Ballast__Prepare *prepare);
     void (*abort_plan)(void *user, const Ballast__AbortPlan *abort_plan);
+    void (*settings)(void *user, const Ballast__Settings *settings);
 };
 
 /* Takes fd and starts the thread; keeps events. They may come from now until channel_close. */

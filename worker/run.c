@@ -268,12 +268,17 @@ int run_restore(struct run *run, struct err *err)
 }
 
 int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wishes,
-             struct plans *plans, struct err *err)
+             struct plans *plans, struct settings *settings, struct err *err)
 {
     int rc;
     *run = (struct run){.start = start, .spec = start->spec, .wishes = wishes, .plans = plans,
+                        .settings = settings, .settings_revision = start->settings_revision,
                         .ckpt_lock = -1};
-    if ((rc = check_start(start, err)) < 0 || (rc = open_coll(run, err)) < 0)
+    if ((rc = check_start(start, err)) < 0)
+        return rc;
+    run->live_spec = *start->spec;
+    run->spec = &run->live_spec;
+    if ((rc = open_coll(run, err)) < 0)
         return rc;
     rc = open_local(run, err);
     if ((rc = agree(run->coll, rc, err)) < 0)
@@ -288,6 +293,18 @@ int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wi
         return rc;
     run->resumed_from_step = run->checkpoint_step;
     return run_restore(run, err);
+}
+
+void run_change_settings(struct run *run)
+{
+    struct window *w = &run->window;
+    settings_take(run->settings, &run->live_spec);
+    run->settings_revision = run->settings->revision;
+    run->ckpt.keep = run->spec->checkpoint_keep;
+    if (w->n_steps == run->spec->rebalance_window_steps)
+        return;
+    w->n_steps = run->spec->rebalance_window_steps;
+    window_break(w); /* the next one begins at a multiple of the new length */
 }
 
 void run_close(struct run *run)

@@ -13,6 +13,7 @@
 #include "worker/model.h"
 #include "worker/optim.h"
 #include "worker/plans.h"
+#include "worker/settings.h"
 #include "worker/window.h"
 
 /* Set by the channel's thread, read by the training one. Wishes only grow. */
@@ -28,7 +29,9 @@ enum nan_rule { NAN_STOP, NAN_SKIP, NAN_ROLLBACK };
 
 struct run {
     const Ballast__Start   *start; /* kept from open */
-    const Ballast__JobSpec *spec;
+    const Ballast__JobSpec *spec;  /* live_spec: START's, with the settings in force */
+    Ballast__JobSpec   live_spec;  /* texts and lists are START's */
+    uint32_t           settings_revision; /* in force */
     struct run_wishes *wishes;     /* kept from open */
     struct model_spec  model_spec;
     struct tensor_map  map;
@@ -40,6 +43,7 @@ struct run {
     struct dispatch   *dispatch; /* NULL: no experts */
     struct model      *model;
     struct plans      *plans;    /* kept from open */
+    struct settings   *settings; /* kept from open */
     struct window      window;
     struct data       *train, *validation; /* validation may be NULL */
     struct data_batch  batch;
@@ -59,8 +63,11 @@ struct run {
  * the same result once the collectives stand. run must be zero; ended with run_close also after a
  * failure. */
 int  run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wishes,
-              struct plans *plans, struct err *err);
+              struct plans *plans, struct settings *settings, struct err *err);
 void run_close(struct run *run);
+
+/* All ranks have looked at the same newer settings at this step boundary: they are in force. */
+void run_change_settings(struct run *run);
 
 /* Weights and state as they were at the newest checkpoint, or at the beginning if there is none.
  * Collective. */

@@ -147,6 +147,7 @@ static struct boundary_word my_word(struct run *run, int64_t bad_tensor)
     plans_take(run->plans, run->start->job_id, run->start->attempt, run->shard, &run->slots);
     return (struct boundary_word){
         .wish = (enum run_wish)atomic_load(&run->wishes->wish), .epoch = plans_ready(run->plans),
+        .settings = settings_look(run->settings),
         .memory_bytes = (uint64_t)usage.ru_maxrss * 1024, .bad_tensor = bad_tensor,
     };
 }
@@ -212,6 +213,7 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
         return rc;
     r.wish = word.wish;
     r.epoch = word.epoch;
+    r.settings = word.settings;
     r.memory_bytes = word.memory_bytes;
     r.bad_tensor = word.bad_tensor >= 0 ? run->map.entries[word.bad_tensor].name : NULL;
     shard_zero_gradients(run->shard);

@@ -21,6 +21,7 @@ struct step_result {
     double seconds[PHASES];
     enum run_wish wish; /* the strongest of all ranks */
     uint32_t epoch;     /* of the plan that all ranks are ready for; 0: none */
+    uint32_t settings;  /* revision that all ranks have; 0: none */
     bool is_bad;        /* loss or gradient is not a number; nothing was updated */
     const char *bad_tensor; /* the first of the backward with such a gradient, NULL: none */
 };

@@ -31,6 +31,7 @@ struct trainer {
     const Ballast__Start *start;
     struct run_wishes wishes;
     struct plans *plans;
+    struct settings settings;
     struct run run;
     uint64_t logged_ns;
     uint64_t n_rollbacks, n_skips, bad_step; /* of step bad_step; up to it, in a row */
@@ -59,6 +60,7 @@ static void send_state(struct trainer *t, Ballast__RankPhase phase, const char *
     s.plan_text = (char *)facts.text;
     s.moved_bytes = facts.moved_bytes;
     s.pause_s = facts.pause_s;
+    s.settings_revision = t->run.settings_revision;
     channel_send_state(t->channel, &s);
 }
 
@@ -133,6 +135,12 @@ static void on_abort_plan(void *user, const Ballast__AbortPlan *abort_plan)
 {
     struct trainer *t = user;
     plans_abort(t->plans, abort_plan);
+}
+
+static void on_settings(void *user, const Ballast__Settings *settings)
+{
+    struct trainer *t = user;
+    settings_arrive(&t->settings, settings);
 }
 
 /* ---- log lines ------------------------------------------------------------------------------ */
@@ -282,6 +290,18 @@ static int migrate(struct trainer *t, struct step_result *r, struct err *err)
     return 0;
 }
 
+/* All ranks have them: from this boundary on they hold. */
+static void change_settings(struct trainer *t)
+{
+    struct run *run = &t->run;
+    run_change_settings(run);
+    if (run->coll->rank == 0)
+        printf("step=%" PRIu64 " settings=%u checkpoint_every=%" PRIu64 " validation_every=%" PRIu64
+               " window=%u\n", run->state.step, run->settings_revision,
+               run->spec->checkpoint_every_steps, run->spec->train_validation_every_steps,
+               run->spec->rebalance_window_steps);
+}
+
 static bool is_due(uint64_t step, uint64_t every)
 {
     return every > 0 && step % every == 0;
@@ -297,6 +317,8 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
     int rc = step_train(run, &r, err);
     if (rc < 0 || (rc = report_load(t, &r, err)) < 0)
         return rc;
+    if (r.settings > run->settings_revision)
+        change_settings(t);
     bool ends = run->state.step >= s->train_steps || r.wish != WISH_NONE;
     if (r.epoch > 0 && !ends && (rc = migrate(t, &r, err)) < 0)
         return rc;
@@ -324,7 +346,7 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
 
 static int train(struct trainer *t, struct err *err)
 {
-    int rc = run_open(&t->run, t->start, &t->wishes, t->plans, err);
+    int rc = run_open(&t->run, t->start, &t->wishes, t->plans, &t->settings, err);
     if (rc < 0)
         return rc;
     log_start(t);
@@ -377,13 +399,14 @@ static int finish(struct trainer *t, int rc, const struct err *err)
 
 int trainer_main(int fd)
 {
-    static const struct channel_events events = {on_stop, on_prepare, on_abort_plan};
+    static const struct channel_events events = {on_stop, on_prepare, on_abort_plan, on_settings};
     struct trainer *t = calloc(1, sizeof *t);
     struct err err = {0};
     int rc;
     if (!t)
         return 1;
     t->plans = plans_create();
+    settings_init(&t->settings);
     t->run.ckpt_lock = -1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     log_init("trainer", LOG_INFO);
@@ -396,12 +419,14 @@ int trainer_main(int fd)
         log_error("msg=\"no START: %s\"", err.text);
         channel_close(t->channel);
         plans_destroy(t->plans);
+        settings_fini(&t->settings);
         free(t);
         return 1;
     }
     rc = finish(t, train(t, &err), &err);
     channel_close(t->channel); /* before what the events look at */
     plans_destroy(t->plans);
+    settings_fini(&t->settings);
     run_close(&t->run);
     free(t);
     return rc;
