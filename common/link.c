@@ -565,15 +565,6 @@ int link_connect(struct uv_loop_s *loop, const char *address, const struct link_
     return 0;
 }
 
-const char *link_library_version(void)
-{
-    static char text[32];
-    int major, minor, patch;
-    zmq_version(&major, &minor, &patch);
-    snprintf(text, sizeof text, "%d.%d.%d", major, minor, patch);
-    return text;
-}
-
 struct link_stats link_stats(const struct link *l)
 {
     struct link_stats stats = l->stats;

@@ -82,8 +82,6 @@ char *link_own_user(void);
  * from malloc and is freed with the peer. NULL if there is no such peer. */
 void **link_peer_slot(struct link *l, link_peer peer);
 
-const char *link_library_version(void); /* of ZeroMQ, "4.3.4" */
-
 struct link_stats link_stats(const struct link *l);
 
 /* Gives what is queued a bounded time to leave (1 s), then closes. The memory goes when the loop

@@ -11,27 +11,20 @@
 #include "common/link.h"
 #include "common/types.h"
 #include "common/version.h"
+#include "common/versions.h"
 
 #define DOCTOR_TIMEOUT_MS 2000
 
 int ctl_version(struct ctl *c)
 {
-    static const char *const rows[][2] = {
-        {"version", BALLAST_VERSION}, {"commit", BALLAST_COMMIT}, {"cuda", BALLAST_CUDA_VERSION},
-        {"nccl", BALLAST_NCCL_VERSION}, {"sqlite", BALLAST_SQLITE_VERSION},
-        {"zeromq", BALLAST_ZMQ_VERSION}, {"libuv", BALLAST_UV_VERSION},
-    };
-    struct json *o = ctl_is_json(c) ? json_new_object() : NULL;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (o)
-            json_put(o, rows[i][0], json_new_string(rows[i][1]));
-        else if (i == 0)
-            printf("ballast %s (commit %s)\n", BALLAST_VERSION, BALLAST_COMMIT);
-        else if (i > 1)
-            printf("%-9s %s\n", rows[i][0], rows[i][1]);
+    if (!ctl_is_json(c)) {
+        version_print("ballast");
+        return CTL_OK;
     }
-    if (o)
-        ctl_json_one(c, "Version", 0, o);
+    struct json *o = json_new_object();
+    for (size_t i = 0; i < n_version_rows; i++)
+        json_put(o, version_rows[i].name, json_new_string(version_rows[i].text));
+    ctl_json_one(c, "Version", 0, o);
     return CTL_OK;
 }
 

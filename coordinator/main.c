@@ -8,7 +8,7 @@
 #include "common/link.h"
 #include "common/log.h"
 #include "common/stdio.h"
-#include "common/version.h"
+#include "common/versions.h"
 #include "coordinator/server.h"
 #include "coordinator/store.h"
 
@@ -38,15 +38,6 @@ static const char usage[] =
     "  " PROGRAM " --config coordinator.yaml --check-config\n"
     "  kill -HUP $(cat STATE_DIR/lock)    # read log_level again\n"
     "  kill -USR1 $(cat STATE_DIR/lock)   # write the present state to the log\n";
-
-static void print_version(void)
-{
-    printf(PROGRAM " %s\ncommit: %s\nsqlite: %s\nzeromq: %s\ncuda: %s\nnccl: %s\n",
-           BALLAST_VERSION, *BALLAST_COMMIT ? BALLAST_COMMIT : "unknown",
-           store_library_version(), link_library_version(),
-           *BALLAST_CUDA_VERSION ? BALLAST_CUDA_VERSION : "none",
-           *BALLAST_NCCL_VERSION ? BALLAST_NCCL_VERSION : "none");
-}
 
 static int read_config(const char *file, struct server_config *out, struct err *err)
 {
@@ -103,7 +94,7 @@ int main(int argc, char **argv)
             fields_print_markdown(&server_config_table, stdout);
             return 0;
         case VERSION:
-            print_version();
+            version_print(PROGRAM);
             return 0;
         case 'h':
             fputs(usage, stdout);

@@ -427,11 +427,6 @@ void store_resume(struct store *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-const char *store_library_version(void)
-{
-    return sqlite3_libversion();
-}
-
 uint64_t store_free_bytes(const struct store *s)
 {
     struct statvfs v;

@@ -153,8 +153,6 @@ struct store_batch *store_take_done(struct store *s);
 /* Accept batches again; call it when the failed one and all after it are back. */
 void store_resume(struct store *s);
 
-const char *store_library_version(void); /* of SQLite, "3.40.1" */
-
 /* Free bytes in the file system of the state folder. */
 uint64_t store_free_bytes(const struct store *s);
 

@@ -8,7 +8,7 @@
 
 #include "common/log.h"
 #include "common/stdio.h"
-#include "common/version.h"
+#include "common/versions.h"
 #include "worker/bench.h"
 #include "worker/channel.h"
 #include "worker/config.h"
@@ -39,13 +39,6 @@ static const char usage[] =
     "\n"
     "SIGTERM stops its trainer (after a checkpoint, within a bound) and ends; a second one ends\n"
     "at once. SIGUSR1 writes its state to the log.\n";
-
-static void print_version(void)
-{
-    printf("ballast-worker %s commit %s\nZeroMQ %s\nlibuv %s\nCUDA %s\nNCCL %s\n",
-           BALLAST_VERSION, *BALLAST_COMMIT ? BALLAST_COMMIT : "unknown", BALLAST_ZMQ_VERSION,
-           BALLAST_UV_VERSION, BALLAST_CUDA_VERSION, BALLAST_NCCL_VERSION);
-}
 
 static int usage_error(const char *what)
 {
@@ -161,7 +154,7 @@ int main(int argc, char **argv)
             fields_print_markdown(&worker_config_table, stdout);
             return EXIT_SUCCESS;
         case 'V':
-            print_version();
+            version_print("ballast-worker");
             return EXIT_SUCCESS;
         default:
             return EXIT_USAGE; /* getopt has said what is wrong */
