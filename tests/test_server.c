@@ -350,6 +350,9 @@ static void events_come_once_and_in_order(void **state)
     raw_send(&r, BALLAST__KIND__KIND_REQUEST, M(EVENTS), NULL, &(Ballast__EventsRequest){
         .base = PROTOBUF_C_MESSAGE_INIT(&ballast__events_request__descriptor),
         .from_seq = 1000, .wait_ms = 20000}.base);
+    raw_send(&r, BALLAST__KIND__KIND_REQUEST, M(PING), NULL, &(Ballast__PingRequest){
+        PROTOBUF_C_MESSAGE_INIT(&ballast__ping_request__descriptor)}.base);
+    assert_true(raw_until(&r, &r.n_of[M(PING)], 1)); /* so the other has arrived, too */
     usleep(100000);
     kill(d.pid, SIGTERM); /* a stop answers who waits */
     assert_true(raw_until(&r, &r.n_of[M(EVENTS)], 2));
