@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include "proto/message.h"
 
 static bool is_wanted(const struct job *j)
 {
@@ -40,27 +41,6 @@ static struct job *job_of(struct coord *c, const struct worker *w)
 
 /* ---- messages ----------------------------------------------------------------------------- */
 
-static Ballast__JobSpec *copy_spec(const Ballast__JobSpec *spec, struct arena *arena)
-{
-    size_t n_bytes = ballast__job_spec__get_packed_size(spec);
-    uint8_t *bytes = arena_alloc(arena, n_bytes);
-    ballast__job_spec__pack(spec, bytes);
-    Ballast__JobSpec *copy = ballast__job_spec__unpack(arena_pb(arena), n_bytes, bytes);
-    assert(copy);
-    return copy;
-}
-
-static Ballast__Placement *copy_placement(const Ballast__Placement *placement,
-                                          struct arena *arena)
-{
-    size_t n_bytes = ballast__placement__get_packed_size(placement);
-    uint8_t *bytes = arena_alloc(arena, n_bytes);
-    ballast__placement__pack(placement, bytes);
-    Ballast__Placement *copy = ballast__placement__unpack(arena_pb(arena), n_bytes, bytes);
-    assert(copy);
-    return copy;
-}
-
 /* What all ranks are told, but for the rank. */
 static Ballast__Start *start_template(struct coord *c, struct turn *t, const struct job *j)
 {
@@ -80,10 +60,10 @@ static Ballast__Start *start_template(struct coord *c, struct turn *t, const str
         m->node = arena_strdup(arena, c->fleet.workers[j->ranks[r].worker]->node);
         s->gang[r] = m;
     }
-    s->spec = copy_spec(j->start_spec ? j->start_spec : j->spec, arena);
+    s->spec = message_copy(j->start_spec ? j->start_spec : j->spec, arena);
     s->settings_revision = j->start_spec ? j->start_revision : j->settings_revision;
     if (j->rebalance.placement)
-        s->placement = copy_placement(j->rebalance.placement, arena);
+        s->placement = message_copy(j->rebalance.placement, arena);
     return s;
 }
 

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include "proto/message.h"
 
 #define S(state) BALLAST__JOB_STATE__JOB_##state
 #define BIT(state) (1u << S(state))
@@ -55,17 +56,6 @@ const char *job_state_name(Ballast__JobState state)
     return state > 0 && state <= S(CANCELLED) ? names[state] : names[0];
 }
 
-static Ballast__JobSpec *copy_spec(const Ballast__JobSpec *spec)
-{
-    size_t n_bytes = ballast__job_spec__get_packed_size(spec);
-    uint8_t *bytes = xcalloc(1, n_bytes);
-    ballast__job_spec__pack(spec, bytes);
-    Ballast__JobSpec *copy = ballast__job_spec__unpack(NULL, n_bytes, bytes);
-    free(bytes);
-    assert(copy);
-    return copy;
-}
-
 void job_text(char **text, const char *new_text)
 {
     char *copy = xstrdup(new_text ? new_text : ""); /* first: it may be the old one */
@@ -82,7 +72,7 @@ void job_change_spec(struct job *j, const Ballast__JobSpec *spec, uint32_t revis
     } else {
         ballast__job_spec__free_unpacked(j->spec, NULL);
     }
-    j->spec = copy_spec(spec);
+    j->spec = message_copy(spec, NULL);
     j->settings_revision = revision;
 }
 
@@ -90,7 +80,7 @@ struct job *job_create(job_id id, const Ballast__RecordSubmitted *submitted)
 {
     struct job *j = xcalloc(1, sizeof *j);
     j->id = id;
-    j->spec = copy_spec(submitted->spec);
+    j->spec = message_copy(submitted->spec, NULL);
     job_text(&j->user, submitted->user);
     job_text(&j->reason, NULL);
     job_text(&j->exit, NULL);

@@ -1,13 +1,13 @@
 /* rebalance.c - where a job's experts are, the plan that is open, and what the last one brought */
 #include "coordinator/rebalance.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "coordinator/keys.h"
 #include "proto/check.h"
 #include "proto/placed.h"
+#include "proto/message.h"
 
 void rebalance_init(struct rebalance *r, const Ballast__JobSpec *spec)
 {
@@ -34,17 +34,6 @@ void rebalance_fini(struct rebalance *r)
 
 /* ---- records ------------------------------------------------------------------------------- */
 
-static Ballast__RecordPlan *copy_plan(const Ballast__RecordPlan *p)
-{
-    size_t n_bytes = ballast__record_plan__get_packed_size(p);
-    uint8_t *bytes = xcalloc(1, n_bytes);
-    ballast__record_plan__pack(p, bytes);
-    Ballast__RecordPlan *copy = ballast__record_plan__unpack(NULL, n_bytes, bytes);
-    free(bytes);
-    assert(copy);
-    return copy;
-}
-
 static bool is_placement(const Ballast__Placement *p, uint32_t n_devices)
 {
     struct err err = {0};
@@ -61,7 +50,7 @@ const char *rebalance_apply_plan(struct rebalance *r, const Ballast__RecordPlan 
     if (p->placement->epoch <= r->newest_epoch || p->base_epoch != rebalance_epoch(r))
         return "PLAN that does not follow the placement in force";
     drop_plan(r);
-    r->plan = copy_plan(p);
+    r->plan = message_copy(p, NULL);
     r->newest_epoch = p->placement->epoch;
     if (p->idempotency_key.len == sizeof r->apply_key) {
         memcpy(r->apply_key, p->idempotency_key.data, sizeof r->apply_key);
@@ -93,7 +82,7 @@ const char *rebalance_apply_placement(struct rebalance *r, const Ballast__Record
         return "PLACEMENT that is none of this job";
     if (r->placement)
         ballast__placement__free_unpacked(r->placement, NULL);
-    r->placement = placed_copy(p->placement);
+    r->placement = message_copy(p->placement, NULL);
     r->unseen.epoch = p->epoch;
     r->unseen.step_s = r->plan->step_s;
     r->unseen.imbalance = p->imbalance_before;

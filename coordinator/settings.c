@@ -5,21 +5,11 @@
  * they take it at one step, whenever each of them came to hear of it. */
 #include "coordinator/core.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "proto/job_live.h"
-
-static Ballast__JobSpec *copy_spec(const Ballast__JobSpec *spec, struct arena *arena)
-{
-    size_t n_bytes = ballast__job_spec__get_packed_size(spec);
-    uint8_t *bytes = arena_alloc(arena, n_bytes);
-    ballast__job_spec__pack(spec, bytes);
-    Ballast__JobSpec *copy = ballast__job_spec__unpack(arena_pb(arena), n_bytes, bytes);
-    assert(copy);
-    return copy;
-}
+#include "proto/message.h"
 
 /* ---- telling the ranks -------------------------------------------------------------------- */
 
@@ -42,7 +32,7 @@ static void tell(struct coord *c, struct turn *t, struct job *j, uint32_t rank)
     s->job_id = j->id;
     s->attempt = j->attempt;
     s->revision = j->settings_revision;
-    s->spec = copy_spec(j->spec, &t->arena);
+    s->spec = message_copy(j->spec, &t->arena);
     r->settings_asked_ns = t->now_ns;
     turn_notice(t, w->peer, w->epoch, BALLAST__METHOD__METHOD_SETTINGS, &s->base);
 }
@@ -75,7 +65,7 @@ static void emit_settings(struct coord *c, struct turn *t, struct job *j, Ballas
 static Ballast__JobSpec *changed_spec(struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                                       const struct job *j, const Ballast__JobSetRequest *request)
 {
-    Ballast__JobSpec *spec = copy_spec(j->spec, &t->arena);
+    Ballast__JobSpec *spec = message_copy(j->spec, &t->arena);
     struct problems problems = {0};
     struct err err = {0};
     int rc = 0;

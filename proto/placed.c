@@ -2,7 +2,6 @@
 #include "proto/placed.h"
 
 #include <assert.h>
-#include <stdlib.h>
 
 void placed_layer(const Ballast__Placement *m, size_t i, struct placement *out)
 {
@@ -53,13 +52,3 @@ Ballast__Placement *placed_merge(const Ballast__Placement *base,
     return m;
 }
 
-Ballast__Placement *placed_copy(const Ballast__Placement *m)
-{
-    size_t n_bytes = ballast__placement__get_packed_size(m);
-    uint8_t *bytes = xcalloc(1, n_bytes);
-    ballast__placement__pack(m, bytes);
-    Ballast__Placement *copy = ballast__placement__unpack(NULL, n_bytes, bytes);
-    free(bytes);
-    assert(copy);
-    return copy;
-}

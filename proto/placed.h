@@ -22,7 +22,4 @@ Ballast__PlacementLayer *placed_pack(const struct placement *p, uint32_t layer,
 Ballast__Placement *placed_merge(const Ballast__Placement *base,
                                  const Ballast__Placement *changes, struct arena *arena);
 
-/* A copy, ended with ballast__placement__free_unpacked(x, NULL). */
-Ballast__Placement *placed_copy(const Ballast__Placement *m);
-
 #endif

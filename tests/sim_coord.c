@@ -5,13 +5,13 @@
  * a commit and its messages. */
 #include "tests/sim.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "coordinator/job.h"
+#include "proto/message.h"
 
 static void run_turn(struct sim *s, struct sim_event *e);
 
@@ -30,17 +30,6 @@ static int64_t wall_ns(const struct sim *s)
 }
 
 /* ---- store -------------------------------------------------------------------------------- */
-
-static Ballast__Record *copy_record(const Ballast__Record *r)
-{
-    size_t n_bytes = ballast__record__get_packed_size(r);
-    uint8_t *bytes = xcalloc(1, n_bytes);
-    ballast__record__pack(r, bytes);
-    Ballast__Record *copy = ballast__record__unpack(NULL, n_bytes, bytes);
-    free(bytes);
-    assert(copy);
-    return copy;
-}
 
 static void say_record(struct sim *s, const Ballast__Record *r)
 {
@@ -111,7 +100,7 @@ static void store_commit(struct sim *s, const struct turn *t)
             store->n_alloc = store->n_alloc ? 2 * store->n_alloc : 64;
             store->log = xrealloc(store->log, store->n_alloc * sizeof *store->log);
         }
-        Ballast__Record *r = store->log[store->n_log++] = copy_record(t->records[i]);
+        Ballast__Record *r = store->log[store->n_log++] = message_copy(t->records[i], NULL);
         struct err err = {0};
         s->counts.n_records++;
         say_record(s, r);

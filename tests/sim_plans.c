@@ -12,6 +12,7 @@
 
 #include "proto/check.h"
 #include "proto/placed.h"
+#include "proto/message.h"
 
 #define N_EXPERTS 8
 #define N_LAYERS  2
@@ -42,7 +43,7 @@ void plans_init(struct sim_trainer *t, const Ballast__Start *start)
         start->spec->rebalance_spare_slots_per_rank : 0;
     t->window_steps = start->spec->rebalance_window_steps;
     if (start->placement)
-        t->plans.placement = placed_copy(start->placement);
+        t->plans.placement = message_copy(start->placement, NULL);
 }
 
 void plans_fini(struct sim_trainer *t)
@@ -89,7 +90,8 @@ void plans_say(const struct sim_trainer *t, Ballast__RankState *s)
 static Ballast__Placement *merge(const struct sim_trainer *t, const Ballast__Placement *changes)
 {
     struct arena arena = {0};
-    Ballast__Placement *whole = placed_copy(placed_merge(t->plans.placement, changes, &arena));
+    Ballast__Placement *whole =
+        message_copy(placed_merge(t->plans.placement, changes, &arena), NULL);
     arena_fini(&arena);
     return whole;
 }

@@ -8,6 +8,7 @@
 
 #include "proto/check.h"
 #include "proto/placed.h"
+#include "proto/message.h"
 
 /* Two devices with two slots each, three experts, of which 0 has a copy on both. */
 static struct placement sample(void)
@@ -42,7 +43,7 @@ static void it_comes_back_as_it_was(void **state)
     struct arena arena = {0};
     struct placement p = sample(), q;
     Ballast__Placement *m = message(&p, (uint32_t[]){4, 7}, 2, &arena);
-    Ballast__Placement *copy = placed_copy(m);
+    Ballast__Placement *copy = message_copy(m, NULL);
     struct err err;
     assert_int_equal(check_placement(copy, &err), 0);
     assert_int_equal(placed_find(copy, 7), 1);
