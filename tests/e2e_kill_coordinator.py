@@ -7,7 +7,7 @@ from cluster import Cluster, expect, tell
 def story():
     """kill -9 the coordinator: same trainers, same id, attempt 1, every step once"""
     with Cluster(n_workers=4) as c:
-        job = c.submit(c.job(steps=250, checkpoint_every=50))
+        job = c.submit(c.job(steps=800, checkpoint_every=200))
         c.wait_step(job, 10)
         before = c.trainers(job)
         c.kill("coordinator")
@@ -20,7 +20,7 @@ def story():
         c.wait(job, "DONE")
         final = c.show(job)
         expect(final["attempt"] == 1, f"it was restarted: {final}")
-        expect(len(c.steps(job)) == 250, "a step is missing")
+        expect(len(c.steps(job)) == 800, "a step is missing")
         other = c.submit(c.job(name="after", steps=5))
         expect(int(other) == int(job) + 1, f"the next id is {other}")
         c.wait(other, "DONE")
