@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/json_unique.h"
 #include "common/mem.h"
 
 /* struct json is json-c's json_object under the project's name. */
@@ -54,8 +55,12 @@ static int parse_with(struct json_tokener *tok, const char *text, size_t n_bytes
     }
     if (!o)
         return err_set(err, -EINVAL, "the JSON document is null, expected an object");
-    *out = (struct json *)o;
-    return 0;
+    int rc = json_check_unique((struct json *)o, text, n_bytes, err);
+    if (rc < 0)
+        json_object_put(o);
+    else
+        *out = (struct json *)o;
+    return rc;
 }
 
 int json_parse(const char *text, size_t n_bytes, size_t bytes_max, struct json **out,

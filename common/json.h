@@ -17,7 +17,8 @@ enum json_kind {
 #define JSON_DEPTH_MAX 64
 
 /* Gives *out, ended with json_destroy. n_bytes beyond bytes_max is refused with -EFBIG, bad text
- * with -EINVAL and the byte where it stops being JSON. A null document is refused. */
+ * with -EINVAL and the byte where it stops being JSON. A null document is refused, and an object
+ * with the same key twice, by the key. */
 int  json_parse(const char *text, size_t n_bytes, size_t bytes_max, struct json **out,
                 struct err *err);
 /* The same of a regular file; errors begin with its name. */

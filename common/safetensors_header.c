@@ -54,36 +54,6 @@ bool st_is_printable(const char *name)
     return *name != '\0';
 }
 
-/* JSON keeps the last of two equal keys and says nothing. In valid JSON each member has exactly
- * one colon outside of strings, so their number tells. */
-static size_t count_colons(const char *text, size_t n_bytes)
-{
-    size_t n = 0;
-    bool inside = false;
-    for (size_t i = 0; i < n_bytes; i++) {
-        if (text[i] == '"')
-            inside = !inside;
-        else if (inside && text[i] == '\\')
-            i++;
-        else if (!inside && text[i] == ':')
-            n++;
-    }
-    return n;
-}
-
-static size_t count_members(const struct json *v)
-{
-    size_t n = 0;
-    if (json_kind_of(v) == JSON_ARRAY) {
-        for (size_t i = 0; i < json_count(v); i++)
-            n += count_members(json_at(v, i));
-    } else if (json_kind_of(v) == JSON_OBJECT) {
-        for (struct json_iter i = json_iter(v); json_next(&i);)
-            n += 1 + count_members(i.value);
-    }
-    return n;
-}
-
 static int read_dtype(const struct json *info, enum st_dtype *out, struct err *err)
 {
     const char *text = json_as_string(json_get(info, "dtype"));
@@ -221,8 +191,6 @@ static int read_members(struct safetensors *st, const struct st_file *f, const s
     size_t first = st->n_views;
     int rc = 0;
 
-    if (count_members(root) != count_colons((const char *)f->map + 8, header_bytes))
-        return err_set(err, -EINVAL, "%s: the header holds the same name twice", f->path);
     for (struct json_iter i = json_iter(root); rc == 0 && json_next(&i);) {
         if (strcmp(i.key, "__metadata__") == 0)
             rc = check_metadata(f, i.value, err);

@@ -133,6 +133,8 @@ static const struct {
     { "a list of texts", "[1, 2, 3]", "[\"1\", 2, 3]", -EINVAL, "kda_layers" },
     { "no list", "[1, 2, 3]", "{}", -EINVAL, "kda_layers" },
     { "a gate bound that would overflow", "-5.0", "-50.0", -EINVAL, "gate_lower_bound" },
+    { "a key twice", "\"num_experts\": 16", "\"num_experts\": 8, \"num_experts\": 16", -EINVAL,
+      "key 'num_experts' is there twice" },
     { "another family", "kimi_k3", "llama", -ENOTSUP, "supported: kimi_k3" },
     { "a family that needs more", "kimi_k3", "mixtral", -ENOTSUP,
       "not built: grouped-query attention, a softmax router" },

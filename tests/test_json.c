@@ -32,6 +32,12 @@ static const struct {
     {"a comma too many", "{\"a\": 1,}", -EINVAL, "byte 8"},
     {"single quotes", "{\"a\": 'x'}", -EINVAL, "byte 6"},
     {"a comment", "/* x */ {}", -EINVAL, "not JSON"},
+    {"a key twice", "{\"a\": 1, \"b\": 2, \"a\": 1}", -EINVAL, "key 'a' is there twice"},
+    {"a key twice, one of them escaped", "{\"a\": 1, \"\\u0061\": 1}", -EINVAL, "key 'a' is"},
+    {"a key twice deep down", "[1, {\"x\": [null, {\"k\": 1.5, \"s\": \"}:\\\"\", \"k\": {}}]}]",
+     -EINVAL, "key 'k' is there twice"},
+    {"a key twice that would break the line", "{\"a\\n\": 1, \"a\\n\": 1}", -EINVAL, "key 'a?' is"},
+    {"the same key in two objects", "{\"a\": {\"a\": 1}, \"b\": {\"a\": \":\"}}", 0, NULL},
     {"bytes that are no UTF-8", "{\"a\": \"\xff\xfe\"}", -EINVAL, "utf-8"},
 };
 
