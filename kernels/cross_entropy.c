@@ -59,9 +59,9 @@ static void loss_rows(void *arg, int64_t begin, int64_t end, struct cpu_thread *
     }
 }
 
-double cpu_linear_cross_entropy(struct device *dev, float *dx, float *acc_dw, const float *x,
-                                const float *w, const int32_t *labels, int64_t n, int64_t d,
-                                int64_t vocab)
+void cpu_linear_cross_entropy(struct device *dev, double *acc_loss, float *dx, float *acc_dw,
+                              const float *x, const float *w, const int32_t *labels, int64_t n,
+                              int64_t d, int64_t vocab)
 {
     assert(!dx == !acc_dw);
     int64_t block = min_i64(n, max_i64(BLOCK_ROWS_MIN, LOGITS_MAX / vocab));
@@ -85,5 +85,5 @@ double cpu_linear_cross_entropy(struct device *dev, float *dx, float *acc_dw, co
         product_spread(dev, acc_dw, d, transposed(s.logits, vocab), as_is(x_rows, d), vocab, d,
                        rows, 1, 1);
     }
-    return loss;
+    *acc_loss += loss;
 }

@@ -9,7 +9,21 @@
  * each. Outputs may not overlap inputs unless said. A gradient named d* is assigned; one named
  * acc_* is added to (+=). Ops cannot fail: scratch is the device's own and has its size
  * after the first step; a wrong shape is a broken invariant and asserts. One thread at a time
- * calls a device's ops. */
+ * calls a device's ops.
+ *
+ * Elements. Activations, their gradients, and the weights that forward and backward read (matrices
+ * and vectors alike) are elements of the device's one type, float32 or bfloat16. Everything typed
+ * float is float32 on every device: statistics, router logits and weights, KDA's log-decay and
+ * state, the rotary table, gradient sums of weights, and all that the optimizer takes. Math inside
+ * is float32 whatever the elements are, and so are the sums of products. Strides, widths and
+ * offsets count elements, never bytes.
+ *
+ * Where memory lies. The host may not look into what alloc gave. In host memory are: structs,
+ * cu_seqlens and cu_rows, the offsets of groups, n_rerouted and n_dropped, and arrays of pointers
+ * (w, acc_dw, r, acc_dr, packed, scales of groups), which point into the device. All else is in the
+ * device's: elements, floats, tokens, labels, ids, sent, selected, index, counts, histogram, and
+ * the accumulators acc, acc_loss and acc_bad. No op returns a number that it computed: it adds it
+ * to an accumulator, which is read once, when the host may wait for it. */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
 
@@ -18,7 +32,42 @@
 #include "common/err.h"
 #include "common/types.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct device;
+
+enum elem_type { ELEM_F32, ELEM_BF16 };
+
+/* One element; without a body, so that nobody looks into it or steps over it by accident. */
+typedef struct elem elem;
+
+/* How ops take elements: from elem *, or from float * where the device's elements are float32. The
+ * definitions of the CPU are written with float * and fit the table. In C++ no type is implied. */
+#ifdef __cplusplus
+typedef void *elem_ptr;
+typedef const void *const_elem_ptr;
+typedef void *const *elem_ptrs;
+typedef const void *const *const_elem_ptrs;
+#else
+typedef union {
+    elem  *p;
+    float *f32;
+} elem_ptr __attribute__((transparent_union));
+typedef union {
+    const elem  *p;
+    const float *f32;
+} const_elem_ptr __attribute__((transparent_union));
+typedef union {
+    elem  *const *p;
+    float *const *f32;
+} elem_ptrs __attribute__((transparent_union));
+typedef union {
+    const elem  *const *p;
+    const float *const *f32;
+} const_elem_ptrs __attribute__((transparent_union));
+#endif
 
 /* What the KDA recurrence keeps for its backward; sizes from kda_saved_floats. */
 struct kda_shape {
@@ -114,38 +163,45 @@ struct device_ops {
     /* y += a x */
     void (*axpy)(struct device *dev, float *y, float a, const float *x, int64_t n);
     void (*scale)(struct device *dev, float *y, float a, int64_t n);
-    /* sum of squares, in double, fixed tree */
-    double (*sum_squares)(struct device *dev, const float *x, int64_t n);
-    /* false if any element is NaN or infinite */
-    bool (*all_finite)(struct device *dev, const float *x, int64_t n);
+    /* y += x */
+    void (*add)(struct device *dev, elem_ptr y, const_elem_ptr x, int64_t n);
+    void (*to_f32)(struct device *dev, float *y, const_elem_ptr x, int64_t n);
+    /* to the nearest, ties to even */
+    void (*to_elem)(struct device *dev, elem_ptr y, const float *x, int64_t n);
+    /* *acc += the sum of squares, in double, fixed tree */
+    void (*sum_squares)(struct device *dev, double *acc, const float *x, int64_t n);
+    /* *acc_bad becomes 1 if any of x is NaN or infinite, else it stays */
+    void (*all_finite)(struct device *dev, int32_t *acc_bad, const float *x, int64_t n);
 
     /* ---- products: x (n, in), w (out, in), y (n, out); beta 0 assigns, 1 adds ---- */
-    void (*linear)(struct device *dev, float *y, const float *x, const float *w, int64_t n,
+    void (*linear)(struct device *dev, elem_ptr y, const_elem_ptr x, const_elem_ptr w, int64_t n,
                    int64_t in, int64_t out, float beta);
+    /* The same with a float32 y: the router's logits. */
+    void (*linear_f32)(struct device *dev, float *y, const_elem_ptr x, const_elem_ptr w, int64_t n,
+                       int64_t in, int64_t out, float beta);
     /* dx = dy w (+ beta dx) */
-    void (*linear_dx)(struct device *dev, float *dx, const float *dy, const float *w, int64_t n,
-                      int64_t in, int64_t out, float beta);
+    void (*linear_dx)(struct device *dev, elem_ptr dx, const_elem_ptr dy, const_elem_ptr w,
+                      int64_t n, int64_t in, int64_t out, float beta);
     /* acc_dw += dy^T x */
-    void (*linear_dw)(struct device *dev, float *acc_dw, const float *dy, const float *x, int64_t n,
-                      int64_t in, int64_t out);
+    void (*linear_dw)(struct device *dev, float *acc_dw, const_elem_ptr dy, const_elem_ptr x,
+                      int64_t n, int64_t in, int64_t out);
     /* The same per group: rows offsets[g] .. offsets[g+1] with weight w[g]; empty groups are
      * fine. Groups are spread over the threads. */
-    void (*grouped_linear)(struct device *dev, float *y, const float *x, const float *const *w,
+    void (*grouped_linear)(struct device *dev, elem_ptr y, const_elem_ptr x, const_elem_ptrs w,
                            const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out);
-    void (*grouped_linear_dx)(struct device *dev, float *dx, const float *dy, const float *const *w,
+    void (*grouped_linear_dx)(struct device *dev, elem_ptr dx, const_elem_ptr dy, const_elem_ptrs w,
                               const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out,
                               float beta);
-    void (*grouped_linear_dw)(struct device *dev, float *const *acc_dw, const float *dy,
-                              const float *x, const int64_t *offsets, int32_t n_groups, int64_t in,
-                              int64_t out);
+    void (*grouped_linear_dw)(struct device *dev, float *const *acc_dw, const_elem_ptr dy,
+                              const_elem_ptr x, const int64_t *offsets, int32_t n_groups,
+                              int64_t in, int64_t out);
     /* The same over frozen weights that stay packed as MXFP4 (model.md 6.4): packed[g]
      * (out, in / 2), scales[g] (out, in / 32), in a multiple of 32, no scale of 255. Weights are
      * decoded a block at a time and never lie unpacked as a whole. */
-    void (*grouped_linear_mxfp4)(struct device *dev, float *y, const float *x,
+    void (*grouped_linear_mxfp4)(struct device *dev, elem_ptr y, const_elem_ptr x,
                                  const uint8_t *const *packed, const uint8_t *const *scales,
-                                 const int64_t *offsets, int32_t n_groups, int64_t in,
-                                 int64_t out);
-    void (*grouped_linear_mxfp4_dx)(struct device *dev, float *dx, const float *dy,
+                                 const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out);
+    void (*grouped_linear_mxfp4_dx)(struct device *dev, elem_ptr dx, const_elem_ptr dy,
                                     const uint8_t *const *packed, const uint8_t *const *scales,
                                     const int64_t *offsets, int32_t n_groups, int64_t in,
                                     int64_t out, float beta);
@@ -153,120 +209,124 @@ struct device_ops {
      * x + (t n_heads + h) x_stride, and alike for y; w_h = w + h w_stride is (out, in). Absorbed
      * latent attention needs it: with kv_b's rows of a head, nope keys then v values, q_latent =
      * q_nope Wk is heads_linear_dx (dy = q_nope, out = nope) and o = o_latent Wv^T heads_linear. */
-    void (*heads_linear)(struct device *dev, float *y, int64_t y_stride, const float *x,
-                         int64_t x_stride, const float *w, int64_t w_stride, int64_t n,
+    void (*heads_linear)(struct device *dev, elem_ptr y, int64_t y_stride, const_elem_ptr x,
+                         int64_t x_stride, const_elem_ptr w, int64_t w_stride, int64_t n,
                          int32_t n_heads, int64_t in, int64_t out, float beta);
-    void (*heads_linear_dx)(struct device *dev, float *dx, int64_t x_stride, const float *dy,
-                            int64_t y_stride, const float *w, int64_t w_stride, int64_t n,
+    void (*heads_linear_dx)(struct device *dev, elem_ptr dx, int64_t x_stride, const_elem_ptr dy,
+                            int64_t y_stride, const_elem_ptr w, int64_t w_stride, int64_t n,
                             int32_t n_heads, int64_t in, int64_t out, float beta);
-    void (*heads_linear_dw)(struct device *dev, float *acc_dw, int64_t w_stride, const float *dy,
-                            int64_t y_stride, const float *x, int64_t x_stride, int64_t n,
+    void (*heads_linear_dw)(struct device *dev, float *acc_dw, int64_t w_stride, const_elem_ptr dy,
+                            int64_t y_stride, const_elem_ptr x, int64_t x_stride, int64_t n,
                             int32_t n_heads, int64_t in, int64_t out);
 
     /* ---- norms ---- */
     /* y = w x rsqrt(mean x^2 + eps); rstd (n) is kept for the backward */
-    void (*rms_norm)(struct device *dev, float *y, float *rstd, const float *x, const float *w,
-                     int64_t n, int64_t d, float eps);
+    void (*rms_norm)(struct device *dev, elem_ptr y, float *rstd, const_elem_ptr x,
+                     const_elem_ptr w, int64_t n, int64_t d, float eps);
     /* dx = beta dx + ...; acc_dw (d) */
-    void (*rms_norm_backward)(struct device *dev, float *dx, float *acc_dw, const float *dy,
-                              const float *x, const float *w, const float *rstd, int64_t n,
+    void (*rms_norm_backward)(struct device *dev, elem_ptr dx, float *acc_dw, const_elem_ptr dy,
+                              const_elem_ptr x, const_elem_ptr w, const float *rstd, int64_t n,
                               int64_t d, float beta);
-    /* KDA's output: y = rms_norm(o per head of d; w (d)) * sigmoid(g). Rows are n tokens x heads. */
-    void (*gated_rms_norm)(struct device *dev, float *y, float *rstd, const float *o,
-                           const float *g, const float *w, int64_t n_rows, int64_t d, float eps);
-    void (*gated_rms_norm_backward)(struct device *dev, float *d_o, float *dg, float *acc_dw,
-                                    const float *dy, const float *o, const float *g, const float *w,
-                                    const float *rstd, int64_t n_rows, int64_t d);
+    /* KDA's output: y = rms_norm(o per head of d; w (d)) sigmoid(g). Rows are n tokens x heads. */
+    void (*gated_rms_norm)(struct device *dev, elem_ptr y, float *rstd, const_elem_ptr o,
+                           const_elem_ptr g, const_elem_ptr w, int64_t n_rows, int64_t d,
+                           float eps);
+    void (*gated_rms_norm_backward)(struct device *dev, elem_ptr d_o, elem_ptr dg, float *acc_dw,
+                                    const_elem_ptr dy, const_elem_ptr o, const_elem_ptr g,
+                                    const_elem_ptr w, const float *rstd, int64_t n_rows, int64_t d);
     /* y = x / sqrt(sum x^2 + eps) per row of d; rstd (n_rows) */
-    void (*l2_norm)(struct device *dev, float *y, float *rstd, const float *x, int64_t n_rows,
+    void (*l2_norm)(struct device *dev, elem_ptr y, float *rstd, const_elem_ptr x, int64_t n_rows,
                     int64_t d, float eps);
-    void (*l2_norm_backward)(struct device *dev, float *dx, const float *dy, const float *y,
+    void (*l2_norm_backward)(struct device *dev, elem_ptr dx, const_elem_ptr dy, const_elem_ptr y,
                              const float *rstd, int64_t n_rows, int64_t d);
 
     /* y = w (x - mean) / sqrt(var + eps) + b; stats (n, 2): mean and 1 / sqrt(var + eps) */
-    void (*layer_norm)(struct device *dev, float *y, float *stats, const float *x, const float *w,
-                       const float *b, int64_t n, int64_t d, float eps);
+    void (*layer_norm)(struct device *dev, elem_ptr y, float *stats, const_elem_ptr x,
+                       const_elem_ptr w, const_elem_ptr b, int64_t n, int64_t d, float eps);
     /* dx = beta dx + ...; acc_dw, acc_db (d) */
-    void (*layer_norm_backward)(struct device *dev, float *dx, float *acc_dw, float *acc_db,
-                                const float *dy, const float *x, const float *w, const float *stats,
-                                int64_t n, int64_t d, float beta);
+    void (*layer_norm_backward)(struct device *dev, elem_ptr dx, float *acc_dw, float *acc_db,
+                                const_elem_ptr dy, const_elem_ptr x, const_elem_ptr w,
+                                const float *stats, int64_t n, int64_t d, float beta);
 
     /* ---- gates and activations ---- */
     /* y = o * sigmoid(g) */
-    void (*sigmoid_gate)(struct device *dev, float *y, const float *o, const float *g, int64_t n);
-    void (*sigmoid_gate_backward)(struct device *dev, float *d_o, float *dg, const float *dy,
-                                  const float *o, const float *g, int64_t n);
-    void (*sigmoid)(struct device *dev, float *y, const float *x, int64_t n);
+    void (*sigmoid_gate)(struct device *dev, elem_ptr y, const_elem_ptr o, const_elem_ptr g,
+                         int64_t n);
+    void (*sigmoid_gate_backward)(struct device *dev, elem_ptr d_o, elem_ptr dg, const_elem_ptr dy,
+                                  const_elem_ptr o, const_elem_ptr g, int64_t n);
+    void (*sigmoid)(struct device *dev, elem_ptr y, const_elem_ptr x, int64_t n);
     /* dx = dy y (1 - y) */
-    void (*sigmoid_backward)(struct device *dev, float *dx, const float *dy, const float *y,
+    void (*sigmoid_backward)(struct device *dev, elem_ptr dx, const_elem_ptr dy, const_elem_ptr y,
                              int64_t n);
     /* y = b1 tanh(a/b1) sigmoid(a) * b2 tanh(u/b2); model.md 5.1 */
-    void (*situ)(struct device *dev, float *y, const float *a, const float *u, int64_t n, float b1,
-                 float b2);
-    void (*situ_backward)(struct device *dev, float *da, float *du, const float *dy, const float *a,
-                          const float *u, int64_t n, float b1, float b2);
+    void (*situ)(struct device *dev, elem_ptr y, const_elem_ptr a, const_elem_ptr u, int64_t n,
+                 float b1, float b2);
+    void (*situ_backward)(struct device *dev, elem_ptr da, elem_ptr du, const_elem_ptr dy,
+                          const_elem_ptr a, const_elem_ptr u, int64_t n, float b1, float b2);
     /* y = silu(a) u */
-    void (*swiglu)(struct device *dev, float *y, const float *a, const float *u, int64_t n);
-    void (*swiglu_backward)(struct device *dev, float *da, float *du, const float *dy,
-                            const float *a, const float *u, int64_t n);
+    void (*swiglu)(struct device *dev, elem_ptr y, const_elem_ptr a, const_elem_ptr u, int64_t n);
+    void (*swiglu_backward)(struct device *dev, elem_ptr da, elem_ptr du, const_elem_ptr dy,
+                            const_elem_ptr a, const_elem_ptr u, int64_t n);
 
     /* ---- KDA; model.md part 2 ---- */
     /* y = silu(causal depthwise convolution of x (n, channels) with w (channels, kernel)), no bias,
      * last tap on the current token, window reset at each document; pre keeps the value before
      * the silu. */
-    void (*short_conv)(struct device *dev, float *y, float *pre, const float *x, const float *w,
-                       const int32_t *cu_seqlens, int32_t n_docs, int64_t channels, int32_t kernel);
-    void (*short_conv_backward)(struct device *dev, float *dx, float *acc_dw, const float *dy,
-                                const float *pre, const float *x, const float *w,
+    void (*short_conv)(struct device *dev, elem_ptr y, elem_ptr pre, const_elem_ptr x,
+                       const_elem_ptr w, const int32_t *cu_seqlens, int32_t n_docs,
+                       int64_t channels, int32_t kernel);
+    void (*short_conv_backward)(struct device *dev, elem_ptr dx, float *acc_dw, const_elem_ptr dy,
+                                const_elem_ptr pre, const_elem_ptr x, const_elem_ptr w,
                                 const int32_t *cu_seqlens, int32_t n_docs, int64_t channels,
                                 int32_t kernel);
     /* g (n, heads, d) from z (n, heads, d) + dt_bias (heads, d) and a_log (heads). bounded: g =
      * lower_bound sigmoid(exp(a_log) z), else g = -exp(a_log) softplus(z); z includes the bias. */
-    void (*kda_gate)(struct device *dev, float *g, const float *z, const float *dt_bias,
-                     const float *a_log, int64_t n, int32_t n_heads, int32_t d, bool bounded,
+    void (*kda_gate)(struct device *dev, float *g, const_elem_ptr z, const_elem_ptr dt_bias,
+                     const_elem_ptr a_log, int64_t n, int32_t n_heads, int32_t d, bool bounded,
                      float lower_bound);
-    void (*kda_gate_backward)(struct device *dev, float *dz, float *acc_d_dt_bias,
-                              float *acc_d_a_log, const float *dg, const float *z,
-                              const float *dt_bias, const float *a_log, int64_t n, int32_t n_heads,
-                              int32_t d, bool bounded, float lower_bound);
+    void (*kda_gate_backward)(struct device *dev, elem_ptr dz, float *acc_d_dt_bias,
+                              float *acc_d_a_log, const float *dg, const_elem_ptr z,
+                              const_elem_ptr dt_bias, const_elem_ptr a_log, int64_t n,
+                              int32_t n_heads, int32_t d, bool bounded, float lower_bound);
     /* Floats that kda_forward leaves in saved for kda_backward (chunk states and more). */
     size_t (*kda_saved_floats)(struct device *dev, const struct kda_shape *shape);
     /* q, k (normalised), v, g, o: (n, heads, d); beta (n, heads). initial_state and final_state:
      * (n_docs, heads, d, d) or NULL (zero, not wanted). */
-    void (*kda_forward)(struct device *dev, float *o, float *final_state, float *saved,
-                        const float *q, const float *k, const float *v, const float *g,
-                        const float *beta, const float *initial_state,
+    void (*kda_forward)(struct device *dev, elem_ptr o, float *final_state, float *saved,
+                        const_elem_ptr q, const_elem_ptr k, const_elem_ptr v, const float *g,
+                        const_elem_ptr beta, const float *initial_state,
                         const struct kda_shape *shape);
     /* d_final_state and d_initial_state may be NULL. */
-    void (*kda_backward)(struct device *dev, float *dq, float *dk, float *dv, float *dg,
-                         float *dbeta, float *d_initial_state, const float *d_o,
-                         const float *d_final_state, const float *q, const float *k, const float *v,
-                         const float *g, const float *beta, const float *initial_state,
-                         const float *saved, const struct kda_shape *shape);
+    void (*kda_backward)(struct device *dev, elem_ptr dq, elem_ptr dk, elem_ptr dv, float *dg,
+                         elem_ptr dbeta, float *d_initial_state, const_elem_ptr d_o,
+                         const float *d_final_state, const_elem_ptr q, const_elem_ptr k,
+                         const_elem_ptr v, const float *g, const_elem_ptr beta,
+                         const float *initial_state, const float *saved,
+                         const struct kda_shape *shape);
 
     /* ---- latent attention, expanded form; model.md part 3 ---- */
     /* q (n, heads, nope + rope); kv (n, heads, nope + v): keys then values; k_rope rows of one
-     * shared key part, k_rope_stride floats apart; o (n, heads, v); lse (n, heads). */
-    void (*attention)(struct device *dev, float *o, float *lse, const float *q, const float *kv,
-                      const float *k_rope, int64_t k_rope_stride,
+     * shared key part, k_rope_stride apart; o (n, heads, v); lse (n, heads). */
+    void (*attention)(struct device *dev, elem_ptr o, float *lse, const_elem_ptr q,
+                      const_elem_ptr kv, const_elem_ptr k_rope, int64_t k_rope_stride,
                       const struct attention_shape *shape);
-    /* dk_rope (n, d_k_rope_stride): its rope_dim leading floats of each row are assigned. */
-    void (*attention_backward)(struct device *dev, float *dq, float *dkv, float *dk_rope,
-                               int64_t dk_rope_stride, const float *d_o, const float *o,
-                               const float *lse, const float *q, const float *kv,
-                               const float *k_rope, int64_t k_rope_stride,
+    /* dk_rope (n, dk_rope_stride): its rope_dim leading elements of each row are assigned. */
+    void (*attention_backward)(struct device *dev, elem_ptr dq, elem_ptr dkv, elem_ptr dk_rope,
+                               int64_t dk_rope_stride, const_elem_ptr d_o, const_elem_ptr o,
+                               const float *lse, const_elem_ptr q, const_elem_ptr kv,
+                               const_elem_ptr k_rope, int64_t k_rope_stride,
                                const struct attention_shape *shape);
 
     /* ---- rotary position embedding ---- */
-    /* In place: of each token, n_heads rows stride floats apart, (t n_heads + h) stride from x; the
-     * first dim floats of a row turn by the token's position in its document. So the rope part of
+    /* In place: of each token, n_heads rows stride apart, (t n_heads + h) stride from x; the
+     * first dim of a row turn by the token's position in its document. So the rope part of
      * q (n, heads, nope + rope) is x = q + nope, stride = nope + rope; a key part shared by the
      * heads is n_heads = 1. table (n_positions, dim) is rotary_table's (common/rotary.h), with at
      * least as many positions as the longest document has tokens. */
-    void (*rotary)(struct device *dev, float *x, int32_t n_heads, int64_t stride,
+    void (*rotary)(struct device *dev, elem_ptr x, int32_t n_heads, int64_t stride,
                    const float *table, const struct rotary_shape *shape);
     /* The gradient of the turned rows becomes that of the rows before, in place. */
-    void (*rotary_backward)(struct device *dev, float *dx, int32_t n_heads, int64_t stride,
+    void (*rotary_backward)(struct device *dev, elem_ptr dx, int32_t n_heads, int64_t stride,
                             const float *table, const struct rotary_shape *shape);
 
     /* ---- sparse attention with a lightning indexer (DSA); model.md part 4 ---- */
@@ -275,57 +335,57 @@ struct device_ops {
 
     /* scores (end - begin, n): I of the queries begin .. end, -inf where s is not visible. */
     void (*index_scores)(struct device *dev, float *scores, int64_t begin, int64_t end,
-                         const float *q, const float *k, const float *w,
+                         const_elem_ptr q, const_elem_ptr k, const_elem_ptr w,
                          const struct index_shape *shape);
     /* selected (n, top_k): the keys (row numbers) with the largest I, all where no more are
      * visible; equal ones go to the lower key. Ascending, -1 after the last. */
-    void (*index_select)(struct device *dev, int32_t *selected, const float *q, const float *k,
-                         const float *w, const struct index_shape *shape);
+    void (*index_select)(struct device *dev, int32_t *selected, const_elem_ptr q, const_elem_ptr k,
+                         const_elem_ptr w, const struct index_shape *shape);
     /* Over the selected keys: o (n, heads, latent), lse (n, heads). q_latent (n, heads, latent);
      * q_rope's row of token t and head h is (t heads + h) q_rope_stride from it; latent
      * (n, latent) are keys and values; k_rope's rows are k_rope_stride apart. */
-    void (*sparse_attention)(struct device *dev, float *o, float *lse, const float *q_latent,
-                             const float *q_rope, int64_t q_rope_stride, const float *latent,
-                             const float *k_rope, int64_t k_rope_stride, const int32_t *selected,
+    void (*sparse_attention)(struct device *dev, elem_ptr o, float *lse, const_elem_ptr q_latent,
+                             const_elem_ptr q_rope, int64_t q_rope_stride, const_elem_ptr latent,
+                             const_elem_ptr k_rope, int64_t k_rope_stride, const int32_t *selected,
                              const struct sparse_shape *shape);
     /* All four gradients are assigned, d_latent being that of keys and values together; dq_rope
-     * and dk_rope have strides as q_rope and k_rope, and only their rope_dim floats are written. */
-    void (*sparse_attention_backward)(struct device *dev, float *dq_latent, float *dq_rope,
-                                      int64_t dq_rope_stride, float *d_latent, float *dk_rope,
-                                      int64_t dk_rope_stride, const float *d_o, const float *o,
-                                      const float *lse, const float *q_latent, const float *q_rope,
-                                      int64_t q_rope_stride, const float *latent,
-                                      const float *k_rope, int64_t k_rope_stride,
-                                      const int32_t *selected, const struct sparse_shape *shape);
+     * and dk_rope have strides as q_rope and k_rope, and only their rope_dim are written. */
+    void (*sparse_attention_backward)(struct device *dev, elem_ptr dq_latent, elem_ptr dq_rope,
+                                      int64_t dq_rope_stride, elem_ptr d_latent, elem_ptr dk_rope,
+                                      int64_t dk_rope_stride, const_elem_ptr d_o, const_elem_ptr o,
+                                      const float *lse, const_elem_ptr q_latent,
+                                      const_elem_ptr q_rope, int64_t q_rope_stride,
+                                      const_elem_ptr latent, const_elem_ptr k_rope,
+                                      int64_t k_rope_stride, const int32_t *selected,
+                                      const struct sparse_shape *shape);
     /* The indexer's loss: the sum over rows of KL(target || softmax of I), target = the main
-     * attention's weights summed over heads and normalised to 1. Returns it without weight; dq, dk
-     * and dw of the index are assigned, times weight. Main attention is only looked at.
+     * attention's weights summed over heads and normalised to 1. acc_loss gets it without weight;
+     * dq, dk and dw of the index are assigned, times weight. Main attention is only looked at.
      * Sparse stage: over the selected keys, main attention as in sparse_attention with its lse. */
-    double (*index_loss)(struct device *dev, float *dq, float *dk, float *dw, float weight,
-                         const float *q, const float *k, const float *w, const int32_t *selected,
-                         const float *q_latent, const float *q_rope, int64_t q_rope_stride,
-                         const float *latent, const float *k_rope, int64_t k_rope_stride,
-                         const float *lse, const struct index_shape *shape,
-                         const struct sparse_shape *core);
+    void (*index_loss)(struct device *dev, double *acc_loss, elem_ptr dq, elem_ptr dk, elem_ptr dw,
+                       float weight, const_elem_ptr q, const_elem_ptr k, const_elem_ptr w,
+                       const int32_t *selected, const_elem_ptr q_latent, const_elem_ptr q_rope,
+                       int64_t q_rope_stride, const_elem_ptr latent, const_elem_ptr k_rope,
+                       int64_t k_rope_stride, const float *lse, const struct index_shape *shape,
+                       const struct sparse_shape *core);
     /* Dense warm-up: over all visible keys, main attention as in attention with its lse. */
-    double (*index_loss_dense)(struct device *dev, float *dq, float *dk, float *dw, float weight,
-                               const float *q, const float *k, const float *w,
-                               const float *core_q, const float *core_kv, const float *k_rope,
-                               int64_t k_rope_stride, const float *lse,
-                               const struct index_shape *shape,
-                               const struct attention_shape *core);
+    void (*index_loss_dense)(struct device *dev, double *acc_loss, elem_ptr dq, elem_ptr dk,
+                             elem_ptr dw, float weight, const_elem_ptr q, const_elem_ptr k,
+                             const_elem_ptr w, const_elem_ptr core_q, const_elem_ptr core_kv,
+                             const_elem_ptr k_rope, int64_t k_rope_stride, const float *lse,
+                             const struct index_shape *shape, const struct attention_shape *core);
 
     /* ---- attention residuals; model.md 1.2 ---- */
     /* y (n, d) = softmax-weighted sum of the rows r[0..n_rows) (each (n, d)); norm g (d), proj w
      * (d); weights (n, n_rows) is kept. y may be one of r. */
-    void (*attn_res)(struct device *dev, float *y, float *weights, const float *const *r,
-                     int32_t n_rows, const float *g, const float *w, int64_t n, int64_t d,
+    void (*attn_res)(struct device *dev, elem_ptr y, float *weights, const_elem_ptrs r,
+                     int32_t n_rows, const_elem_ptr g, const_elem_ptr w, int64_t n, int64_t d,
                      float eps);
     /* acc_dr[i] (n, d) += ...; acc_dg, acc_dw (d) */
-    void (*attn_res_backward)(struct device *dev, float *const *acc_dr, float *acc_dg,
-                              float *acc_dw, const float *dy, const float *const *r,
-                              const float *weights, int32_t n_rows, const float *g, const float *w,
-                              int64_t n, int64_t d, float eps);
+    void (*attn_res_backward)(struct device *dev, elem_ptrs acc_dr, float *acc_dg, float *acc_dw,
+                              const_elem_ptr dy, const_elem_ptrs r, const float *weights,
+                              int32_t n_rows, const_elem_ptr g, const_elem_ptr w, int64_t n,
+                              int64_t d, float eps);
 
     /* ---- router and combine; model.md 5.1 ---- */
     /* scores (n, E): sigmoid, or softmax over E, of the logits; ids (n, k): the largest of scores +
@@ -345,7 +405,7 @@ struct device_ops {
      * none) that the token did not choose and that has room, groups apart; ids then holds that
      * expert, and the token's weights are made anew from its ids, so router_backward takes scores
      * and ids as they are afterwards, with 0 as d_weights of what was not sent. n_rerouted and
-     * n_dropped += choices of this call; both lie in host memory. */
+     * n_dropped += choices of this call. */
     void (*router_capacity)(struct device *dev, int32_t *ids, float *weights, int32_t *sent,
                             int64_t *n_rerouted, int64_t *n_dropped, const float *scores,
                             const float *bias, const struct capacity_config *config,
@@ -358,14 +418,14 @@ struct device_ops {
     /* The mean over segments of E sum_e f_e P_e: f_e = counts_e / sum counts without gradient, P_e
      * = the mean over the segment's rows of the scores normalised to 1 over E. Switch: one segment
      * of all rows, counts of the micro-batch, or summed over micro-batches and ranks for the loss
-     * over the global batch. Sequence-wise: a segment each. Returns it without weight;
+     * over the global batch. Sequence-wise: a segment each. acc_loss gets it without weight;
      * acc_d_logits (n, E) += weight times its gradient; NULL: the loss alone. */
-    double (*router_aux_loss)(struct device *dev, float *acc_d_logits, float weight,
-                              const float *scores, const int64_t *counts, const int32_t *cu_rows,
-                              int32_t n_segments, const struct router_shape *shape);
+    void (*router_aux_loss)(struct device *dev, double *acc_loss, float *acc_d_logits, float weight,
+                            const float *scores, const int64_t *counts, const int32_t *cu_rows,
+                            int32_t n_segments, const struct router_shape *shape);
     /* The mean over rows of logsumexp(logits)^2; weight and acc_d_logits as above. */
-    double (*router_z_loss)(struct device *dev, float *acc_d_logits, float weight,
-                            const float *logits, const struct router_shape *shape);
+    void (*router_z_loss)(struct device *dev, double *acc_loss, float *acc_d_logits, float weight,
+                          const float *logits, const struct router_shape *shape);
     /* counts (E) += tokens per expert; histogram (E, n_bins) += margins r = alpha - score, where
      * alpha is the token's (k+1)-th largest of score + bias; bins are uniform over [lo, hi].
      * histogram NULL: the counts alone. */
@@ -373,28 +433,29 @@ struct device_ops {
                              const float *scores, const int32_t *ids, const float *bias, float lo,
                              float hi, int32_t n_bins, const struct router_shape *shape);
     /* y (n, d) = sum over k, in order, of weights (n, k) * slots (n, k, d) */
-    void (*combine)(struct device *dev, float *y, const float *slots, const float *weights,
+    void (*combine)(struct device *dev, elem_ptr y, const_elem_ptr slots, const float *weights,
                     int64_t n, int32_t top_k, int64_t d);
     /* d_slots (n, k, d) = weights dy; d_weights (n, k) = slots . dy */
-    void (*combine_backward)(struct device *dev, float *d_slots, float *d_weights, const float *dy,
-                             const float *slots, const float *weights, int64_t n, int32_t top_k,
-                             int64_t d);
+    void (*combine_backward)(struct device *dev, elem_ptr d_slots, float *d_weights,
+                             const_elem_ptr dy, const_elem_ptr slots, const float *weights,
+                             int64_t n, int32_t top_k, int64_t d);
     /* out[i] = in[index[i]] for rows of d; and acc[index[i]] += in[i], in ascending i */
-    void (*gather_rows)(struct device *dev, float *out, const float *in, const int64_t *index,
+    void (*gather_rows)(struct device *dev, elem_ptr out, const_elem_ptr in, const int64_t *index,
                         int64_t n, int64_t d);
-    void (*scatter_add_rows)(struct device *dev, float *acc, const float *in, const int64_t *index,
-                             int64_t n, int64_t d);
+    void (*scatter_add_rows)(struct device *dev, elem_ptr acc, const_elem_ptr in,
+                             const int64_t *index, int64_t n, int64_t d);
 
     /* ---- ends ---- */
-    void (*embedding)(struct device *dev, float *y, const float *table, const int32_t *tokens,
+    void (*embedding)(struct device *dev, elem_ptr y, const_elem_ptr table, const int32_t *tokens,
                       int64_t n, int64_t d);
-    void (*embedding_backward)(struct device *dev, float *acc_table, const float *dy,
+    void (*embedding_backward)(struct device *dev, float *acc_table, const_elem_ptr dy,
                                const int32_t *tokens, int64_t n, int64_t d);
-    /* Sum over rows with label >= 0 of -log softmax(x w^T)[label]; never holds (n, vocab) whole.
-     * dx (n, d) and acc_dw (vocab, d) are of that sum; both NULL: the loss alone. */
-    double (*linear_cross_entropy)(struct device *dev, float *dx, float *acc_dw, const float *x,
-                                   const float *w, const int32_t *labels, int64_t n, int64_t d,
-                                   int64_t vocab);
+    /* acc_loss += the sum over rows with label >= 0 of -log softmax(x w^T)[label]; never holds
+     * (n, vocab) whole. dx (n, d) and acc_dw (vocab, d) are of that sum; both NULL: the loss
+     * alone. */
+    void (*linear_cross_entropy)(struct device *dev, double *acc_loss, elem_ptr dx, float *acc_dw,
+                                 const_elem_ptr x, const_elem_ptr w, const int32_t *labels,
+                                 int64_t n, int64_t d, int64_t vocab);
 
     /* ---- optimizer: decoupled AdamW over n elements ---- */
     void (*adamw)(struct device *dev, float *w, float *m, float *v, const float *grad, int64_t n,
@@ -411,6 +472,7 @@ struct device_ops {
 
 struct device {
     const struct device_ops *ops;
+    enum elem_type elem; /* of its elements; the cpu's are float32 */
     uint32_t n_threads;
     bool     deterministic; /* asked for: bits do not depend on n or threads; the cpu's never do */
     void    *state;         /* the backend's own */
@@ -418,5 +480,28 @@ struct device {
 
 /* Gives *out, ended with ops->close. n_threads 0: all cores this process may run on. -ENOMEM. */
 int device_cpu_open(uint32_t n_threads, bool deterministic, struct device **out, struct err *err);
+
+/* Bytes of one element. */
+static inline size_t elem_size(const struct device *dev)
+{
+    return dev->elem == ELEM_BF16 ? 2 : 4;
+}
+
+#ifndef __cplusplus
+/* &p[i] */
+static inline elem *elem_at(const struct device *dev, elem *p, int64_t i)
+{
+    return (elem *)((char *)p + i * (int64_t)elem_size(dev));
+}
+
+static inline const elem *const_elem_at(const struct device *dev, const elem *p, int64_t i)
+{
+    return (const elem *)((const char *)p + i * (int64_t)elem_size(dev));
+}
+#endif
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

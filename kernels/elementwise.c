@@ -30,6 +30,17 @@ void cpu_axpy(struct device *dev, float *y, float a, const float *x, int64_t n)
     cpu_for(dev, n, cpu_grain(1), axpy_range, &s);
 }
 
+void cpu_add(struct device *dev, float *y, const float *x, int64_t n)
+{
+    cpu_axpy(dev, y, 1, x, n);
+}
+
+/* Elements are float32 here. */
+void cpu_cast(struct device *dev, float *y, const float *x, int64_t n)
+{
+    dev->ops->copy(dev, y, x, (size_t)n * sizeof *y);
+}
+
 static void scale_range(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
 {
     (void)thread;
@@ -57,7 +68,7 @@ static void sum_squares_range(void *arg, int64_t begin, int64_t end, struct cpu_
     s->sums[begin / SUM_BLOCK] = sum;
 }
 
-double cpu_sum_squares(struct device *dev, const float *x, int64_t n)
+void cpu_sum_squares(struct device *dev, double *acc, const float *x, int64_t n)
 {
     int64_t n_blocks = cpu_n_tasks(n, SUM_BLOCK);
     struct vectors s = {.x = x, .sums = cpu_shared(dev, (size_t)n_blocks * sizeof(double))};
@@ -65,7 +76,7 @@ double cpu_sum_squares(struct device *dev, const float *x, int64_t n)
     double sum = 0;
     for (int64_t i = 0; i < n_blocks; i++)
         sum += s.sums[i];
-    return sum;
+    *acc += sum;
 }
 
 /* x - x is 0 for finite x only. */
@@ -81,13 +92,12 @@ static void all_finite_range(void *arg, int64_t begin, int64_t end, struct cpu_t
     s->flags[begin / SUM_BLOCK] = n_bad == 0;
 }
 
-bool cpu_all_finite(struct device *dev, const float *x, int64_t n)
+void cpu_all_finite(struct device *dev, int32_t *acc_bad, const float *x, int64_t n)
 {
     int64_t n_blocks = cpu_n_tasks(n, SUM_BLOCK);
     struct vectors s = {.x = x, .flags = cpu_shared(dev, (size_t)n_blocks)};
     cpu_for(dev, n, SUM_BLOCK, all_finite_range, &s);
     for (int64_t i = 0; i < n_blocks; i++)
         if (!s.flags[i])
-            return false;
-    return true;
+            *acc_bad = 1;
 }

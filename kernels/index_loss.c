@@ -217,12 +217,12 @@ static double loss_of_documents(struct device *dev, struct index_loss *s)
     return loss;
 }
 
-double cpu_index_loss(struct device *dev, float *dq, float *dk, float *dw, float weight,
-                      const float *q, const float *k, const float *w, const int32_t *selected,
-                      const float *q_latent, const float *q_rope, int64_t q_rope_stride,
-                      const float *latent, const float *k_rope, int64_t k_rope_stride,
-                      const float *lse, const struct index_shape *shape,
-                      const struct sparse_shape *core)
+void cpu_index_loss(struct device *dev, double *acc_loss, float *dq, float *dk, float *dw,
+                    float weight, const float *q, const float *k, const float *w,
+                    const int32_t *selected, const float *q_latent, const float *q_rope,
+                    int64_t q_rope_stride, const float *latent, const float *k_rope,
+                    int64_t k_rope_stride, const float *lse, const struct index_shape *shape,
+                    const struct sparse_shape *core)
 {
     assert(shape->n_tokens == core->n_tokens && shape->top_k == core->top_k);
     struct index_loss s = {
@@ -230,19 +230,19 @@ double cpu_index_loss(struct device *dev, float *dq, float *dk, float *dw, float
         .selected = selected,
         .sparse = {q_latent, q_rope, q_rope_stride, latent, k_rope, k_rope_stride, core},
     };
-    return loss_of_documents(dev, &s);
+    *acc_loss += loss_of_documents(dev, &s);
 }
 
-double cpu_index_loss_dense(struct device *dev, float *dq, float *dk, float *dw, float weight,
-                            const float *q, const float *k, const float *w, const float *core_q,
-                            const float *core_kv, const float *k_rope, int64_t k_rope_stride,
-                            const float *lse, const struct index_shape *shape,
-                            const struct attention_shape *core)
+void cpu_index_loss_dense(struct device *dev, double *acc_loss, float *dq, float *dk, float *dw,
+                          float weight, const float *q, const float *k, const float *w,
+                          const float *core_q, const float *core_kv, const float *k_rope,
+                          int64_t k_rope_stride, const float *lse, const struct index_shape *shape,
+                          const struct attention_shape *core)
 {
     assert(shape->n_tokens == core->n_tokens);
     struct index_loss s = {
         .dq = dq, .dk = dk, .dw = dw, .weight = weight, .x = {q, k, w, shape}, .lse = lse,
         .dense = {core_q, core_kv, k_rope, k_rope_stride}, .dense_shape = core,
     };
-    return loss_of_documents(dev, &s);
+    *acc_loss += loss_of_documents(dev, &s);
 }

@@ -6,8 +6,10 @@
 
 void cpu_axpy(struct device *dev, float *y, float a, const float *x, int64_t n);
 void cpu_scale(struct device *dev, float *y, float a, int64_t n);
-double cpu_sum_squares(struct device *dev, const float *x, int64_t n);
-bool cpu_all_finite(struct device *dev, const float *x, int64_t n);
+void cpu_add(struct device *dev, float *y, const float *x, int64_t n);
+void cpu_cast(struct device *dev, float *y, const float *x, int64_t n);
+void cpu_sum_squares(struct device *dev, double *acc, const float *x, int64_t n);
+void cpu_all_finite(struct device *dev, int32_t *acc_bad, const float *x, int64_t n);
 void cpu_linear(struct device *dev, float *y, const float *x, const float *w, int64_t n, int64_t in,
                 int64_t out, float beta);
 void cpu_linear_dx(struct device *dev, float *dx, const float *dy, const float *w, int64_t n,
@@ -117,17 +119,17 @@ void cpu_sparse_attention_backward(struct device *dev, float *dq_latent, float *
                                    int64_t q_rope_stride, const float *latent, const float *k_rope,
                                    int64_t k_rope_stride, const int32_t *selected,
                                    const struct sparse_shape *shape);
-double cpu_index_loss(struct device *dev, float *dq, float *dk, float *dw, float weight,
-                      const float *q, const float *k, const float *w, const int32_t *selected,
-                      const float *q_latent, const float *q_rope, int64_t q_rope_stride,
-                      const float *latent, const float *k_rope, int64_t k_rope_stride,
-                      const float *lse, const struct index_shape *shape,
-                      const struct sparse_shape *core);
-double cpu_index_loss_dense(struct device *dev, float *dq, float *dk, float *dw, float weight,
-                            const float *q, const float *k, const float *w, const float *core_q,
-                            const float *core_kv, const float *k_rope, int64_t k_rope_stride,
-                            const float *lse, const struct index_shape *shape,
-                            const struct attention_shape *core);
+void cpu_index_loss(struct device *dev, double *acc_loss, float *dq, float *dk, float *dw,
+                    float weight, const float *q, const float *k, const float *w,
+                    const int32_t *selected, const float *q_latent, const float *q_rope,
+                    int64_t q_rope_stride, const float *latent, const float *k_rope,
+                    int64_t k_rope_stride, const float *lse, const struct index_shape *shape,
+                    const struct sparse_shape *core);
+void cpu_index_loss_dense(struct device *dev, double *acc_loss, float *dq, float *dk, float *dw,
+                          float weight, const float *q, const float *k, const float *w,
+                          const float *core_q, const float *core_kv, const float *k_rope,
+                          int64_t k_rope_stride, const float *lse, const struct index_shape *shape,
+                          const struct attention_shape *core);
 void cpu_attn_res(struct device *dev, float *y, float *weights, const float *const *r,
                   int32_t n_rows, const float *g, const float *w, int64_t n, int64_t d, float eps);
 void cpu_attn_res_backward(struct device *dev, float *const *acc_dr, float *acc_dg, float *acc_dw,
@@ -145,11 +147,11 @@ void cpu_router_capacity(struct device *dev, int32_t *ids, float *weights, int32
 void cpu_router_segment_counts(struct device *dev, int64_t *counts, const float *scores,
                                const int32_t *cu_rows, int32_t n_segments,
                                const struct router_shape *shape);
-double cpu_router_aux_loss(struct device *dev, float *acc_d_logits, float weight,
-                           const float *scores, const int64_t *counts, const int32_t *cu_rows,
-                           int32_t n_segments, const struct router_shape *shape);
-double cpu_router_z_loss(struct device *dev, float *acc_d_logits, float weight, const float *logits,
-                         const struct router_shape *shape);
+void cpu_router_aux_loss(struct device *dev, double *acc_loss, float *acc_d_logits, float weight,
+                         const float *scores, const int64_t *counts, const int32_t *cu_rows,
+                         int32_t n_segments, const struct router_shape *shape);
+void cpu_router_z_loss(struct device *dev, double *acc_loss, float *acc_d_logits, float weight,
+                       const float *logits, const struct router_shape *shape);
 void cpu_router_histogram(struct device *dev, int64_t *counts, int64_t *histogram,
                           const float *scores, const int32_t *ids, const float *bias, float lo,
                           float hi, int32_t n_bins, const struct router_shape *shape);
@@ -166,9 +168,9 @@ void cpu_embedding(struct device *dev, float *y, const float *table, const int32
                    int64_t n, int64_t d);
 void cpu_embedding_backward(struct device *dev, float *acc_table, const float *dy,
                             const int32_t *tokens, int64_t n, int64_t d);
-double cpu_linear_cross_entropy(struct device *dev, float *dx, float *acc_dw, const float *x,
-                                const float *w, const int32_t *labels, int64_t n, int64_t d,
-                                int64_t vocab);
+void cpu_linear_cross_entropy(struct device *dev, double *acc_loss, float *dx, float *acc_dw,
+                              const float *x, const float *w, const int32_t *labels, int64_t n,
+                              int64_t d, int64_t vocab);
 void cpu_adamw(struct device *dev, float *w, float *m, float *v, const float *grad, int64_t n,
                const struct adamw_config *config);
 void cpu_muon(struct device *dev, float *w, float *m, const float *grad, int32_t n_heads,

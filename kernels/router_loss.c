@@ -105,9 +105,9 @@ static void aux_rows(void *arg, int64_t begin, int64_t end, struct cpu_thread *t
     }
 }
 
-double cpu_router_aux_loss(struct device *dev, float *acc_d_logits, float weight,
-                           const float *scores, const int64_t *counts, const int32_t *cu_rows,
-                           int32_t n_segments, const struct router_shape *shape)
+void cpu_router_aux_loss(struct device *dev, double *acc_loss, float *acc_d_logits, float weight,
+                         const float *scores, const int64_t *counts, const int32_t *cu_rows,
+                         int32_t n_segments, const struct router_shape *shape)
 {
     int64_t n = shape->n_tokens, n_shares = (int64_t)n_segments * shape->n_experts;
     assert(cu_rows[n_segments] == n);
@@ -119,7 +119,7 @@ double cpu_router_aux_loss(struct device *dev, float *acc_d_logits, float weight
         .shares = shares, .losses = losses, .shape = shape,
     };
     cpu_for(dev, n, cpu_grain(4 * shape->n_experts), aux_rows, &s);
-    return sum_of(losses, n);
+    *acc_loss += sum_of(losses, n);
 }
 
 /* ---- z-loss ---- */
@@ -147,16 +147,16 @@ static void z_rows(void *arg, int64_t begin, int64_t end, struct cpu_thread *thr
     }
 }
 
-double cpu_router_z_loss(struct device *dev, float *acc_d_logits, float weight, const float *logits,
-                         const struct router_shape *shape)
+void cpu_router_z_loss(struct device *dev, double *acc_loss, float *acc_d_logits, float weight,
+                       const float *logits, const struct router_shape *shape)
 {
     int64_t n = shape->n_tokens;
     if (n == 0)
-        return 0;
+        return;
     struct router_loss s = {
         .acc_d_logits = acc_d_logits, .weight = weight, .logits = logits, .shape = shape,
         .losses = cpu_shared(dev, (size_t)n * sizeof(double)),
     };
     cpu_for(dev, n, cpu_grain(4 * shape->n_experts), z_rows, &s);
-    return sum_of(s.losses, n) / (double)n;
+    *acc_loss += sum_of(s.losses, n) / (double)n;
 }

@@ -91,8 +91,9 @@ static void run_backward(void *ctx)
 static void run_loss(void *ctx)
 {
     struct dsa *x = ctx;
-    dev->ops->index_loss(dev, x->dqi, x->dki, x->dwi, 1, x->qi, x->ki, x->wi, x->selected, x->q,
-                         x->q_rope, ROPE, x->latent, x->k_rope, ROPE, x->lse, &index_shape,
+    double loss = 0;
+    dev->ops->index_loss(dev, &loss, x->dqi, x->dki, x->dwi, 1, x->qi, x->ki, x->wi, x->selected,
+                         x->q, x->q_rope, ROPE, x->latent, x->k_rope, ROPE, x->lse, &index_shape,
                          &sparse);
 }
 
@@ -106,8 +107,10 @@ static void run_dense(void *ctx)
 static void run_dense_loss(void *ctx)
 {
     struct dsa *x = ctx;
-    dev->ops->index_loss_dense(dev, x->dqi, x->dki, x->dwi, 1, x->qi, x->ki, x->wi, x->full_q,
-                               x->full_kv, x->k_rope, ROPE, x->full_lse, &index_shape, &dense);
+    double loss = 0;
+    dev->ops->index_loss_dense(dev, &loss, x->dqi, x->dki, x->dwi, 1, x->qi, x->ki, x->wi,
+                               x->full_q, x->full_kv, x->k_rope, ROPE, x->full_lse, &index_shape,
+                               &dense);
 }
 
 static void run_absorb(void *ctx)

@@ -179,4 +179,19 @@ static inline struct device *test_device(uint32_t n_threads, bool deterministic)
     return dev;
 }
 
+/* What the accumulating ops say of one vector. */
+static inline double sum_squares(struct device *dev, const float *x, int64_t n)
+{
+    double sum = 0;
+    dev->ops->sum_squares(dev, &sum, x, n);
+    return sum;
+}
+
+static inline bool all_finite(struct device *dev, const float *x, int64_t n)
+{
+    int32_t is_bad = 0;
+    dev->ops->all_finite(dev, &is_bad, x, n);
+    return !is_bad;
+}
+
 #endif

@@ -79,9 +79,11 @@ static void attend_backward(struct device *d, struct dsa *x)
 
 static double index_loss(struct device *d, struct dsa *x, float weight)
 {
-    return d->ops->index_loss(d, x->dqi, x->dki, x->dwi, weight, x->qi, x->ki, x->wi, x->selected,
-                              x->q, x->q_rope, x->core.rope_dim, x->latent, x->k_rope,
-                              x->core.rope_dim, x->lse, &x->index, &x->core);
+    double loss = 0;
+    d->ops->index_loss(d, &loss, x->dqi, x->dki, x->dwi, weight, x->qi, x->ki, x->wi, x->selected,
+                       x->q, x->q_rope, x->core.rope_dim, x->latent, x->k_rope, x->core.rope_dim,
+                       x->lse, &x->index, &x->core);
+    return loss;
 }
 
 /* ---- selection ---- */
@@ -305,15 +307,14 @@ static void with_all_keys_it_is_dense_attention(void **state)
         assert_true(distance(e.absorbed_o, e.o, n * 3 * 12) < 2e-6);
         assert_true(distance(x.lse, e.lse, n * 3) < 2e-6);
 
-        double sparse = dev->ops->index_loss(dev, x.dqi, x.dki, x.dwi, 0.5f, x.qi, x.ki, x.wi,
-                                             x.selected, x.q, e.q + 20, 28, x.latent, x.k_rope, 8,
-                                             x.lse, &x.index, &x.core);
+        double sparse = 0, dense = 0;
+        dev->ops->index_loss(dev, &sparse, x.dqi, x.dki, x.dwi, 0.5f, x.qi, x.ki, x.wi, x.selected,
+                             x.q, e.q + 20, 28, x.latent, x.k_rope, 8, x.lse, &x.index, &x.core);
         float *dq = xmemdup(x.dqi, (size_t)n_q * sizeof *dq);
         float *dk = xmemdup(x.dki, (size_t)n_k * sizeof *dk);
         float *dw = xmemdup(x.dwi, (size_t)(n * x.index.n_heads) * sizeof *dw);
-        double dense = dev->ops->index_loss_dense(dev, x.dqi, x.dki, x.dwi, 0.5f, x.qi, x.ki, x.wi,
-                                                  e.q, e.kv, x.k_rope, 8, e.lse, &x.index,
-                                                  &e.shape);
+        dev->ops->index_loss_dense(dev, &dense, x.dqi, x.dki, x.dwi, 0.5f, x.qi, x.ki, x.wi, e.q,
+                                   e.kv, x.k_rope, 8, e.lse, &x.index, &e.shape);
         assert_true(fabs(sparse - dense) < 1e-5 * dense);
         assert_true(distance(x.dqi, dq, n_q) < 1e-5);
         assert_true(distance(x.dki, dk, n_k) < 1e-5);

@@ -46,15 +46,24 @@ static void score(struct losses *l)
 
 static double aux_loss(struct losses *l, float *acc_d_logits, float weight)
 {
-    return dev->ops->router_aux_loss(dev, acc_d_logits, weight, l->scores, l->counts, l->cu_rows,
-                                     l->n_segments, &l->shape);
+    double sum = 0;
+    dev->ops->router_aux_loss(dev, &sum, acc_d_logits, weight, l->scores, l->counts, l->cu_rows,
+                              l->n_segments, &l->shape);
+    return sum;
+}
+
+static double z_loss(struct losses *l, float *acc_d_logits, float weight)
+{
+    double sum = 0;
+    dev->ops->router_z_loss(dev, &sum, acc_d_logits, weight, l->logits, &l->shape);
+    return sum;
 }
 
 static double loss(void *ctx)
 {
     struct losses *l = ctx;
     if (l->which == Z)
-        return dev->ops->router_z_loss(dev, NULL, 0, l->logits, &l->shape);
+        return z_loss(l, NULL, 0);
     score(l);
     return aux_loss(l, NULL, 0);
 }
@@ -85,7 +94,7 @@ static void gradients_are_added(void **state)
         int64_t n_all = l.shape.n_tokens * l.shape.n_experts;
         score(&l);
         if (l.which == Z) {
-            dev->ops->router_z_loss(dev, l.d_logits, 1, l.logits, &l.shape);
+            z_loss(&l, l.d_logits, 1);
         } else {
             dev->ops->router_segment_counts(dev, l.counts, l.scores, l.cu_rows, l.n_segments,
                                             &l.shape);
@@ -124,9 +133,9 @@ static void counts_may_come_from_a_larger_batch(void **state)
     struct router_shape shape = l.shape;
     shape.n_tokens = 30;
     for (int64_t row = 0; row < 60; row += 30)
-        parts += dev->ops->router_aux_loss(dev, NULL, 0, l.scores + row * 16, l.counts, half, 1,
-                                           &shape) / 2;
-    assert_true(fabs(whole - parts) < 1e-6);
+        dev->ops->router_aux_loss(dev, &parts, NULL, 0, l.scores + row * 16, l.counts, half, 1,
+                                  &shape);
+    assert_true(fabs(whole - parts / 2) < 1e-6);
     teardown(&l);
 }
 
@@ -139,9 +148,8 @@ static void threads_do_not_change_a_bit(void **state)
     score(&l);
     dev->ops->router_segment_counts(dev, l.counts, l.scores, packed, 4, &l.shape);
     float *d_logits = filled(60 * 16, 0.5f);
-    double a = aux_loss(&l, l.d_logits, 1);
-    double b = other->ops->router_aux_loss(other, d_logits, 1, l.scores, l.counts, packed, 4,
-                                           &l.shape);
+    double a = aux_loss(&l, l.d_logits, 1), b = 0;
+    other->ops->router_aux_loss(other, &b, d_logits, 1, l.scores, l.counts, packed, 4, &l.shape);
     assert_true(a == b);
     assert_memory_equal(d_logits, l.d_logits, 60 * 16 * sizeof *d_logits);
     free(d_logits);
@@ -193,8 +201,7 @@ static void agrees_with_the_reference_file(void **state)
         memset(l.d_logits, 0, (size_t)n_all * sizeof *l.d_logits);
         score(&l);
         if (cases[i].which == Z) {
-            got_loss = (float)(cases[i].weight * dev->ops->router_z_loss(
-                dev, l.d_logits, cases[i].weight, l.logits, &l.shape));
+            got_loss = (float)(cases[i].weight * z_loss(&l, l.d_logits, cases[i].weight));
         } else {
             dev->ops->router_segment_counts(dev, l.counts, l.scores, l.cu_rows, l.n_segments,
                                             &l.shape);

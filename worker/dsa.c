@@ -145,9 +145,9 @@ static void index_backward(struct pass *p, const struct unit_view *u, const stru
     ops->linear_dw(p->dev, gradient_of(u, ROLE_INDEX_WEIGHTS), d->w, in->x, p->n, m->hidden, h);
 }
 
-static double divergence(struct pass *p, const struct dsa_inputs *in, const float *kv,
-                         const float *lse, const struct index *i, struct index *d,
-                         const struct dsa_saved *s)
+static void divergence(struct pass *p, const struct dsa_inputs *in, const float *kv,
+                       const float *lse, const struct index *i, struct index *d,
+                       const struct dsa_saved *s)
 {
     struct heads h = heads_of(p->spec);
     struct index_shape index = index_shape_of(p, kv ? columns_of(p) : s->columns);
@@ -159,12 +159,13 @@ static double divergence(struct pass *p, const struct dsa_inputs *in, const floa
     };
 
     if (kv)
-        return p->dev->ops->index_loss_dense(p->dev, d->q, d->k, d->w, p->index_weight, i->q, i->k,
-                                             i->w, in->q, kv, in->k_rope, h.rope, lse, &index,
-                                             &dense);
-    return p->dev->ops->index_loss(p->dev, d->q, d->k, d->w, p->index_weight, i->q, i->k, i->w,
-                                   s->selected, s->q_latent, in->q + h.nope, h.q_stride,
-                                   in->latent, in->k_rope, h.rope, lse, &index, &sparse);
+        p->dev->ops->index_loss_dense(p->dev, p->acc_loss, d->q, d->k, d->w, p->index_weight, i->q,
+                                      i->k, i->w, in->q, kv, in->k_rope, h.rope, lse, &index,
+                                      &dense);
+    else
+        p->dev->ops->index_loss(p->dev, p->acc_loss, d->q, d->k, d->w, p->index_weight, i->q, i->k,
+                                i->w, s->selected, s->q_latent, in->q + h.nope, h.q_stride,
+                                in->latent, in->k_rope, h.rope, lse, &index, &sparse);
 }
 
 void dsa_learn(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
@@ -177,7 +178,7 @@ void dsa_learn(struct pass *p, const struct unit_view *u, const struct dsa_input
     carve_index(p, &d);
     if (d.w) { /* the last one taken */
         project(p, u, in, &i);
-        p->index_loss += divergence(p, in, kv, lse, &i, &d, s);
+        divergence(p, in, kv, lse, &i, &d, s);
         if (u->gradients)
             index_backward(p, u, in, &i, &d);
     }

@@ -45,24 +45,24 @@ int head_forward(struct pass *p, const struct unit_view *u, struct residuals *r,
     return 0;
 }
 
-double head_loss_only(struct pass *p, const struct unit_view *u, const struct head *h,
-                      const int32_t *labels)
+void head_loss_only(struct pass *p, const struct unit_view *u, const struct head *h,
+                    const int32_t *labels)
 {
-    return p->dev->ops->linear_cross_entropy(p->dev, NULL, NULL, h->x, weight_of(u, ROLE_HEAD),
-                                             labels, p->n, p->spec->hidden, p->spec->vocab);
+    p->dev->ops->linear_cross_entropy(p->dev, p->acc_loss, NULL, NULL, h->x,
+                                      weight_of(u, ROLE_HEAD), labels, p->n, p->spec->hidden,
+                                      p->spec->vocab);
 }
 
-double head_loss_backward(struct pass *p, const struct unit_view *u, struct residuals *r,
-                          const struct head *h, const int32_t *labels)
+void head_loss_backward(struct pass *p, const struct unit_view *u, struct residuals *r,
+                        const struct head *h, const int32_t *labels)
 {
     const struct device_ops *ops = p->dev->ops;
     int64_t hidden = p->spec->hidden;
     float *d_from = h->mixed ? h->d_mixed : r->d_p;
     size_t n_bytes = (size_t)(p->n * hidden) * sizeof *d_from;
 
-    double sum = ops->linear_cross_entropy(p->dev, h->d_x, gradient_of(u, ROLE_HEAD), h->x,
-                                           weight_of(u, ROLE_HEAD), labels, p->n, hidden,
-                                           p->spec->vocab);
+    ops->linear_cross_entropy(p->dev, p->acc_loss, h->d_x, gradient_of(u, ROLE_HEAD), h->x,
+                              weight_of(u, ROLE_HEAD), labels, p->n, hidden, p->spec->vocab);
     ops->rms_norm_backward(p->dev, d_from, gradient_of(u, ROLE_FINAL_NORM), h->d_x, h->from,
                            weight_of(u, ROLE_FINAL_NORM), h->rstd, p->n, hidden, 0);
     if (h->mixed) {
@@ -71,7 +71,6 @@ double head_loss_backward(struct pass *p, const struct unit_view *u, struct resi
             ops->zero(p->dev, r->d_bank[b], n_bytes);
         mix_backward(p, u, r, &h->mix, d_from, r->d_p);
     }
-    return sum;
 }
 
 int head_logits(struct pass *p, const struct unit_view *u, const struct head *h,

@@ -16,13 +16,13 @@ struct head {
 int head_forward(struct pass *p, const struct unit_view *u, struct residuals *r, struct head *out,
                  struct err *err);
 
-/* The sum of the losses of rows with a label >= 0; labels on the device. */
-double head_loss_only(struct pass *p, const struct unit_view *u, const struct head *h,
-                      const int32_t *labels);
+/* Adds the losses of rows with a label >= 0 to the pass's; labels on the device. */
+void head_loss_only(struct pass *p, const struct unit_view *u, const struct head *h,
+                    const int32_t *labels);
 
 /* The same, with gradients: assigns r->d_p and the bank's, adds the unit's. */
-double head_loss_backward(struct pass *p, const struct unit_view *u, struct residuals *r,
-                          const struct head *h, const int32_t *labels);
+void head_loss_backward(struct pass *p, const struct unit_view *u, struct residuals *r,
+                        const struct head *h, const int32_t *labels);
 
 /* out_logits (n, vocab) in host memory. */
 int head_logits(struct pass *p, const struct unit_view *u, const struct head *h,

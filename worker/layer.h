@@ -27,7 +27,7 @@ struct pass {
     const float *rotary; /* the device's table of angles, where the model turns its queries */
     enum index_stage index_stage;
     float  index_weight; /* of the indexers' gradients */
-    double index_loss;   /* sum over layers and tokens so far, without weight */
+    double *acc_loss; /* on the device: the sum over tokens, of indexers over layers too */
 };
 
 struct unit_view {

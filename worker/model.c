@@ -26,6 +26,7 @@ struct model {
     int64_t  n_host_ones;
     struct model_counters counters;
     int64_t *host_tokens, *host_margins;
+    double  *acc_loss; /* on the device: of the micro-batch */
 
     /* of the current step */
     struct pass pass;
@@ -120,6 +121,9 @@ int model_open(const struct model_config *config, struct model **out, struct err
     m->moe.dispatch = config->dispatch;
     if (config->dispatch)
         rc = moe_init(&m->moe, s, config->slots, config->count_margins, config->dev, err);
+    m->acc_loss = config->dev->ops->alloc(config->dev, sizeof *m->acc_loss);
+    if (rc == 0 && !m->acc_loss)
+        rc = err_set(err, -ENOMEM, "no memory for the model's loss");
     if (rc == 0)
         rc = positions_grow(&m->positions, s, config->dev, config->tokens_max, err);
     if (rc == 0) {
@@ -142,6 +146,8 @@ void model_close(struct model *m)
     moe_fini(&m->moe, m->config.dev);
     positions_fini(&m->positions, m->config.dev);
     activations_fini(&m->act);
+    if (m->acc_loss)
+        m->config.dev->ops->free(m->config.dev, m->acc_loss);
     free(m->at);
     free(m->layers);
     free(m->residuals.p);
@@ -240,8 +246,9 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
     m->pass = (struct pass){
         .dev = m->config.dev, .spec = m->config.spec, .act = &m->act, .n = b->n_tokens,
         .n_docs = b->n_docs, .index_stage = m->config.index_stage,
-        .index_weight = m->config.index_weight,
+        .index_weight = m->config.index_weight, .acc_loss = m->acc_loss,
     };
+    m->config.dev->ops->zero(m->config.dev, m->acc_loss, sizeof *m->acc_loss);
     if ((rc = positions_grow(&m->positions, m->config.spec, m->config.dev, b->n_tokens, err)) < 0)
         return rc;
     m->pass.rotary = m->positions.table;
@@ -335,7 +342,7 @@ static int backward_layer(struct model *m, uint32_t l, struct err *err)
 
 /* ---- the head ------------------------------------------------------------------------------- */
 
-static int head_loss(struct model *m, bool backward, double *out_sum, struct err *err)
+static int head_loss(struct model *m, bool backward, struct err *err)
 {
     struct activations_mark mark = activations_mark(&m->act);
     struct unit_view u;
@@ -345,9 +352,9 @@ static int head_loss(struct model *m, bool backward, double *out_sum, struct err
     if (rc == 0)
         rc = head_forward(&m->pass, &u, &m->residuals, &h, err);
     if (rc == 0 && backward)
-        *out_sum = head_loss_backward(&m->pass, &u, &m->residuals, &h, m->labels);
+        head_loss_backward(&m->pass, &u, &m->residuals, &h, m->labels);
     else if (rc == 0)
-        *out_sum = head_loss_only(&m->pass, &u, &h, m->labels);
+        head_loss_only(&m->pass, &u, &h, m->labels);
     activations_release(&m->act, mark);
     return close_unit(m, unit_of_head(m), &u, rc, err);
 }
@@ -390,6 +397,13 @@ static void drop_plans(struct model *m)
         moe_drop(&m->layers[l].moe);
 }
 
+static double read_loss(struct model *m)
+{
+    double sum;
+    m->config.dev->ops->to_host(m->config.dev, &sum, m->acc_loss, sizeof sum);
+    return sum;
+}
+
 /* Indexers learn in the forward: there is no head and no way back. */
 static int index_step(struct model *m, bool backward, struct model_loss *out, struct err *err)
 {
@@ -400,7 +414,7 @@ static int index_step(struct model *m, bool backward, struct model_loss *out, st
         drop_plans(m);
         return rc;
     }
-    *out = (struct model_loss){ m->pass.index_loss, m->pass.n };
+    *out = (struct model_loss){ read_loss(m), m->pass.n };
     return 0;
 }
 
@@ -420,7 +434,7 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
     rc = forward(m, backward && m->config.recompute == RECOMPUTE_OFF, err);
     m->moe.counting = false;
     if (rc == 0)
-        rc = head_loss(m, backward, &loss.sum, err);
+        rc = head_loss(m, backward, err);
     if (rc == 0 && backward)
         rc = backward_all(m, err);
     m->moe.training = false;
@@ -428,6 +442,7 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
         drop_plans(m);
         return rc;
     }
+    loss.sum = read_loss(m);
     for (int64_t i = 0; i < batch->n_tokens; i++)
         loss.n_labels += batch->labels[i] >= 0;
     *out = loss;

@@ -94,14 +94,18 @@ int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
         if (map->entries[i].expert >= (int32_t)n_experts)
             n_experts = (uint32_t)map->entries[i].expert + 1;
     size_t n = 1 + (size_t)map->n_units * n_experts; /* all that is dense, then (unit, expert) */
-    double *sums = xcalloc(n, sizeof *sums), sum = 0;
+    double *acc = shard_accumulators(s, n), sum = 0;
+    if (!acc)
+        return err_set(err, -ENOMEM, "no memory for %zu sums of squares", n);
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         struct shard_part p;
         size_t at = e->expert < 0 ? 0 : 1 + (size_t)e->unit * n_experts + (uint32_t)e->expert;
         if (is_trained(e) && shard_part(s, e, &p) && p.is_first)
-            sums[at] += dev->ops->sum_squares(dev, p.gradients, (int64_t)p.count);
+            dev->ops->sum_squares(dev, &acc[at], p.gradients, (int64_t)p.count);
     }
+    double *sums = xcalloc(n, sizeof *sums);
+    dev->ops->to_host(dev, sums, acc, n * sizeof *sums);
     rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, sums, n, err);
     for (size_t i = 0; i < n; i++)
         sum += sums[i];

@@ -138,6 +138,8 @@ void shard_close(struct shard *s)
         s->dev->ops->free(s->dev, s->m);
     if (s->v)
         s->dev->ops->free(s->dev, s->v);
+    if (s->acc)
+        s->dev->ops->free(s->dev, s->acc);
     experts_fini(s);
     free(s->buffers);
     free(s->units);
@@ -280,6 +282,19 @@ void shard_zero_optimizer(struct shard *s)
 {
     s->dev->ops->zero(s->dev, s->m, s->n_owned * sizeof(float));
     s->dev->ops->zero(s->dev, s->v, s->n_owned * sizeof(float));
+}
+
+double *shard_accumulators(struct shard *s, size_t n)
+{
+    if (n > s->n_acc) {
+        if (s->acc)
+            s->dev->ops->free(s->dev, s->acc);
+        s->acc = s->dev->ops->alloc(s->dev, n * sizeof *s->acc);
+        s->n_acc = s->acc ? n : 0;
+    }
+    if (s->acc)
+        s->dev->ops->zero(s->dev, s->acc, n * sizeof *s->acc);
+    return s->acc;
 }
 
 void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s)

@@ -76,6 +76,10 @@ int  shard_refresh_copies(struct shard *s, struct err *err);
 void shard_zero_gradients(struct shard *s);
 void shard_zero_optimizer(struct shard *s);
 
+/* Device memory for what ops add up over parameters, n doubles, all 0; lives until the next call,
+ * which takes new memory only for a larger n. NULL when there is none. */
+double *shard_accumulators(struct shard *s, size_t n);
+
 /* Seconds spent in gathering and in reducing since the last call; zeroes both. */
 void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s);
 

@@ -43,6 +43,8 @@ struct shard {
     size_t   n_copy_send, n_copy_recv; /* floats */
     struct shard_buffer *buffers;
     size_t n_buffers;
+    double  *acc; /* shard_accumulators */
+    size_t n_acc;
     uint64_t gather_ns, reduce_ns;
 };
 

@@ -155,10 +155,15 @@ static struct boundary_word my_word(struct run *run, int64_t bad_tensor)
 /* The last tensor of the model with a bad gradient is the first one that the backward met. */
 static int64_t find_bad_tensor(struct run *run)
 {
-    for (size_t i = run->map.n_entries; i-- > 0;) {
+    struct device *dev = run->dev;
+    int32_t *acc_bad = (int32_t *)shard_accumulators(run->shard, 1), is_bad = 0;
+    for (size_t i = acc_bad ? run->map.n_entries : 0; i-- > 0;) {
         struct shard_part p;
-        if (shard_part(run->shard, &run->map.entries[i], &p) &&
-            !run->dev->ops->all_finite(run->dev, p.gradients, (int64_t)p.count))
+        if (!shard_part(run->shard, &run->map.entries[i], &p))
+            continue;
+        dev->ops->all_finite(dev, acc_bad, p.gradients, (int64_t)p.count);
+        dev->ops->to_host(dev, &is_bad, acc_bad, sizeof is_bad);
+        if (is_bad)
             return (int64_t)i;
     }
     return -1;
