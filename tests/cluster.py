@@ -63,15 +63,18 @@ def expect(condition, text):
         raise Story(text)
 
 
+PATIENCE = 5  # machines are shared: how much longer than on an idle one nothing is said
+
+
 def until(condition, seconds, what):
-    """Waits for condition() to be true and returns its value."""
-    end = time.monotonic() + seconds
+    """Waits for condition() to be true, for `seconds` on an idle machine, and returns its value."""
+    end = time.monotonic() + seconds * PATIENCE
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > end:
-            raise Story(f"not within {seconds} s: {what}")
+            raise Story(f"not within {seconds * PATIENCE} s: {what}")
         time.sleep(0.05)
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from cluster import BIN, Cluster, expect, tell, until
+from cluster import BIN, PATIENCE, Cluster, expect, tell, until
 
 
 def start(c, *args, **kwargs):
@@ -86,7 +86,7 @@ def outages_are_waited_out(c, job):
     expect(down.returncode == 7, f"jobs without a coordinator: exit {down.returncode}")
     began = time.monotonic()
     down = c.run("logs", job, "--timeout", "0.5")
-    expect(down.returncode == 7 and time.monotonic() - began < 3,
+    expect(down.returncode == 7 and time.monotonic() - began < 3 * PATIENCE,
            f"logs, told to give up soon: exit {down.returncode} after {time.monotonic() - began} s")
     c.start_coordinator()
     at = c.wait_step(job, steps[-1] + 50)["step"]

@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "tests/a_coordinator.h"
+#include "tests/patience.h"
 
 #define M(NAME) BALLAST__METHOD__METHOD_##NAME
 
@@ -413,7 +414,7 @@ static void screen_start(struct screen *s, unsigned short width, unsigned short 
 /* Reads until the text was seen; what came before is forgotten with it. */
 static bool screen_sees(struct screen *s, const char *text)
 {
-    uint64_t until_ns = clock_now_ns() + 20 * NS_PER_S;
+    uint64_t until_ns = patience_end_ns(4);
     for (;;) {
         char *found = strstr(s->text, text);
         if (found)

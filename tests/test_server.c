@@ -25,6 +25,7 @@
 #include "proto/call.h"
 #include "proto/check.h"
 #include "tests/a_job.h"
+#include "tests/patience.h"
 
 #define M(NAME) BALLAST__METHOD__METHOD_##NAME
 
@@ -186,7 +187,7 @@ static void raw_tick(uv_timer_t *timer)
 
 static bool raw_until(struct raw *r, const size_t *count, size_t wanted)
 {
-    uint64_t end_ns = clock_now_ns() + 10 * NS_PER_S;
+    uint64_t end_ns = patience_end_ns(2);
     while (*count < wanted && clock_now_ns() < end_ns)
         uv_run(&r->loop, UV_RUN_ONCE);
     return *count >= wanted;
@@ -200,7 +201,7 @@ static void raw_open(struct raw *r, const struct daemon *d)
     uv_timer_init(&r->loop, &r->timer);
     uv_timer_start(&r->timer, raw_tick, 5, 5);
     assert_int_equal(link_connect(&r->loop, d->address, &h, &r->link, NULL), 0);
-    uint64_t end_ns = clock_now_ns() + 10 * NS_PER_S;
+    uint64_t end_ns = patience_end_ns(2);
     while (!r->is_up && clock_now_ns() < end_ns)
         uv_run(&r->loop, UV_RUN_ONCE);
     assert_true(r->is_up);
@@ -334,7 +335,8 @@ static void events_come_once_and_in_order(void **state)
     reply = call(c, M(EVENTS), &ask.base);
     assert_int_equal(reply->n_events, 0);
     assert_int_equal(reply->next_seq, ask.from_seq);
-    assert_in_range(clock_now_ns() - from_ns, 190 * NS_PER_MS, 2000 * NS_PER_MS);
+    assert_true(clock_now_ns() - from_ns > 190 * NS_PER_MS);
+    assert_true(was_soon(from_ns, 2));
 
     struct raw r; /* one waits while the other submits */
     raw_open(&r, &d);
@@ -357,7 +359,7 @@ static void events_come_once_and_in_order(void **state)
     /* A stop answers who waits; but ZeroMQ drops what was not read when the connection ends, so
      * one who reads late hears only that. */
     kill(d.pid, SIGTERM);
-    uint64_t end_ns = clock_now_ns() + 10 * NS_PER_S;
+    uint64_t end_ns = patience_end_ns(2);
     while (r.n_of[M(EVENTS)] < 2 && r.is_up && clock_now_ns() < end_ns)
         uv_run(&r.loop, UV_RUN_ONCE);
     if (r.n_of[M(EVENTS)] == 2) {
@@ -648,7 +650,7 @@ static void a_flood_hurts_only_itself(void **state)
             uint64_t from_ns = clock_now_ns();
             Ballast__PingRequest ping = BALLAST__PING_REQUEST__INIT;
             call(c, M(PING), &ping.base);
-            assert_true(clock_now_ns() - from_ns < NS_PER_S);
+            assert_true(was_soon(from_ns, 1));
         }
     }
     assert_true(raw_until(&r, &r.n_exhausted, 1));
