@@ -170,7 +170,8 @@ static const struct field fields[] = {
     {"scheduling.priority", FIELD_I32, AT(scheduling_priority), .preset = "0",
      .min = -PRIORITY_MAX, .max = PRIORITY_MAX, .help = "higher starts first"},
     {"scheduling.max_restarts", FIELD_U32, AT(scheduling_max_restarts), .preset = "3",
-     .max = 1e6, .help = "attempts after the first one that fail by themselves"},
+     .max = 1e6, .help = "attempts that fail one after another"
+             " without a new checkpoint"},
     {"scheduling.time_limit", FIELD_DURATION, AT(scheduling_time_limit_s), .preset = "none",
      .min = 1, .max = 86400.0 * 3650, .zero = "none", .duration_ns = NS_PER_S,
      .help = "of running time"},
