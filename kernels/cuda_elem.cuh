@@ -143,6 +143,20 @@ __device__ __forceinline__ void store_vector(bf16 *p, const float (&x)[8])
                              pack_bf16(x[6], x[7]));
 }
 
+/* Eight elements whatever their type, for kernels with operands of both. */
+__device__ __forceinline__ void load_vector(const float *p, float (&out)[8])
+{
+    float4 v = ((const float4 *)p)[0], w = ((const float4 *)p)[1];
+    out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+    out[4] = w.x, out[5] = w.y, out[6] = w.z, out[7] = w.w;
+}
+
+__device__ __forceinline__ void store_vector(float *p, const float (&x)[8])
+{
+    ((float4 *)p)[0] = make_float4(x[0], x[1], x[2], x[3]);
+    ((float4 *)p)[1] = make_float4(x[4], x[5], x[6], x[7]);
+}
+
 /* ---- reductions in a fixed order; all threads get the result ---- */
 
 struct op_sum {

@@ -9,7 +9,7 @@
 
 #include "common/link.h"
 #include "common/mem.h"
-#include "common/version.h"
+#include "kernels/device.h"
 #include "proto/check.h"
 
 #define AT(member) offsetof(struct worker_config, member)
@@ -38,20 +38,6 @@ static const struct field fields[] = {
 };
 
 const struct field_table worker_config_table = {fields, sizeof fields / sizeof *fields};
-
-static int device_check(const char *device, struct err *err)
-{
-    if (!strcmp(device, "cpu"))
-        return 0;
-    size_t n = strlen(device);
-    if (strncmp(device, "cuda:", 5) || n < 6 || n > 8 || strspn(device + 5, "0123456789") != n - 5)
-        return err_set(err, -EINVAL, "device '%s': expected cpu or cuda:N, as in cuda:0", device);
-    if (!BALLAST_HAS_CUDA)
-        return err_set(err, -ENOTSUP,
-                       "device '%s': this build has no GPU code; configure it with "
-                       "-DBALLAST_CUDA=on, or use --device cpu", device);
-    return 0;
-}
 
 /* Anything of a host's or device's name that no worker's name may hold becomes a dash. Takes and
  * gives the text. */

@@ -1,0 +1,241 @@
+/* device_cuda.c - a GPU as a device: its table of ops, its memory, its one stream
+ *
+ * Each entry is defined in the .cu file beside the .c file that says what it means. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "kernels/cuda_state.h"
+
+#include "common/mem.h"
+#include "kernels/ops_cuda.h"
+
+#define NAMELESS_BYTES 256 /* of an allocation that asked for none */
+
+/* ---- errors: they end the process, as a device that failed once never recovers ---- */
+
+static void die(const struct cuda *cuda, const char *what, cudaError_t rc)
+{
+    fprintf(stderr, "cuda:%d: %s: %s (%s)%s\n", cuda->index, what, cudaGetErrorString(rc),
+            cudaGetErrorName(rc),
+            rc == cudaErrorMemoryAllocation
+                ? ""
+                : "; an earlier op may be at fault, CUDA_LAUNCH_BLOCKING=1 names it");
+    fflush(stderr);
+    _exit(CUDA_EXIT_CODE);
+}
+
+void cuda_must(const struct cuda *cuda, cudaError_t rc, const char *what)
+{
+    if (rc != cudaSuccess)
+        die(cuda, what, rc);
+}
+
+void cuda_check(struct device *dev, const char *op, const char *shape_format, ...)
+{
+    cudaError_t rc = cudaGetLastError();
+    if (rc == cudaSuccess)
+        return;
+    char shape[256], what[384];
+    va_list args;
+    va_start(args, shape_format);
+    vsnprintf(shape, sizeof shape, shape_format, args);
+    va_end(args);
+    snprintf(what, sizeof what, "op %s (%s)", op, shape);
+    die(dev->state, what, rc);
+}
+
+/* ---- state ---- */
+
+struct cuda *cuda_of(struct device *dev)
+{
+    static _Thread_local int current = -1;
+    struct cuda *cuda = dev->state;
+    if (current != cuda->index) {
+        cuda_must(cuda, cudaSetDevice(cuda->index), "choosing the device");
+        current = cuda->index;
+    }
+    return cuda;
+}
+
+cudaStream_t cuda_stream(struct device *dev)
+{
+    return cuda_of(dev)->stream;
+}
+
+int cuda_n_multiprocessors(struct device *dev)
+{
+    return cuda_of(dev)->n_multiprocessors;
+}
+
+/* ---- memory ---- */
+
+static void *cuda_alloc(struct device *dev, size_t n_bytes)
+{
+    struct cuda *cuda = cuda_of(dev);
+    void *p = NULL;
+    cudaError_t rc = cudaMalloc(&p, n_bytes ? n_bytes : NAMELESS_BYTES);
+    if (rc == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* this one is the caller's to tell */
+        return NULL;
+    }
+    cuda_must(cuda, rc, "alloc");
+    cuda_must(cuda, cudaMemsetAsync(p, 0, n_bytes, cuda->stream), "alloc");
+    return p;
+}
+
+static void cuda_free(struct device *dev, void *p)
+{
+    struct cuda *cuda = cuda_of(dev);
+    cuda_must(cuda, cudaFree(p), "free");
+}
+
+static void cuda_copy(struct device *dev, void *to, const void *from, size_t n_bytes)
+{
+    struct cuda *cuda = cuda_of(dev);
+    if (n_bytes > 0)
+        cuda_must(cuda, cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyDeviceToDevice, cuda->stream),
+                  "copy");
+}
+
+/* The host's memory may change as soon as this returns. */
+static void cuda_to_device(struct device *dev, void *to, const void *host, size_t n_bytes)
+{
+    struct cuda *cuda = cuda_of(dev);
+    if (n_bytes == 0 || cuda_ring_copy(cuda, to, host, n_bytes))
+        return;
+    cuda_must(cuda, cudaMemcpyAsync(to, host, n_bytes, cudaMemcpyHostToDevice, cuda->stream),
+              "to_device");
+    cuda_must(cuda, cudaStreamSynchronize(cuda->stream), "to_device");
+}
+
+static void cuda_to_host(struct device *dev, void *host, const void *from, size_t n_bytes)
+{
+    struct cuda *cuda = cuda_of(dev);
+    if (n_bytes == 0)
+        return;
+    cuda_must(cuda, cudaMemcpyAsync(host, from, n_bytes, cudaMemcpyDeviceToHost, cuda->stream),
+              "to_host");
+    cuda_must(cuda, cudaStreamSynchronize(cuda->stream), "to_host");
+}
+
+static void cuda_zero(struct device *dev, void *p, size_t n_bytes)
+{
+    struct cuda *cuda = cuda_of(dev);
+    if (n_bytes > 0)
+        cuda_must(cuda, cudaMemsetAsync(p, 0, n_bytes, cuda->stream), "zero");
+}
+
+static void cuda_synchronize(struct device *dev)
+{
+    struct cuda *cuda = cuda_of(dev);
+    cuda_must(cuda, cudaStreamSynchronize(cuda->stream), "synchronize");
+}
+
+/* ---- open and close ---- */
+
+static void cuda_close(struct device *dev)
+{
+    if (!dev)
+        return;
+    struct cuda *cuda = cuda_of(dev);
+    if (cuda->stream)
+        cudaStreamSynchronize(cuda->stream);
+    cuda_products_close(cuda);
+    cuda_memory_close(cuda);
+    if (cuda->stream)
+        cudaStreamDestroy(cuda->stream);
+    free(cuda);
+    free(dev);
+}
+
+#define ENTRY(op) .op = cuda_##op,
+
+static const struct device_ops cuda_ops = {
+    .name        = "cuda",
+    .close       = cuda_close,
+    .alloc       = cuda_alloc,
+    .free        = cuda_free,
+    .copy        = cuda_copy,
+    .to_device   = cuda_to_device,
+    .to_host     = cuda_to_host,
+    .zero        = cuda_zero,
+    .synchronize = cuda_synchronize,
+    CUDA_OPS(ENTRY)
+};
+
+/* An op that is new in the table must be listed above. */
+#define ONE(op) +1
+_Static_assert(sizeof(struct device_ops) == (9 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
+               "CUDA_OPS lacks an op");
+
+#define NAME(op) #op,
+static const char *const op_names[] = {CUDA_OPS(NAME)};
+
+#define IS_LINKED(op) cuda_##op != NULL,
+
+static int check_table(struct err *err)
+{
+    const bool is_linked[] = {CUDA_OPS(IS_LINKED)};
+    for (size_t i = 0; i < sizeof op_names / sizeof op_names[0]; i++)
+        if (!is_linked[i])
+            return err_set(err, -ENOSYS, "device cuda: op %s is not in this build", op_names[i]);
+    return 0;
+}
+
+/* What a GPU must have; -ENODEV says what it has instead. */
+static int check_device(struct cuda *cuda, struct err *err)
+{
+    int n_devices = 0, major = 0, minor = 0;
+    cudaError_t rc = cudaGetDeviceCount(&n_devices);
+    if (rc != cudaSuccess)
+        return err_set(err, -ENODEV, "device cuda:%d: %s", cuda->index, cudaGetErrorString(rc));
+    if (cuda->index >= n_devices)
+        return err_set(err, -ENODEV, "device cuda:%d: this machine has %d, from cuda:0",
+                       cuda->index, n_devices);
+    if ((rc = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->index)) !=
+            cudaSuccess ||
+        (rc = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->index)) !=
+            cudaSuccess ||
+        (rc = cudaDeviceGetAttribute(&cuda->n_multiprocessors, cudaDevAttrMultiProcessorCount,
+                                     cuda->index)) != cudaSuccess)
+        return err_set(err, -EIO, "device cuda:%d: %s", cuda->index, cudaGetErrorString(rc));
+    if (major != 9 || minor != 0)
+        return err_set(err, -ENODEV, "device cuda:%d: compute capability %d.%d, this build is for "
+                       "9.0 (H100, H200)", cuda->index, major, minor);
+    return 0;
+}
+
+int device_cuda_open(uint32_t index, enum elem_type type, bool deterministic, struct device **out,
+                     struct err *err)
+{
+    struct device *dev = xcalloc(1, sizeof *dev);
+    struct cuda *cuda = xcalloc(1, sizeof *cuda);
+    cudaError_t cuda_rc;
+    int rc;
+
+    cuda->index = (int)index;
+    *dev = (struct device){&cuda_ops, type, 1, deterministic, cuda};
+    if ((rc = check_table(err)) < 0 || (rc = check_device(cuda, err)) < 0) {
+        free(cuda);
+        free(dev);
+        return rc;
+    }
+    if ((cuda_rc = cudaSetDevice(cuda->index)) != cudaSuccess ||
+        (cuda_rc = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking)) !=
+            cudaSuccess ||
+        (cuda_rc = cuda_memory_open(cuda)) != cudaSuccess) {
+        rc = err_set(err, cuda_rc == cudaErrorMemoryAllocation ? -ENOMEM : -EIO,
+                     "device cuda:%u: %s", index, cudaGetErrorString(cuda_rc));
+        goto fail;
+    }
+    if ((rc = cuda_products_open(cuda, err)) < 0)
+        goto fail;
+    *out = dev;
+    return 0;
+fail:
+    cuda_close(dev);
+    return rc;
+}
