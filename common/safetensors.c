@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/bf16.h"
 #include "common/json.h"
 
 #define SHARDS_MAX 100000u
@@ -282,8 +283,7 @@ int st_read_f32(const struct st_view *v, uint64_t first, uint64_t n, float *out,
     for (uint64_t i = 0; i < n; i++) {
         uint16_t half;
         memcpy(&half, from + 2 * i, sizeof half);
-        out[i] = v->tensor.dtype == ST_BF16 ? float_of_bits((uint32_t)half << 16)
-                                            : float_of_f16(half);
+        out[i] = v->tensor.dtype == ST_BF16 ? bf16_value(half) : float_of_f16(half);
     }
     return 0;
 }

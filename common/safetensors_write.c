@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/bf16.h"
 #include "common/json.h"
 #include "common/mem.h"
 
@@ -218,16 +219,6 @@ int st_writer_open(const char *path, const struct st_layout *l, struct st_writer
     w->fd = fd;
     *out = w;
     return 0;
-}
-
-/* To nearest, ties to even; a NaN keeps its sign and stays one. */
-static uint16_t bf16_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, const float *values,

@@ -167,13 +167,14 @@ static int apply_state(struct coord *c, struct job *j, const Ballast__Record *r,
 
 static void apply_progress(struct job *j, const Ballast__RecordProgress *p)
 {
-    if (p->checkpoint_step > j->checkpoint_step)
+    if (p->checkpoint_step > j->checkpoint_step) {
         j->checkpoint_step = p->checkpoint_step;
+        j->n_failures_in_row = 0;
+    }
     if (p->step > j->step)
         j->step = p->step;
     if (p->ran_ms > j->ran_ms)
         j->ran_ms = p->ran_ms;
-    j->n_failures_in_row = 0;
 }
 
 static void apply_after(struct coord *c, struct job *j, job_id done)

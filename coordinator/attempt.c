@@ -239,15 +239,17 @@ static void recover(struct coord *c, struct turn *t, struct job *j, const char *
     stop_all(c, t, j);
 }
 
-/* Another attempt, unless the failure would come again or the budget is used up. */
+/* Another attempt, unless the failure would come again or the budget is used up: a job that gets
+ * further may be restarted for as long as machines fail. */
 static void fail(struct coord *c, struct turn *t, struct job *j, bool retryable,
                  const char *reason, const char *exit)
 {
     uint32_t budget = j->spec->scheduling_max_restarts;
-    if (!retryable || j->n_restarts >= budget) {
+    if (!retryable || j->n_failures_in_row >= budget) {
         if (retryable && budget)
-            reason = arena_printf(&t->arena, "%s; it was restarted %u times, as often as "
-                                  "scheduling.max_restarts allows", reason, j->n_restarts);
+            reason = arena_printf(&t->arena, "%s; it was restarted %u times without a new "
+                                  "checkpoint, as often as scheduling.max_restarts allows",
+                                  reason, j->n_failures_in_row);
         attempt_end(c, t, j, BALLAST__JOB_STATE__JOB_FAILED, BALLAST__STOP_MODE__STOP_NOW, reason,
                     exit);
         return;

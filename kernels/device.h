@@ -19,11 +19,11 @@
  * offsets count elements, never bytes.
  *
  * Where memory lies. The host may not look into what alloc gave. In host memory are: structs,
- * cu_seqlens and cu_rows, the offsets of groups, n_rerouted and n_dropped, and arrays of pointers
- * (w, acc_dw, r, acc_dr, packed, scales of groups), which point into the device. All else is in the
- * device's: elements, floats, tokens, labels, ids, sent, selected, index, counts, histogram, and
- * the accumulators acc, acc_loss and acc_bad. No op returns a number that it computed: it adds it
- * to an accumulator, which is read once, when the host may wait for it. */
+ * cu_seqlens and cu_rows, the offsets of groups, the arrays of a route, n_rerouted and n_dropped,
+ * and arrays of pointers (w, acc_dw, r, acc_dr, packed, scales of groups), which point into the
+ * device. All else is in the device's: elements, floats, tokens, labels, ids, sent, selected, index,
+ * counts, histogram, and the accumulators acc, acc_loss and acc_bad. No op returns a number that it
+ * computed: it adds it to an accumulator, which is read once, when the host may wait for it. */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
 
@@ -108,6 +108,16 @@ struct capacity_config {
     enum overflow_order order; /* who stays; equal weights: the first token */
 };
 
+/* Rows on their way to experts. An expert's are cut into parts, one for each of its copies: part i
+ * of first[e] .. first[e + 1] holds the pairs up to number end[i] of the expert, and pair r of them
+ * lies at place[i] + r. The arrays lie in host memory. */
+struct route {
+    int64_t n_pairs; /* of ids: token by choice */
+    int32_t n_experts, top_k;
+    const int32_t *first;       /* (n_experts + 1) */
+    const int64_t *end, *place; /* (first[n_experts]); end ascends for each expert */
+};
+
 struct rotary_shape {
     int64_t n_tokens;
     const int32_t *cu_seqlens; /* positions count from 0 in each document */
@@ -154,8 +164,14 @@ struct device_ops {
     void *(*alloc)(struct device *dev, size_t n_bytes);
     void (*free)(struct device *dev, void *p);
     void (*copy)(struct device *dev, void *to, const void *from, size_t n_bytes);
+    /* When it returns, the host may change its memory. */
     void (*to_device)(struct device *dev, void *to, const void *host, size_t n_bytes);
+    /* When it returns, the host has what all ops before gave. */
     void (*to_host)(struct device *dev, void *host, const void *from, size_t n_bytes);
+    /* Host memory, whole pages, that copies pass through again and again: they may be faster until
+     * unpin. */
+    void (*pin)(struct device *dev, void *host, size_t n_bytes);
+    void (*unpin)(struct device *dev, void *host);
     void (*zero)(struct device *dev, void *p, size_t n_bytes);
     void (*synchronize)(struct device *dev);
 
@@ -439,11 +455,27 @@ struct device_ops {
     void (*combine_backward)(struct device *dev, elem_ptr d_slots, float *d_weights,
                              const_elem_ptr dy, const_elem_ptr slots, const float *weights,
                              int64_t n, int32_t top_k, int64_t d);
-    /* out[i] = in[index[i]] for rows of d; and acc[index[i]] += in[i], in ascending i */
+    /* out[i] = in[index[i]] for rows of d, zeros where index[i] is -1; and acc[index[i]] += in[i],
+     * in ascending i */
     void (*gather_rows)(struct device *dev, elem_ptr out, const_elem_ptr in, const int64_t *index,
                         int64_t n, int64_t d);
     void (*scatter_add_rows)(struct device *dev, elem_ptr acc, const_elem_ptr in,
                              const int64_t *index, int64_t n, int64_t d);
+
+    /* ---- routes: where rows are packed on their way to experts ---- */
+    /* counts (n_experts) = how often each is in ids (n_pairs); an id of -1 goes nowhere. */
+    void (*route_counts)(struct device *dev, int32_t *counts, const int32_t *ids, int64_t n_pairs,
+                         int32_t n_experts);
+    /* The place of every pair: pair r of its expert, from 0 in the order of ids, lies at the place
+     * that route says. place_of (n_pairs): -1 for an id of -1. pair_at and token_at (rows that are
+     * packed): the pair at a place, and its token, pair / top_k. */
+    void (*route_pairs)(struct device *dev, int64_t *place_of, int64_t *pair_at, int64_t *token_at,
+                        const int32_t *ids, const struct route *route);
+    /* Rows in two orders, as blocks: block b begins at from[b] (ascending, from[n_blocks] rows in
+     * all) in one and at to[b] in the other; both in host memory. to_of and from_of (rows): where
+     * the row at a place of one order lies in the other. */
+    void (*route_blocks)(struct device *dev, int64_t *to_of, int64_t *from_of, const int64_t *from,
+                         const int64_t *to, int32_t n_blocks);
 
     /* ---- ends ---- */
     void (*embedding)(struct device *dev, elem_ptr y, const_elem_ptr table, const int32_t *tokens,
@@ -475,6 +507,7 @@ struct device {
     enum elem_type elem; /* of its elements; the cpu's are float32 */
     uint32_t n_threads;
     bool     deterministic; /* asked for: bits do not depend on n or threads; the cpu's never do */
+    bool     is_host;       /* its memory is the host's, which may look into it without a copy */
     void    *state;         /* the backend's own */
 };
 

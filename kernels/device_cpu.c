@@ -60,6 +60,19 @@ static void cpu_copy(struct device *dev, void *to, const void *from, size_t n_by
     memmove(to, from, n_bytes);
 }
 
+static void cpu_pin(struct device *dev, void *host, size_t n_bytes)
+{
+    (void)dev;
+    (void)host;
+    (void)n_bytes;
+}
+
+static void cpu_unpin(struct device *dev, void *host)
+{
+    (void)dev;
+    (void)host;
+}
+
 static void cpu_zero(struct device *dev, void *p, size_t n_bytes)
 {
     (void)dev;
@@ -167,6 +180,8 @@ static const struct device_ops cpu_ops = {
     .copy                      = cpu_copy,
     .to_device                 = cpu_copy,
     .to_host                   = cpu_copy,
+    .pin                       = cpu_pin,
+    .unpin                     = cpu_unpin,
     .zero                      = cpu_zero,
     .synchronize               = cpu_synchronize,
     .axpy                      = cpu_axpy,
@@ -234,6 +249,9 @@ static const struct device_ops cpu_ops = {
     .combine_backward          = cpu_combine_backward,
     .gather_rows               = cpu_gather_rows,
     .scatter_add_rows          = cpu_scatter_add_rows,
+    .route_counts              = cpu_route_counts,
+    .route_pairs               = cpu_route_pairs,
+    .route_blocks              = cpu_route_blocks,
     .embedding                 = cpu_embedding,
     .embedding_backward        = cpu_embedding_backward,
     .linear_cross_entropy      = cpu_linear_cross_entropy,
@@ -247,7 +265,9 @@ int device_cpu_open(uint32_t n_threads, bool deterministic, struct device **out,
     struct device *dev = xcalloc(1, sizeof *dev);
     struct cpu *cpu = xcalloc(1, sizeof *cpu);
     cpu->pool = pool_create(n_threads);
-    *dev = (struct device){&cpu_ops, ELEM_F32, pool_n_threads(cpu->pool), deterministic, cpu};
+    *dev = (struct device){.ops = &cpu_ops, .elem = ELEM_F32, .is_host = true,
+                           .n_threads = pool_n_threads(cpu->pool), .deterministic = deterministic,
+                           .state = cpu};
     cpu->threads = xcalloc(dev->n_threads, sizeof cpu->threads[0]);
     for (uint32_t i = 0; i < dev->n_threads; i++) {
         struct cpu_thread *t = &cpu->threads[i];

@@ -27,8 +27,14 @@ static void gather_range(void *arg, int64_t begin, int64_t end, struct cpu_threa
 {
     (void)thread;
     const struct rows *s = arg;
-    for (int64_t i = begin; i < end; i++)
-        memcpy(s->out + i * s->d, s->in + row_at(s, i) * s->d, (size_t)s->d * sizeof(float));
+    size_t n_bytes = (size_t)s->d * sizeof(float);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t from = row_at(s, i);
+        if (from < 0)
+            memset(s->out + i * s->d, 0, n_bytes);
+        else
+            memcpy(s->out + i * s->d, s->in + from * s->d, n_bytes);
+    }
 }
 
 static void scatter_add_cols(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)

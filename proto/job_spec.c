@@ -33,11 +33,13 @@ static const struct field fields[] = {
      WORDS("bf16", "mxfp4", "fp8", "f32"), .help = "of frozen weights in LoRA"},
 
     {"data.train", FIELD_PATHS, LIST(data_train), .n_min = 1, .n_max = DATA_GLOBS_MAX,
-     .help = "files or globs: .txt (bytes), .bin (u16, u32), Megatron prefix, .jsonl"},
+     .help = "files or globs: .txt (bytes), .bin (u16, u32), .jsonl; of Megatron, prefixes without "
+             ".idx and .bin"},
     {"data.validation", FIELD_PATHS, LIST(data_validation), .preset = "",
      .n_max = DATA_GLOBS_MAX, .help = "files or globs that training never reads"},
     {"data.format", FIELD_WORD, AT(data_format), .preset = "bytes",
-     WORDS("bytes", "u16", "u32", "megatron", "jsonl"), .help = "what the files hold"},
+     WORDS("bytes", "u16", "u32", "megatron", "jsonl"),
+     .help = "what the files hold; jsonl: objects of input_ids and labels, where -100 is no label"},
     {"data.sequence_length", FIELD_U32, AT(data_sequence_length), .preset = "512", .min = 2,
      .max = 1e7, .unit = "tokens", .help = "of one training sequence"},
     {"data.pack", FIELD_PB_BOOL, AT(data_pack), .preset = "true",
@@ -170,7 +172,8 @@ static const struct field fields[] = {
     {"scheduling.priority", FIELD_I32, AT(scheduling_priority), .preset = "0",
      .min = -PRIORITY_MAX, .max = PRIORITY_MAX, .help = "higher starts first"},
     {"scheduling.max_restarts", FIELD_U32, AT(scheduling_max_restarts), .preset = "3",
-     .max = 1e6, .help = "attempts after the first one that fail by themselves"},
+     .max = 1e6, .help = "attempts that fail one after another"
+             " without a new checkpoint"},
     {"scheduling.time_limit", FIELD_DURATION, AT(scheduling_time_limit_s), .preset = "none",
      .min = 1, .max = 86400.0 * 3650, .zero = "none", .duration_ns = NS_PER_S,
      .help = "of running time"},
@@ -191,8 +194,6 @@ struct unsupported {
 static const struct unsupported unsupported[] = {
     {"train.mode", "lora", 0, "full or indexer"},
     {"train.precision", "bf16", 0, "f32"},
-    {"data.format", "megatron", 0, "bytes, u16 or u32"},
-    {"data.format", "jsonl", 0, "bytes, u16 or u32"},
     {"parallel.sequence_parallel_degree", NULL, 1, "1"},
     {"parallel.tensor_parallel_degree", NULL, 1, "1"},
     {"parallel.activation_checkpointing", "selective", 0, "off or full"},
@@ -278,16 +279,22 @@ static void check_endings(const char *key, char *const *files, size_t n, const c
                           struct problems *out)
 {
     static const struct { const char *ending, *formats; } rows[] = {
-        {".txt", "bytes"}, {".bin", "u16 or u32"}, {".jsonl", "jsonl"}};
+        {".txt", "bytes"}, {".bin", "u16 or u32"}, {".jsonl", "jsonl"}, {".idx", ""}};
     for (size_t i = 0; i < n; i++)
-        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
-            if (ends_with(files[i], rows[r].ending) && !strstr(rows[r].formats, format)) {
-                char quoted[FIELD_QUOTE_BYTES];
-                field_quote(files[i], quoted);
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+            char quoted[FIELD_QUOTE_BYTES];
+            if (!ends_with(files[i], rows[r].ending) || strstr(rows[r].formats, format))
+                continue;
+            field_quote(files[i], quoted);
+            if (strcmp(rows[r].ending, ".idx") == 0 ||
+                (strcmp(rows[r].ending, ".bin") == 0 && strcmp(format, "megatron") == 0))
+                problems_add(out, NULL, key, "%s is half of a Megatron dataset, which is named by "
+                             "its prefix without .idx and .bin, with data.format megatron", quoted);
+            else
                 problems_add(out, NULL, key, "%s is read with data.format %s, not %s", quoted,
                              rows[r].formats, format);
-                return;
-            }
+            return;
+        }
 }
 
 static void check_absolute(const char *key, const char *path, struct problems *out)

@@ -30,7 +30,7 @@ static void measure(struct coll *c, float *x, size_t n_bytes)
         int rc = c->ops->barrier(c, &c->world_group, &err);
         uint64_t began = clock_now_ns();
         if (rc == 0)
-            rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, x, n, &err);
+            rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, n, &err);
         ms[k] = (double)(clock_now_ns() - began) / 1e6;
         if (rc < 0) {
             fprintf(stderr, "bench_coll: %s\n", err.text);

@@ -87,10 +87,13 @@ static inline void *test_rank_main(void *arg)
     if ((r->rc = layout_init(r->degrees, r->spec->n_experts, r->rank, &r->layout, &r->err)) == 0 &&
         (r->rc = device_cpu_open(1, true, &r->dev, &r->err)) == 0 &&
         (r->rc = coll_host_open(&config, &r->coll, &r->err)) == 0 &&
-        (r->rc = slots_init(&r->slots, r->spec, &r->layout, TEST_SPARE, &r->err)) == 0 &&
-        (r->rc = shard_open(r->map, r->spec, &r->layout, &r->slots, r->coll, r->dev, &r->shard,
-                            &r->err)) == 0)
-        r->body(r);
+        (r->rc = slots_init(&r->slots, r->spec, &r->layout, TEST_SPARE, &r->err)) == 0) {
+        r->coll->dev = r->dev;
+        r->rc = shard_open(r->map, r->spec, &r->layout, &r->slots, r->coll, r->dev, &r->shard,
+                           &r->err);
+        if (r->rc == 0)
+            r->body(r);
+    }
     if (r->rc < 0 && r->coll)
         r->coll->ops->abort(r->coll);
     shard_close(r->shard);

@@ -1,6 +1,7 @@
 /* test_coll.c - host collectives: ranks as threads and as processes, sums, ends, aborts */
 #include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "common/bf16.h"
 #include "common/clock.h"
 #include "tests/patience.h"
 #include "worker/coll.h"
@@ -39,6 +41,7 @@ static void make_id(uint8_t id[16])
 
 struct rank {
     uint8_t  id[16];
+    bool     is_apart; /* tensors lie in a device's memory, which the host does not touch */
     uint32_t rank, world;
     uint64_t call_timeout_ns;
     void   (*body)(struct rank *r, struct coll *c);
@@ -50,6 +53,7 @@ static int open_rank(struct rank *r, struct coll **out)
 {
     struct coll_host_config config = {
         .id = r->id, .rank = r->rank, .world = r->world, .open_timeout_ns = 10 * NS_PER_S,
+        .stage_bytes = 4096, /* many pieces */
         .call_timeout_ns = r->call_timeout_ns, .stopped_timeout_ns = NS_PER_S,
     };
     return coll_host_open(&config, out, &r->err);
@@ -59,13 +63,22 @@ static void *rank_main(void *arg)
 {
     struct rank *r = arg;
     struct coll *c = NULL;
+    struct device *dev = NULL;
     r->rc = open_rank(r, &c);
-    if (r->rc == 0) {
-        r->body(r, c);
-        c->ops->close(c);
+    if (r->rc == 0 && r->is_apart && (r->rc = device_cpu_open(1, true, &dev, &r->err)) == 0) {
+        dev->is_host = false;
+        c->dev = dev;
     }
+    if (r->rc == 0)
+        r->body(r, c);
+    if (c)
+        c->ops->close(c);
+    if (dev)
+        dev->ops->close(dev);
     return NULL;
 }
+
+static bool is_apart; /* of the next runs */
 
 static void run_ranks(struct rank *ranks, uint32_t world,
                       void (*body)(struct rank *, struct coll *), uint64_t call_timeout_ns)
@@ -74,7 +87,7 @@ static void run_ranks(struct rank *ranks, uint32_t world,
     uint8_t id[16];
     make_id(id);
     for (uint32_t i = 0; i < world; i++) {
-        ranks[i] = (struct rank){.rank = i, .world = world, .body = body,
+        ranks[i] = (struct rank){.rank = i, .world = world, .body = body, .is_apart = is_apart,
                                  .call_timeout_ns = call_timeout_ns};
         memcpy(ranks[i].id, id, 16);
         assert_int_equal(pthread_create(&threads[i], NULL, rank_main, &ranks[i]), 0);
@@ -113,7 +126,7 @@ static void check_all_reduce(struct rank *r, struct coll *c, const struct coll_g
 {
     for (size_t i = 0; i < n; i++)
         x[i] = value(k, c->rank, i);
-    CHECK(r, c->ops->all_reduce(c, g, COLL_SUM, x, n, &r->err) == 0);
+    CHECK(r, c->ops->all_reduce(c, g, COLL_SUM, ELEM_F32, x, n, &r->err) == 0);
     for (size_t i = 0; i < n; i++)
         CHECK(r, x[i] == plain_sum(k, g, i));
     double m[2] = {value(k, c->rank, 1), -(double)c->rank}, largest = -1e30;
@@ -128,13 +141,13 @@ static void check_scatter_gather(struct rank *r, struct coll *c, const struct co
 {
     for (size_t i = 0; i < n * n_blocks * g->n_ranks; i++)
         x[i] = value(k, c->rank, i);
-    CHECK(r, c->ops->reduce_scatter(c, g, x, n, n_blocks, y, &r->err) == 0);
+    CHECK(r, c->ops->reduce_scatter(c, g, ELEM_F32, x, n, n_blocks, y, &r->err) == 0);
     for (size_t b = 0; b < n_blocks; b++)
         for (size_t i = 0; i < n; i++)
             CHECK(r, y[b * n + i] == plain_sum(k, g, (b * g->n_ranks + g->me) * n + i));
     for (size_t i = 0; i < n * n_blocks; i++)
         y[i] = value(k + 1, c->rank, i);
-    CHECK(r, c->ops->all_gather(c, g, y, n, n_blocks, x, &r->err) == 0);
+    CHECK(r, c->ops->all_gather(c, g, ELEM_F32, y, n, n_blocks, x, &r->err) == 0);
     for (size_t b = 0; b < n_blocks; b++)
         for (uint32_t m = 0; m < g->n_ranks; m++)
             for (size_t i = 0; i < n; i++)
@@ -152,6 +165,7 @@ static void check_rows(struct rank *r, struct coll *c, const struct coll_group *
                        float *x, float *y, size_t row_floats)
 {
     int64_t send[WORLD_MAX], recv[WORLD_MAX];
+    int32_t mine[WORLD_MAX], all[WORLD_MAX * WORLD_MAX];
     size_t n = 0;
     for (uint32_t m = 0; m < g->n_ranks; m++) {
         send[m] = n_rows(k, c->rank, g->ranks[m]);
@@ -159,10 +173,14 @@ static void check_rows(struct rank *r, struct coll *c, const struct coll_group *
             for (size_t i = 0; i < row_floats; i++)
                 x[n++] = value(k + g->ranks[m], c->rank, (size_t)row * row_floats + i);
     }
-    CHECK(r, c->ops->all_to_all_i64(c, g, send, 1, recv, &r->err) == 0);
     for (uint32_t m = 0; m < g->n_ranks; m++)
+        mine[m] = (int32_t)send[m];
+    CHECK(r, c->ops->all_gather_i32(c, g, mine, g->n_ranks, all, &r->err) == 0);
+    for (uint32_t m = 0; m < g->n_ranks; m++) {
+        recv[m] = all[m * g->n_ranks + g->me];
         CHECK(r, recv[m] == n_rows(k, g->ranks[m], c->rank));
-    CHECK(r, c->ops->all_to_all_rows(c, g, x, send, y, recv, row_floats, &r->err) == 0);
+    }
+    CHECK(r, c->ops->all_to_all_rows(c, g, x, send, y, recv, row_floats * sizeof *x, &r->err) == 0);
     n = 0;
     for (uint32_t m = 0; m < g->n_ranks; m++)
         for (int64_t row = 0; row < recv[m]; row++)
@@ -212,13 +230,14 @@ static void random_calls(struct rank *r, struct coll *c)
             check_rows(r, c, g, k, x, out, 1 + n % 65);
         CHECK(r, c->ops->barrier(c, &c->world_group, &r->err) == 0);
     }
+    c->ops->free(c, travelling);
     free(own);
     free(out);
 }
 
 static void any_group_and_size_gives_the_plain_sum(void **state)
 {
-    (void)state;
+    is_apart = *state;
     static const uint32_t worlds[] = {1, 2, 3, 4, 8};
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
         struct rank ranks[WORLD_MAX];
@@ -228,6 +247,43 @@ static void any_group_and_size_gives_the_plain_sum(void **state)
             if (ranks[i].rc != 0)
                 fail_msg("world %u rank %u seed %u: %s", worlds[w], i, seed0, ranks[i].err.text);
     }
+    is_apart = false;
+}
+
+/* Sums that are lost where each step is rounded: 256 + 1 would stay 256. */
+static void sum_bf16(struct rank *r, struct coll *c)
+{
+    static const float rows[][4] = {
+        {256, 1, 1, 258}, {1, 0x1p-8f, 0x1p-8f, 1 + 0x1p-7f}, {-3, 3, 0.5f, 0.5f},
+        {1, 0x1p-8f, 0, 1}, {1 + 0x1p-7f, 0x1p-8f, 0, 1 + 0x1p-6f}, {INFINITY, 1, 1, INFINITY},
+    };
+    enum { N = sizeof rows / sizeof *rows, M = 3000 };
+    static _Thread_local uint16_t x[M], y[3 * M];
+    for (size_t i = 0; i < M; i++)
+        x[i] = bf16_of(rows[i % N][c->rank]);
+    CHECK(r, c->ops->all_gather(c, &c->world_group, ELEM_BF16, x, M, 1, y, &r->err) == 0);
+    for (size_t i = 0; i < 3 * M; i++)
+        CHECK(r, y[i] == bf16_of(rows[i % M % N][i / M]));
+    CHECK(r, c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_BF16, x, M, &r->err) == 0);
+    for (size_t i = 0; i < M; i++)
+        CHECK(r, bf16_value(x[i]) == rows[i % N][3]);
+    for (size_t i = 0; i < 3 * M; i++)
+        y[i] = bf16_of(rows[i % N][c->rank]);
+    CHECK(r, c->ops->reduce_scatter(c, &c->world_group, ELEM_BF16, y, M / 2, 2, x, &r->err) == 0);
+    for (size_t i = 0; i < M; i++)
+        CHECK(r, bf16_value(x[i]) ==
+                     rows[(i / (M / 2) * 3 * (M / 2) + c->rank * (M / 2) + i % (M / 2)) % N][3]);
+}
+
+static void bf16_is_summed_in_float32(void **state)
+{
+    struct rank ranks[WORLD_MAX];
+    is_apart = *state;
+    run_ranks(ranks, 3, sum_bf16, 20 * NS_PER_S);
+    for (uint32_t i = 0; i < 3; i++)
+        if (ranks[i].rc != 0)
+            fail_msg("rank %u: %s", i, ranks[i].err.text);
+    is_apart = false;
 }
 
 /* ---- what goes wrong ------------------------------------------------------------------------ */
@@ -238,7 +294,7 @@ static void one_does_not_come(struct rank *r, struct coll *c)
 {
     float x[4] = {0};
     c->layer = 7;
-    r->rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, x, 4, &r->err);
+    r->rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, 4, &r->err);
     if (r->rc == 0 && c->rank != 1)
         r->rc = c->ops->barrier(c, &c->world_group, &r->err);
     else
@@ -272,7 +328,8 @@ static void a_member_that_stays_away_is_named(void **state)
 static void different_counts(struct rank *r, struct coll *c)
 {
     float x[8] = {0};
-    r->rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, x, c->rank == 2 ? 5 : 6, &r->err);
+    r->rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, c->rank == 2 ? 5 : 6,
+                               &r->err);
 }
 
 static void members_that_disagree_are_told(void **state)
@@ -334,7 +391,7 @@ static pid_t fork_rank(const uint8_t id[16], uint32_t rank, uint32_t world, int 
     r.rc = open_rank(&r, &c);
     float *x = r.rc == 0 ? c->ops->alloc(c, 4096) : NULL;
     while (r.rc == 0)
-        r.rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, x, 1024, &r.err);
+        r.rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, 1024, &r.err);
     report.rc = r.rc;
     snprintf(report.text, sizeof report.text, "%s", r.err.text);
     _exit(write(to, &report, sizeof report) == sizeof report ? 0 : 1);
@@ -421,8 +478,12 @@ int main(void)
 {
     seed0 = getenv("SEED") ? (uint32_t)atoi(getenv("SEED")) : (uint32_t)time(NULL);
     printf("seed %u\n", seed0);
+    static bool yes = true; /* in memory apart */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_group_and_size_gives_the_plain_sum),
+        cmocka_unit_test_prestate(any_group_and_size_gives_the_plain_sum, &yes),
+        cmocka_unit_test(bf16_is_summed_in_float32),
+        cmocka_unit_test_prestate(bf16_is_summed_in_float32, &yes),
         cmocka_unit_test(a_member_that_stays_away_is_named),
         cmocka_unit_test(members_that_disagree_are_told),
         cmocka_unit_test(an_abort_ends_everybodys_call),

@@ -421,16 +421,39 @@ static void the_cause_wins_over_the_first_news(void **state)
     assert_string_equal(last_state(b, 1)->reason, "rank 1 on worker w2: no such file");
 }
 
+/* What happens to attempt number `attempt` of job 1 on w1; at_checkpoint 0: before any. */
+static void crash(struct bench *b, uint32_t attempt, uint64_t at_checkpoint)
+{
+    Ballast__RankState r = rank_state(1, attempt, 0, PHASE(FAILED));
+    r.retryable = true;
+    r.text = "crash";
+    r.step = r.checkpoint_step = at_checkpoint;
+    report(b, W1, r);
+}
+
+static void a_new_checkpoint_renews_the_budget(void **state)
+{
+    struct bench *b = *state;
+    hello(b, W1, "w1", 1);
+    submit(b, 1, 1);
+    for (uint32_t attempt = 1; attempt <= 13; attempt++) {
+        crash(b, attempt, attempt <= 10 ? attempt : 10);
+        pass(b, 0.001);
+        assert_int_equal(last_state(b, 1)->state, attempt < 13 ? JOB(RECOVERING) : JOB(FAILED));
+        for (int i = 0; i < 10; i++) {
+            pass(b, 1);
+            beat(b, W1, NULL);
+        }
+    }
+}
+
 static void restarts_have_a_budget(void **state)
 {
     struct bench *b = *state;
     hello(b, W1, "w1", 1);
     submit(b, 1, 1);
     for (uint32_t attempt = 1; attempt <= 4; attempt++) {
-        Ballast__RankState r = rank_state(1, attempt, 0, PHASE(FAILED));
-        r.retryable = true;
-        r.text = "crash";
-        report(b, W1, r);
+        crash(b, attempt, 0);
         pass(b, 0.9); /* the first backoff is 1 s */
         if (attempt < 4)
             expect_job(b, 1, JOB(RECOVERING), NULL);
@@ -441,7 +464,8 @@ static void restarts_have_a_budget(void **state)
     }
     assert_int_equal(last_state(b, 1)->state, JOB(FAILED));
     assert_string_equal(last_state(b, 1)->reason, "rank 0 on worker w1: crash; it was restarted "
-                        "3 times, as often as scheduling.max_restarts allows");
+                        "3 times without a new checkpoint, as often as scheduling.max_restarts "
+                        "allows");
 }
 
 static void a_silent_worker_loses_its_rank(void **state)
@@ -893,6 +917,7 @@ int main(void)
         TEST(a_failure_that_would_come_again_ends_the_job),
         TEST(the_cause_wins_over_the_first_news),
         TEST(restarts_have_a_budget),
+        TEST(a_new_checkpoint_renews_the_budget),
         TEST(a_silent_worker_loses_its_rank),
         TEST(a_whole_gang_that_is_silent_must_be_fenced),
         TEST(cancel_is_bounded_and_may_be_repeated),

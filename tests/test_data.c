@@ -172,7 +172,239 @@ static void what_cannot_be_trained_on_is_one_line(void **state)
     data_batch_fini(&b);
     data_close(d);
     enum data_format format;
-    assert_int_equal(data_format_parse("megatron", &format, &err), -ENOTSUP);
+    assert_int_equal(data_format_parse("parquet", &format, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "megatron, jsonl"));
+}
+
+/* ---- JSONL ---------------------------------------------------------------------------------- */
+
+static void put_text(const char *name, const char *text)
+{
+    put(name, text, strlen(text));
+}
+
+/* The window as one line: documents parted by |, tokens with their labels. */
+static char *window_text(const struct data *d, uint64_t index)
+{
+    struct data_batch b = {0};
+    struct err err = {0};
+    static char text[1000];
+    size_t n = 0;
+    int64_t n_labels = 0;
+    if (data_window(d, index, &b, &err) < 0)
+        fail_msg("%s", err.text);
+    for (int32_t k = 0; k < b.n_docs; k++)
+        for (int32_t i = b.cu_seqlens[k]; i < b.cu_seqlens[k + 1]; i++) {
+            n += (size_t)snprintf(text + n, sizeof text - n, "%s%d:%d",
+                                  i > b.cu_seqlens[k] ? " " : k > 0 ? " | " : "", b.tokens[i],
+                                  b.labels[i]);
+            n_labels += b.labels[i] >= 0;
+        }
+    assert_int_equal(b.n_tokens, b.cu_seqlens[b.n_docs]);
+    assert_int_equal(b.n_labels, n_labels);
+    data_batch_fini(&b);
+    return text;
+}
+
+static void assert_windows(const char *pattern, enum data_format format, uint32_t length, bool pack,
+                           const char *const *expected)
+{
+    struct data *d = NULL;
+    struct err err = {0};
+    size_t n = 0;
+    if (open_data(pattern, format, length, pack, 100, &d, &err) < 0)
+        fail_msg("%s", err.text);
+    for (; expected[n]; n++)
+        assert_string_equal(window_text(d, n), expected[n]);
+    assert_int_equal(data_windows(d), n);
+    data_close(d);
+}
+
+static void tasks_are_packed_whole(void **state)
+{
+    (void)state;
+    put_text("t.jsonl",
+             "{\"input_ids\": [1, 2, 3], \"labels\": [-100, -100, 3]}\n"
+             "\n"
+             "{\"labels\": [4, 5], \"input_ids\": [4, 5], \"attention_mask\": [1, 1]}\r\n"
+             "{\"input_ids\": [6], \"labels\": [6], \"note\": \"no input has a label\"}\n"
+             "{\"input_ids\": [7, 8, 9, 10], \"labels\": [7, 8, -100, 10.0]}\n"
+             "{\"input_ids\": [11, 12, 13, 14, 15, 16], \"labels\": [11, 12, 13, 14, 15, 16]}");
+    static const char *const packed[] = {"1:-1 2:3 | 4:5", "7:8 8:-1 9:10",
+                                         "11:12 12:13 13:14 14:15", "15:16", NULL};
+    static const char *const apart[] = {"1:-1 2:3", "4:5", "7:8 8:-1 9:10",
+                                        "11:12 12:13 13:14 14:15", "15:16", NULL};
+    assert_windows("t.jsonl", DATA_JSONL, 4, true, packed);
+    assert_windows("t.jsonl", DATA_JSONL, 4, false, apart);
+}
+
+static const struct {
+    const char *shows, *text, *says;
+} bad_lines[] = {
+    {"no JSON", "{\"input_ids\": [1, 2]", "bad.jsonl:2: not JSON"},
+    {"a list", "[1, 2]", "bad.jsonl:2: not an object, expected {"},
+    {"no labels", "{\"input_ids\": [1]}", "bad.jsonl:2: key 'labels' is missing or no list"},
+    {"text", "{\"text\": \"x\"}", "bad.jsonl:2: key 'input_ids' is missing or no list"},
+    {"a key twice", "{\"input_ids\": [1], \"input_ids\": [2], \"labels\": [1]}",
+     "bad.jsonl:2: key 'input_ids' is there twice"},
+    {"fewer labels", "{\"input_ids\": [1, 2], \"labels\": [1]}",
+     "bad.jsonl:2: 2 input_ids, but 1 labels"},
+    {"nothing", "{\"input_ids\": [], \"labels\": []}", "bad.jsonl:2: 0 input_ids, expected 1"},
+    {"outside the vocabulary", "{\"input_ids\": [1, 100], \"labels\": [1, 2]}",
+     "bad.jsonl:2: input_ids[1] is 100, expected a whole number from 0 to 99"},
+    {"an ignored input", "{\"input_ids\": [1, -100], \"labels\": [1, 2]}",
+     "bad.jsonl:2: input_ids[1] is -100"},
+    {"another ignored label", "{\"input_ids\": [1, 2], \"labels\": [1, -1]}",
+     "labels[1] is -1, expected a whole number from 0 to 99, the model's vocabulary, or -100"},
+    {"a fraction", "{\"input_ids\": [1.5], \"labels\": [1]}", "bad.jsonl:2: input_ids[0] is 1.5"},
+    {"text for a number", "{\"input_ids\": [\"1\"], \"labels\": [1]}", "input_ids[0] is \"1\""},
+    {"rows of rows", "{\"input_ids\": [[1]], \"labels\": [[1]]}", "input_ids[0] is [1]"},
+    {"padding", "{\"input_ids\": [1, 0], \"labels\": [1, -100], \"attention_mask\": [1, 0]}",
+     "bad.jsonl:2: attention_mask[1] is not 1"},
+};
+
+static void a_bad_line_is_named(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bad_lines / sizeof *bad_lines; i++) {
+        struct data *d = NULL;
+        struct err err = {0};
+        char text[300];
+        snprintf(text, sizeof text, "{\"input_ids\": [1, 2], \"labels\": [1, 2]}\n%s\n",
+                 bad_lines[i].text);
+        put_text("bad.jsonl", text);
+        assert_int_equal(open_data("bad.jsonl", DATA_JSONL, 4, true, 100, &d, &err), -EINVAL);
+        assert_null(d);
+        if (!strstr(err.text, bad_lines[i].says))
+            fail_msg("%s: expected '%s' in '%s'", bad_lines[i].shows, bad_lines[i].says, err.text);
+    }
+    struct data *d = NULL;
+    struct err err = {0};
+    put_text("blank.jsonl", "\n \n");
+    assert_int_equal(open_data("blank.jsonl", DATA_JSONL, 4, true, 100, &d, &err), -EINVAL);
+    put_text("ones.jsonl", "{\"input_ids\": [1], \"labels\": [1]}");
+    assert_int_equal(open_data("ones.jsonl", DATA_JSONL, 4, true, 100, &d, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "1 tokens are too few: one sequence needs 2"));
+}
+
+/* ---- Megatron ------------------------------------------------------------------------------- */
+
+/* Documents of 3, 0, 1 + 2 and 2 tokens, 1 to 8; the bytes as Megatron writes them. */
+struct megatron {
+    uint64_t version, n_sequences, n_bounds;
+    uint8_t  code;
+    int32_t  lengths[4];
+    int64_t  offsets[4], bounds[5];
+    size_t   cut, n_bin;
+};
+
+static struct megatron megatron_of(uint8_t code, uint32_t bytes)
+{
+    return (struct megatron){
+        .version = 1, .n_sequences = 4, .n_bounds = 5, .code = code, .lengths = {3, 1, 2, 2},
+        .offsets = {0, 3 * bytes, 4 * bytes, 6 * bytes}, .bounds = {0, 1, 1, 3, 4},
+        .n_bin = 8 * bytes,
+    };
+}
+
+static void put_megatron(const struct megatron *m, const void *tokens)
+{
+    uint8_t bytes[200];
+    size_t n = 0;
+#define ADD(p, size) (memcpy(bytes + n, p, size), n += (size))
+    ADD("MMIDIDX\0", 9);
+    ADD(&m->version, 8);
+    ADD(&m->code, 1);
+    ADD(&m->n_sequences, 8);
+    ADD(&m->n_bounds, 8);
+    ADD(m->lengths, sizeof m->lengths);
+    ADD(m->offsets, sizeof m->offsets);
+    ADD(m->bounds, sizeof m->bounds);
+#undef ADD
+    put("g.idx", bytes, n - m->cut);
+    put("g.bin", tokens, m->n_bin);
+}
+
+#define TOKENS(type) (const type[]){1, 2, 3, 4, 5, 6, 7, 8}
+
+static void every_dtype_of_megatron_is_read(void **state)
+{
+    (void)state;
+    const struct { uint8_t code; uint32_t bytes; const void *tokens; } rows[] = {
+        {1, 1, TOKENS(uint8_t)}, {2, 1, TOKENS(int8_t)}, {3, 2, TOKENS(int16_t)},
+        {4, 4, TOKENS(int32_t)}, {5, 8, TOKENS(int64_t)}, {6, 8, TOKENS(double)},
+        {7, 4, TOKENS(float)}, {8, 2, TOKENS(uint16_t)},
+    };
+    static const char *const packed[] = {"1:2 2:3 3:-1", "4:5 5:6 6:-1", NULL};
+    static const char *const apart[] = {"1:2 2:3", "4:5 5:6", "7:8", NULL};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct megatron m = megatron_of(rows[i].code, rows[i].bytes);
+        put_megatron(&m, rows[i].tokens);
+        assert_windows("g", DATA_MEGATRON, 4, false, apart);
+        assert_windows("[g]", DATA_MEGATRON, 3, true, packed);
+    }
+}
+
+static const struct {
+    const char *shows;
+    size_t field; /* of struct megatron */
+    int64_t value;
+    const char *says;
+} bad_indexes[] = {
+#define AT(f) offsetof(struct megatron, f)
+    {"another version", AT(version), 2, "g.idx: version 2 at offset 9, expected 1"},
+    {"more sequences than there are", AT(n_sequences), 5, "5 sequences and 5 document bounds"},
+    {"a count that overflows", AT(n_sequences), INT64_MAX, "g.idx: 9223372036854775807 sequences"},
+    {"no bounds", AT(n_bounds), 0, "4 sequences and 0 document bounds need 34"},
+    {"an offset beyond the tokens", AT(offsets[3]), 14,
+     "g.idx: sequence 3 is 2 tokens of 2 bytes at byte 14, but /tmp/"},
+    {"an offset below", AT(offsets[3]), -2, "g.idx: sequence 3 is 2 tokens"},
+    {"a gap in a document", AT(offsets[2]), 10, "g.idx: sequence 2 begins at byte 10, expected 8"},
+    {"a document that ends before it begins", AT(bounds[2]), 2, NULL},
+    {"a document beyond the last", AT(bounds[3]), 7, "g.idx: document 2 is sequences 1 to 7"},
+    {"the last bound", AT(bounds[4]), 3, "documents begin at sequence 0 and end at 3, expected"},
+    {"cut short", AT(cut), 1, "is it cut short?"},
+    {"a header that is cut", AT(cut), 110, "g.idx: no Megatron index"},
+};
+
+static void a_bad_index_is_one_line(void **state)
+{
+    (void)state;
+    struct megatron good = megatron_of(8, 2);
+    for (size_t i = 0; i < sizeof bad_indexes / sizeof *bad_indexes; i++) {
+        struct megatron m = good;
+        struct data *d = NULL;
+        struct err err = {0};
+        memcpy((char *)&m + bad_indexes[i].field, &bad_indexes[i].value, 8);
+        put_megatron(&m, TOKENS(uint16_t));
+        int rc = open_data("g", DATA_MEGATRON, 4, true, 100, &d, &err);
+        if (!bad_indexes[i].says) { /* the same documents, cut elsewhere */
+            assert_int_equal(rc, 0);
+            data_close(d);
+            continue;
+        }
+        if (rc != -EINVAL || d || !strstr(err.text, bad_indexes[i].says))
+            fail_msg("%s: %d, '%s'", bad_indexes[i].shows, rc, err.text);
+    }
+    struct data *d = NULL;
+    struct data_batch b = {0};
+    struct err err = {0};
+    good.code = 9;
+    put_megatron(&good, TOKENS(uint16_t));
+    assert_int_equal(open_data("g", DATA_MEGATRON, 4, true, 100, &d, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "g.idx: dtype code 9 at offset 17, expected 1 to 8"));
+    good = megatron_of(7, 4);
+    put_megatron(&good, (const float[]){1, 2.5, 3, 4, 5, 6, 7, 8});
+    assert_int_equal(open_data("g", DATA_MEGATRON, 4, true, 100, &d, &err), 0);
+    assert_int_equal(data_window(d, 0, &b, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "g.bin: token 2.5 at offset 4 is no whole number"));
+    data_batch_fini(&b);
+    data_close(d);
+    char path[256];
+    snprintf(path, sizeof path, "%s/g.bin", folder);
+    unlink(path);
+    assert_int_equal(open_data("g", DATA_MEGATRON, 4, true, 100, &d, &err), -ENOENT);
+    assert_non_null(strstr(err.text, "g.bin"));
 }
 
 static int remove_folder(void **state)
@@ -192,6 +424,10 @@ int main(void)
         cmocka_unit_test(unpacked_windows_stay_inside_their_file),
         cmocka_unit_test(an_epoch_sees_every_window_once),
         cmocka_unit_test(what_cannot_be_trained_on_is_one_line),
+        cmocka_unit_test(tasks_are_packed_whole),
+        cmocka_unit_test(a_bad_line_is_named),
+        cmocka_unit_test(every_dtype_of_megatron_is_read),
+        cmocka_unit_test(a_bad_index_is_one_line),
     };
     return cmocka_run_group_tests(tests, NULL, remove_folder);
 }

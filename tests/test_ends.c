@@ -20,6 +20,12 @@ static void rows_move_by_index(void **state)
     for (int i = 0; i < N; i++)
         assert_memory_equal(y + i * D, table + index[i] * D, D * sizeof(float));
     assert_memory_equal(y, y2, N * D * sizeof(float));
+    index[N - 1] = -1;
+    dev->ops->gather_rows(dev, y2, table, index, N, D);
+    assert_memory_equal(y2, y, (N - 1) * D * sizeof(float));
+    for (int j = 0; j < D; j++)
+        assert_true(y2[(N - 1) * D + j] == 0);
+    index[N - 1] = tokens[N - 1];
     dev->ops->scatter_add_rows(dev, acc, y, index, N, D);
     dev->ops->embedding_backward(dev, acc2, y, tokens, N, D);
     for (int i = 0; i < N; i++)

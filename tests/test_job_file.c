@@ -210,6 +210,12 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
      "job.yaml:3: key 'data.train': '/jobs/text/*.txt' is read with data.format bytes, not u16"},
     {"numbers read as text", {"data.train=[a.bin]"},
      "--set: key 'data.train': '/jobs/a.bin' is read with data.format u16 or u32, not bytes"},
+    {"half of an indexed dataset", {"data.train=[a.idx]"},
+     "--set: key 'data.train': '/jobs/a.idx' is half of a Megatron dataset, which is named by its "
+     "prefix without .idx and .bin, with data.format megatron"},
+    {"its other half", {"data.train=[a.bin]", "data.format=megatron"},
+     "--set: key 'data.train': '/jobs/a.bin' is half of a Megatron dataset, which is named by its "
+     "prefix without .idx and .bin, with data.format megatron"},
     {"not yet: LoRA", {"train.mode=lora"},
      "--set: key 'train.mode': lora is not supported yet; this version runs full or indexer"},
     {"not yet: sequence parallel", {"parallel.workers=4", "parallel.sequence_parallel_degree=2"},

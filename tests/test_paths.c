@@ -49,6 +49,12 @@ static int set_up(void **state)
     snprintf(from, sizeof from, "%s/out", f->path);
     snprintf(to, sizeof to, "%s/in/link", f->path);
     assert_int_equal(symlink(from, to), 0);
+    make(f, "in/m.idx", false);
+    make(f, "in/m.bin", false);
+    make(f, "in/n1.idx", false);
+    snprintf(from, sizeof from, "%s/out/c.txt", f->path);
+    snprintf(to, sizeof to, "%s/in/n1.bin", f->path);
+    assert_int_equal(symlink(from, to), 0);
     f->allowed[0] = xasprintf("%s/in", f->path);
     *state = f;
     return 0;
@@ -72,6 +78,7 @@ static void paths_under_the_roots(void **state)
         const char *what, *model, *data, *checkpoint;
         int rc;
         const char *text; /* in the error */
+        const char *format;
     } rows[] = {
         {"all inside", "in/model", "in/*.txt", "in/model", 0, NULL},
         {"a checkpoint to be made", "in/model", "in/a.txt", "in/new/deep", 0, NULL},
@@ -87,6 +94,8 @@ static void paths_under_the_roots(void **state)
         {"checkpoint outside", "in/model", "in/a.txt", "out/new", -EACCES, "checkpoint.path"},
         {"checkpoint through a link", "in/model", "in/a.txt", "in/link/new", -EACCES, "/out/new"},
         {"up from a missing folder", "in/model", "in/a.txt", "in/no/../../out", -EACCES, "up"},
+        {"a prefix of two files", "in/model", "in/m", "in/new", 0, NULL, "megatron"},
+        {"one of which is a link", "in/model", "in/n*", "in/new", -EACCES, "out/c.txt", "megatron"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Ballast__JobSpec spec = BALLAST__JOB_SPEC__INIT;
@@ -95,6 +104,7 @@ static void paths_under_the_roots(void **state)
         spec.checkpoint_path = xasprintf("%s/%s", f->path, rows[i].checkpoint);
         spec.data_train = &data;
         spec.n_data_train = 1;
+        spec.data_format = (char *)(rows[i].format ? rows[i].format : "bytes");
         struct err err = {0};
         int rc = paths_check(&spec, f->allowed, 1, &err);
         if (rc != rows[i].rc)

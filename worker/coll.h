@@ -1,11 +1,15 @@
 /* coll.h - collectives among the ranks of one attempt
  *
  * A group is an ordered list of ranks; every member calls the same operations in the same order.
- * Counts are in elements. Sums are taken in the group's rank order, so a result has the same bits
- * on every member and in every run. All calls block; each returns 0 or a negative errno
+ * Sums are taken in the group's rank order, so a result has the same bits on every member and in
+ * every run. All calls block; each returns 0 or a negative errno
  * (-ECANCELED after an abort or the end of a member, -ETIMEDOUT when a member does not come,
  * -EPROTO when members call different things) with a line that names rank, operation and number.
- * After a failure the members no longer agree: only abort, trace and close are left. */
+ * After a failure the members no longer agree: only abort, trace and close are left.
+ *
+ * Tensors lie in the memory of the collectives' device: a call waits for the ops before it that
+ * touch its input, and when it returns the ops after it may use its output. Words lie in host
+ * memory; they are few. */
 #ifndef WORKER_COLL_H
 #define WORKER_COLL_H
 
@@ -14,6 +18,7 @@
 
 #include "common/err.h"
 #include "common/types.h"
+#include "kernels/device.h"
 
 struct coll;
 
@@ -37,30 +42,36 @@ enum coll_op { COLL_SUM, COLL_MAX };
 struct coll_ops {
     const char *name;
     void (*close)(struct coll *c);
-    /* Memory that travels: other ranks read it in place. Zeroed, 64-byte aligned, pages are taken
-     * when first touched; freed by close. NULL when there is no more. */
+
+    /* ---- tensors: counts are in numbers of a type; sums of bfloat16 are rounded once ---- */
+    /* The device's memory, from where it travels best. Zeroed, 64-byte aligned; freed by free or,
+     * all of it, by close. NULL when there is no more. */
     void *(*alloc)(struct coll *c, size_t n_bytes);
-    int (*barrier)(struct coll *c, const struct coll_group *g, struct err *err);
+    void (*free)(struct coll *c, void *p);
     /* out (n_blocks, members, n): block b of member i's in (n_blocks, n). With one block, in may
      * be the own part of out. */
-    int (*all_gather)(struct coll *c, const struct coll_group *g, const float *in, size_t n,
-                      size_t n_blocks, float *out, struct err *err);
+    int (*all_gather)(struct coll *c, const struct coll_group *g, enum elem_type type,
+                      const void *in, size_t n, size_t n_blocks, void *out, struct err *err);
     /* out (n_blocks, n): the sum over members of the own part of their in (n_blocks, members, n).
      * With one block, out may be the own part of in. */
-    int (*reduce_scatter)(struct coll *c, const struct coll_group *g, const float *in, size_t n,
-                          size_t n_blocks, float *out, struct err *err);
-    int (*all_reduce)(struct coll *c, const struct coll_group *g, enum coll_op op, float *x,
-                      size_t n, struct err *err);
+    int (*reduce_scatter)(struct coll *c, const struct coll_group *g, enum elem_type type,
+                          const void *in, size_t n, size_t n_blocks, void *out, struct err *err);
+    int (*all_reduce)(struct coll *c, const struct coll_group *g, enum coll_op op,
+                      enum elem_type type, void *x, size_t n, struct err *err);
+    /* Rows of row_bytes, a multiple of 2; send_rows[i] rows go to member i, packed in member order;
+     * recv_rows[i] come from member i, packed in member order. Both counts lie in host memory. */
+    int (*all_to_all_rows)(struct coll *c, const struct coll_group *g, const void *send,
+                           const int64_t *send_rows, void *recv, const int64_t *recv_rows,
+                           size_t row_bytes, struct err *err);
+
+    /* ---- words ---- */
+    int (*barrier)(struct coll *c, const struct coll_group *g, struct err *err);
     int (*all_reduce_f64)(struct coll *c, const struct coll_group *g, enum coll_op op, double *x,
                           size_t n, struct err *err);
-    /* out[i] = member i's in[me]; n counts int64 per pair. */
-    int (*all_to_all_i64)(struct coll *c, const struct coll_group *g, const int64_t *in, size_t n,
-                          int64_t *out, struct err *err);
-    /* Rows of row_floats floats; send_rows[i] rows go to member i, packed in member order;
-     * recv_rows[i] come from member i, packed in member order. */
-    int (*all_to_all_rows)(struct coll *c, const struct coll_group *g, const float *send,
-                           const int64_t *send_rows, float *recv, const int64_t *recv_rows,
-                           size_t row_floats, struct err *err);
+    /* out (members, n); in may be the own part of out. */
+    int (*all_gather_i32)(struct coll *c, const struct coll_group *g, const int32_t *in, size_t n,
+                          int32_t *out, struct err *err);
+
     /* The flight recorder: the last operations of every rank, a line each. */
     void (*trace)(struct coll *c, FILE *out);
     /* The only one another thread may call: every blocked and later call returns -ECANCELED. */
@@ -69,6 +80,8 @@ struct coll_ops {
 
 struct coll {
     const struct coll_ops *ops;
+    struct device *dev; /* of the tensors; kept until close, NULL: they lie in host memory. Set by
+                         * whoever opened it, before the first call that takes some */
     uint32_t rank, world;
     int32_t  layer; /* said in errors and in the trace; -1: none. Set by whoever computes one */
     struct coll_group world_group;
@@ -77,6 +90,8 @@ struct coll {
 struct coll_host_config {
     const uint8_t *id; /* 16 bytes, names the rendezvous; the same on all ranks */
     uint32_t rank, world;
+    size_t   stage_bytes; /* of the pieces in which tensors pass through host memory, where the
+                           * device's is another; a multiple of 64, the same on all ranks; 0: 8 MiB */
     uint64_t open_timeout_ns; /* for all ranks to arrive */
     uint64_t call_timeout_ns; /* for a member to come to a call; 0: wait for ever */
     uint64_t stopped_timeout_ns; /* for one that a signal has stopped; 0: as long as others */

@@ -71,7 +71,7 @@ const char *shm_op_name(enum shm_op op)
     static const char *const names[] = {
         [SHM_NONE] = "nothing", [SHM_BARRIER] = "barrier", [SHM_ALL_GATHER] = "all_gather",
         [SHM_REDUCE_SCATTER] = "reduce_scatter", [SHM_ALL_REDUCE] = "all_reduce",
-        [SHM_ALL_REDUCE_F64] = "all_reduce_f64", [SHM_ALL_TO_ALL_I64] = "all_to_all_i64",
+        [SHM_ALL_REDUCE_F64] = "all_reduce_f64", [SHM_ALL_GATHER_I32] = "all_gather_i32",
         [SHM_ALL_TO_ALL_ROWS] = "all_to_all",
     };
     return op < sizeof names / sizeof *names ? names[op] : "?";

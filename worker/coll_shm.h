@@ -15,7 +15,7 @@
 
 enum shm_op {
     SHM_NONE, SHM_BARRIER, SHM_ALL_GATHER, SHM_REDUCE_SCATTER, SHM_ALL_REDUCE,
-    SHM_ALL_REDUCE_F64, SHM_ALL_TO_ALL_I64, SHM_ALL_TO_ALL_ROWS
+    SHM_ALL_REDUCE_F64, SHM_ALL_GATHER_I32, SHM_ALL_TO_ALL_ROWS
 };
 
 /* An operation as the flight recorder has it; atomics, because others read while it changes. */

@@ -120,7 +120,7 @@ static int exchange(struct shard *s, float *block, bool from_homes, visit_fn tak
     if (rc == 0) {
         walk(&x, from_homes, pack_one, &(struct cursor){block, s->copy_send});
         rc = s->coll->ops->all_to_all_rows(s->coll, &s->ep, s->copy_send, x.send_rows,
-                                           s->copy_recv, x.recv_rows, x.slice, err);
+                                           s->copy_recv, x.recv_rows, x.slice * sizeof(float), err);
     }
     if (rc == 0)
         walk(&x, !from_homes, take, &(struct cursor){block, s->copy_recv});

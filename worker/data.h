@@ -1,22 +1,25 @@
-/* data.h - token files as training windows; a sample is a function of (seed, index) and no rank
+/* data.h - files of tokens as training windows; a sample is a function of (seed, index), no rank
  *
- * A file is a document. Packed: windows of sequence_length are cut from all files one after
- * another in sorted order; a border inside a window is a document border (cu_seqlens), and no
- * label looks across it. Not packed: windows are cut inside each file; its last one may be
- * shorter. The order is a permutation of all windows, another one each epoch. */
+ * A raw file is a document; an indexed or JSONL file holds many. Packed: windows of
+ * sequence_length are cut from all documents one after another, in sorted order of the files; a
+ * border inside a window is a document border (cu_seqlens), and no label looks across it. JSONL,
+ * whose documents are whole tasks, is packed whole: a window is as many documents in a row as fit,
+ * and only one that is longer than a window is cut. Not packed: windows are cut inside each
+ * document; its last one may be shorter. The order is a permutation of all windows, another one
+ * each epoch. */
 #ifndef WORKER_DATA_H
 #define WORKER_DATA_H
 
 #include "common/err.h"
 #include "common/types.h"
 
-enum data_format { DATA_BYTES, DATA_U16, DATA_U32 };
+enum data_format { DATA_BYTES, DATA_U16, DATA_U32, DATA_MEGATRON, DATA_JSONL };
 
 /* -EINVAL names the words that are known. */
 int data_format_parse(const char *word, enum data_format *out, struct err *err);
 
 struct data_config {
-    char *const *patterns; /* paths or globs */
+    char *const *patterns; /* paths or globs; of Megatron, without .idx and .bin */
     size_t n_patterns;
     const char *what;      /* "data.train": begins the errors */
     enum data_format format;
@@ -27,12 +30,14 @@ struct data_config {
 
 struct data;
 
-/* Maps the files. -ENOENT where a pattern matches nothing, -EINVAL for an empty or odd-sized file
- * or too little text for one window. Gives *out. */
+/* Maps the files and finds their documents. -ENOENT where a pattern matches nothing, -EINVAL for a
+ * file that is empty or not of its format, with line or offset, or too little for one window.
+ * Gives *out. */
 int  data_open(const struct data_config *config, struct data **out, struct err *err);
 void data_close(struct data *d);
 
 uint64_t data_tokens(const struct data *d);
+uint64_t data_documents(const struct data *d);
 uint64_t data_windows(const struct data *d);
 
 /* A micro-batch; all zero is an empty one. The pointers are the batch's own. */

@@ -139,8 +139,7 @@ static void grow(size_t n, size_t *alloc, int64_t **arrays[], size_t n_arrays)
     }
 }
 
-/* My counts go to all, because who serves what follows from everybody's. They travel as words of
- * four bytes; nobody adds them. */
+/* My counts go to all, because who serves what follows from everybody's. */
 static int exchange_counts(struct dispatch *d, const int32_t *expert_ids, int64_t n_pairs,
                            struct err *err)
 {
@@ -152,8 +151,7 @@ static int exchange_counts(struct dispatch *d, const int32_t *expert_ids, int64_
     }
     if (d->ep.n_ranks == 1)
         return 0;
-    return d->coll->ops->all_gather(d->coll, &d->ep, (const float *)(const void *)mine,
-                                    d->n_experts, 1, (float *)(void *)d->counts, err);
+    return d->coll->ops->all_gather_i32(d->coll, &d->ep, mine, d->n_experts, d->counts, err);
 }
 
 static void share_rows(struct dispatch_plan *p, uint32_t layer)
@@ -318,7 +316,7 @@ static int send_packed(struct dispatch_plan *p, const float *in, const int64_t *
             return rc;
         d->dev->ops->gather_rows(d->dev, d->send, in, index, p->n_pairs, d->width);
         rc = d->coll->ops->all_to_all_rows(d->coll, &d->ep, d->send, p->send_rows, d->recv,
-                                           p->recv_rows, d->width, err);
+                                           p->recv_rows, d->width * sizeof(float), err);
         if (rc == 0)
             d->dev->ops->gather_rows(d->dev, out, d->recv, p->arrived_at, p->n_rows, d->width);
     }
@@ -349,7 +347,7 @@ int dispatch_return(struct dispatch_plan *p, const float *rows, float *out_slots
             return rc;
         d->dev->ops->gather_rows(d->dev, d->send, rows, p->served_at, p->n_rows, d->width);
         rc = d->coll->ops->all_to_all_rows(d->coll, &d->ep, d->send, p->recv_rows, d->recv,
-                                           p->send_rows, d->width, err);
+                                           p->send_rows, d->width * sizeof(float), err);
         packed = d->recv;
     }
     if (rc == 0)

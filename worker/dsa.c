@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "worker/linear.h"
+
 /* kv_b holds, per head, nope rows that make keys and then v rows that make values. */
 struct heads {
     int32_t n;
@@ -104,12 +106,12 @@ static void project(struct pass *p, const struct unit_view *u, const struct dsa_
     const struct model_spec *m = p->spec;
     int64_t d = m->index_head_dim, h = m->index_heads;
 
-    ops->linear(p->dev, i->q, in->cq, weight_of(u, ROLE_INDEX_Q), p->n, m->q_lora_rank, h * d, 0);
-    ops->linear(p->dev, i->k_raw, in->x, weight_of(u, ROLE_INDEX_K), p->n, m->hidden, d, 0);
+    linear_forward(p, u, ROLE_INDEX_Q, i->q, in->cq, m->q_lora_rank, h * d, 0);
+    linear_forward(p, u, ROLE_INDEX_K, i->k_raw, in->x, m->hidden, d, 0);
     ops->layer_norm(p->dev, i->k, i->k_stats, i->k_raw, weight_of(u, ROLE_INDEX_K_NORM),
                     weight_of(u, ROLE_INDEX_K_NORM_BIAS), p->n, d, m->index_norm_eps);
     turn(p, i->q, i->k, p->dev->ops->rotary);
-    ops->linear(p->dev, i->w, in->x, weight_of(u, ROLE_INDEX_WEIGHTS), p->n, m->hidden, h, 0);
+    linear_forward(p, u, ROLE_INDEX_WEIGHTS, i->w, in->x, m->hidden, h, 0);
 }
 
 static void choose(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
@@ -136,13 +138,12 @@ static void index_backward(struct pass *p, const struct unit_view *u, const stru
     int64_t dim = m->index_head_dim, h = m->index_heads;
 
     turn(p, d->q, d->k, ops->rotary_backward);
-    ops->linear_dw(p->dev, gradient_of(u, ROLE_INDEX_Q), d->q, in->cq, p->n, m->q_lora_rank,
-                   h * dim);
+    linear_backward(p, u, ROLE_INDEX_Q, NULL, 0, d->q, in->cq, m->q_lora_rank, h * dim);
     ops->layer_norm_backward(p->dev, d->k_raw, gradient_of(u, ROLE_INDEX_K_NORM),
                              gradient_of(u, ROLE_INDEX_K_NORM_BIAS), d->k, i->k_raw,
                              weight_of(u, ROLE_INDEX_K_NORM), i->k_stats, p->n, dim, 0);
-    ops->linear_dw(p->dev, gradient_of(u, ROLE_INDEX_K), d->k_raw, in->x, p->n, m->hidden, dim);
-    ops->linear_dw(p->dev, gradient_of(u, ROLE_INDEX_WEIGHTS), d->w, in->x, p->n, m->hidden, h);
+    linear_backward(p, u, ROLE_INDEX_K, NULL, 0, d->k_raw, in->x, m->hidden, dim);
+    linear_backward(p, u, ROLE_INDEX_WEIGHTS, NULL, 0, d->w, in->x, m->hidden, h);
 }
 
 static void divergence(struct pass *p, const struct dsa_inputs *in, const float *kv,

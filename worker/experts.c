@@ -76,8 +76,8 @@ int shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts 
         uint64_t began = clock_now_ns();
         if ((rc = shard_buffer_take(s, n_used(s, layer) * stride_of(s, u), &u->whole, err)) < 0)
             return rc;
-        rc = s->coll->ops->all_gather(s->coll, &s->expert_shard, s->weights + u->at, u->slice,
-                                      n_used(s, layer), u->whole, err);
+        rc = s->coll->ops->all_gather(s->coll, &s->expert_shard, ELEM_F32, s->weights + u->at,
+                                      u->slice, n_used(s, layer), u->whole, err);
         s->gather_ns += clock_now_ns() - began;
         if (rc < 0)
             return rc;
@@ -130,8 +130,8 @@ int shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err)
     size_t n = u->slice * n_used(s, layer);
     if ((rc = shard_buffer_take(s, n, &sum, err)) < 0)
         return rc;
-    rc = s->coll->ops->reduce_scatter(s->coll, &s->expert_shard, u->gradient, u->slice,
-                                      n_used(s, layer), sum, err);
+    rc = s->coll->ops->reduce_scatter(s->coll, &s->expert_shard, ELEM_F32, u->gradient,
+                                      u->slice, n_used(s, layer), sum, err);
     if (rc == 0)
         s->dev->ops->axpy(s->dev, s->gradients + u->at, 1.0f, sum, (int64_t)n);
     shard_buffer_return(s, sum);

@@ -1,6 +1,8 @@
 /* head.c - the final mix and norm, and the product with the vocabulary */
 #include "worker/head.h"
 
+#include "worker/linear.h"
+
 static void carve(struct pass *p, struct head *h)
 {
     uint32_t n_bank = bank_rows_attention(p->spec, p->spec->n_layers);
@@ -82,8 +84,7 @@ int head_logits(struct pass *p, const struct unit_view *u, const struct head *h,
     int rc = activations_check(p->act, err);
 
     if (rc == 0 && n) {
-        p->dev->ops->linear(p->dev, logits, h->x, weight_of(u, ROLE_HEAD), p->n, p->spec->hidden,
-                            p->spec->vocab, 0);
+        linear_f32_forward(p, u, ROLE_HEAD, logits, h->x, p->spec->hidden, p->spec->vocab);
         p->dev->ops->to_host(p->dev, out_logits, logits, (size_t)n * sizeof *logits);
     }
     activations_release(p->act, mark);

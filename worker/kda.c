@@ -2,6 +2,8 @@
  * a gated norm on the way out */
 #include "worker/kda.h"
 
+#include "worker/linear.h"
+
 #define L2_EPS 1e-6f
 
 static const enum tensor_role proj_roles[3] = { ROLE_KDA_Q, ROLE_KDA_K, ROLE_KDA_V };
@@ -61,7 +63,7 @@ static void forward_qkv(struct pass *p, const struct unit_view *u, float *spare,
 
     for (int i = 0; i < 3; i++) {
         float *y = i < 2 ? spare : out[i];
-        ops->linear(p->dev, s->in[i], s->x, weight_of(u, proj_roles[i]), p->n, m->hidden, wide, 0);
+        linear_forward(p, u, proj_roles[i], s->in[i], s->x, m->hidden, wide, 0);
         ops->short_conv(p->dev, y, s->pre[i], s->in[i], weight_of(u, conv_roles[i]), p->cu_seqlens,
                         p->n_docs, wide, (int32_t)m->conv_kernel);
         if (i < 2)
@@ -76,19 +78,18 @@ static void forward_gates(struct pass *p, const struct unit_view *u, float *spar
     const struct model_spec *m = p->spec;
     int64_t d = m->kda_head_dim, wide = d * m->kda_heads;
 
-    ops->linear(p->dev, s->f, s->x, weight_of(u, ROLE_KDA_F_A), p->n, m->hidden, d, 0);
-    ops->linear(p->dev, s->z, s->f, weight_of(u, ROLE_KDA_F_B), p->n, d, wide, 0);
+    linear_forward(p, u, ROLE_KDA_F_A, s->f, s->x, m->hidden, d, 0);
+    linear_forward(p, u, ROLE_KDA_F_B, s->z, s->f, d, wide, 0);
     ops->kda_gate(p->dev, s->decay, s->z, weight_of(u, ROLE_KDA_DT_BIAS),
                   weight_of(u, ROLE_KDA_A_LOG), p->n, (int32_t)m->kda_heads, (int32_t)d,
                   m->kda_gate_bounded, m->kda_gate_lower_bound);
-    ops->linear(p->dev, spare, s->x, weight_of(u, ROLE_KDA_BETA), p->n, m->hidden, m->kda_heads,
-                0);
+    linear_forward(p, u, ROLE_KDA_BETA, spare, s->x, m->hidden, m->kda_heads, 0);
     ops->sigmoid(p->dev, s->beta, spare, p->n * m->kda_heads);
     if (m->kda_gate_full_rank) {
-        ops->linear(p->dev, s->gate, s->x, weight_of(u, ROLE_KDA_G), p->n, m->hidden, wide, 0);
+        linear_forward(p, u, ROLE_KDA_G, s->gate, s->x, m->hidden, wide, 0);
     } else {
-        ops->linear(p->dev, s->gate_low, s->x, weight_of(u, ROLE_KDA_G_A), p->n, m->hidden, d, 0);
-        ops->linear(p->dev, s->gate, s->gate_low, weight_of(u, ROLE_KDA_G_B), p->n, d, wide, 0);
+        linear_forward(p, u, ROLE_KDA_G_A, s->gate_low, s->x, m->hidden, d, 0);
+        linear_forward(p, u, ROLE_KDA_G_B, s->gate, s->gate_low, d, wide, 0);
     }
 }
 
@@ -111,7 +112,7 @@ void kda_layer_forward(struct pass *p, const struct unit_view *u, const float *x
                      &shape);
     ops->gated_rms_norm(p->dev, s->gated, s->o_rstd, s->o, s->gate, weight_of(u, ROLE_KDA_O_NORM),
                         rows, d, m->norm_eps);
-    ops->linear(p->dev, y, s->gated, weight_of(u, ROLE_KDA_O), p->n, wide, m->hidden, beta);
+    linear_forward(p, u, ROLE_KDA_O, y, s->gated, wide, m->hidden, beta);
 out:
     activations_release(p->act, mark);
 }

@@ -46,13 +46,4 @@ static inline float *gradient_of(const struct unit_view *u, enum tensor_role rol
     return u->gradients + u->at[role];
 }
 
-/* dx (+)= dy w and dw += dy^T x, for y = x w^T. */
-static inline void linear_backward(const struct pass *p, const struct unit_view *u,
-                                   enum tensor_role role, float *dx, float beta, const float *dy,
-                                   const float *x, int64_t in, int64_t out)
-{
-    p->dev->ops->linear_dx(p->dev, dx, dy, weight_of(u, role), p->n, in, out, beta);
-    p->dev->ops->linear_dw(p->dev, gradient_of(u, role), dy, x, p->n, in, out);
-}
-
 #endif

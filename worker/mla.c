@@ -6,6 +6,8 @@
 
 #include <math.h>
 
+#include "worker/linear.h"
+
 struct widths {
     int64_t q, kv, o, latent, rope;
 };
@@ -119,15 +121,13 @@ static void forward_q(struct pass *p, const struct unit_view *u, const struct wi
     const struct model_spec *m = p->spec;
 
     if (!m->q_lora_rank) {
-        ops->linear(p->dev, s->q, s->x, weight_of(u, ROLE_MLA_Q), p->n, m->hidden, w->q, 0);
+        linear_forward(p, u, ROLE_MLA_Q, s->q, s->x, m->hidden, w->q, 0);
         return;
     }
-    ops->linear(p->dev, s->q_low, s->x, weight_of(u, ROLE_MLA_Q_A), p->n, m->hidden,
-                m->q_lora_rank, 0);
+    linear_forward(p, u, ROLE_MLA_Q_A, s->q_low, s->x, m->hidden, m->q_lora_rank, 0);
     ops->rms_norm(p->dev, s->q_latent, s->q_rstd, s->q_low, weight_of(u, ROLE_MLA_Q_A_NORM), p->n,
                   m->q_lora_rank, m->latent_norm_eps);
-    ops->linear(p->dev, s->q, s->q_latent, weight_of(u, ROLE_MLA_Q_B), p->n, m->q_lora_rank, w->q,
-                0);
+    linear_forward(p, u, ROLE_MLA_Q_B, s->q, s->q_latent, m->q_lora_rank, w->q, 0);
 }
 
 /* The expanded form: o from q, the latent and k_rope over all keys. */
@@ -137,7 +137,7 @@ static void attend_densely(struct pass *p, const struct unit_view *u, const stru
     const struct device_ops *ops = p->dev->ops;
     struct attention_shape shape = shape_of(p);
 
-    ops->linear(p->dev, s->kv, s->latent, weight_of(u, ROLE_MLA_KV_B), p->n, w->latent, w->kv, 0);
+    linear_forward(p, u, ROLE_MLA_KV_B, s->kv, s->latent, w->latent, w->kv, 0);
     ops->attention(p->dev, s->o, s->lse, s->q, s->kv, s->k_rope, w->rope, &shape);
 }
 
@@ -158,10 +158,9 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x
     s->x = x;
     if (!out)
         return;
-    const float *kv_a = weight_of(u, ROLE_MLA_KV_A);
     forward_q(p, u, &w, s);
-    ops->linear(p->dev, s->low, x, kv_a, p->n, m->hidden, w.latent, 0);
-    ops->linear(p->dev, s->k_rope, x, kv_a + w.latent * m->hidden, p->n, m->hidden, w.rope, 0);
+    linear_rows_forward(p, u, ROLE_MLA_KV_A, s->low, x, m->hidden, 0, w.latent, 0);
+    linear_rows_forward(p, u, ROLE_MLA_KV_A, s->k_rope, x, m->hidden, w.latent, w.rope, 0);
     ops->rms_norm(p->dev, s->latent, s->kv_rstd, s->low, weight_of(u, ROLE_MLA_KV_A_NORM), p->n,
                   w.latent, m->latent_norm_eps);
     turn(p, s->q, s->k_rope);
@@ -173,11 +172,11 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x
     if (p->index_stage != INDEX_FROZEN && !p->act->failed)
         dsa_learn(p, u, &in, s->kv, s->lse, &s->dsa);
     if (m->mla_output_gate) {
-        ops->linear(p->dev, s->gate, x, weight_of(u, ROLE_MLA_G), p->n, m->hidden, w.o, 0);
+        linear_forward(p, u, ROLE_MLA_G, s->gate, x, m->hidden, w.o, 0);
         ops->sigmoid_gate(p->dev, s->gated, s->o, s->gate, p->n * w.o);
         out = s->gated;
     }
-    ops->linear(p->dev, y, out, weight_of(u, ROLE_MLA_O), p->n, w.o, m->hidden, beta);
+    linear_forward(p, u, ROLE_MLA_O, y, out, w.o, m->hidden, beta);
 }
 
 struct scratch {
@@ -230,17 +229,13 @@ static void backward_kv(struct pass *p, const struct unit_view *u, const struct 
                         struct scratch *b, float *dx, const struct mla_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
-    int64_t hidden = p->spec->hidden, second = w->latent * hidden;
-    const float *kv_a = weight_of(u, ROLE_MLA_KV_A);
-    float *d_kv_a = gradient_of(u, ROLE_MLA_KV_A);
+    int64_t hidden = p->spec->hidden;
 
     ops->rms_norm_backward(p->dev, b->d_low, gradient_of(u, ROLE_MLA_KV_A_NORM), b->d_latent,
                            s->low, weight_of(u, ROLE_MLA_KV_A_NORM), s->kv_rstd, p->n, w->latent,
                            0);
-    ops->linear_dx(p->dev, dx, b->d_low, kv_a, p->n, hidden, w->latent, 0);
-    ops->linear_dw(p->dev, d_kv_a, b->d_low, s->x, p->n, hidden, w->latent);
-    ops->linear_dx(p->dev, dx, b->d_k_rope, kv_a + second, p->n, hidden, w->rope, 1);
-    ops->linear_dw(p->dev, d_kv_a + second, b->d_k_rope, s->x, p->n, hidden, w->rope);
+    linear_rows_backward(p, u, ROLE_MLA_KV_A, dx, 0, b->d_low, s->x, hidden, 0, w->latent);
+    linear_rows_backward(p, u, ROLE_MLA_KV_A, dx, 1, b->d_k_rope, s->x, hidden, w->latent, w->rope);
 }
 
 /* d_q, d_latent and d_k_rope from d_o. */

@@ -1,6 +1,8 @@
 /* mlp.c - two projections in, a gated activation, one projection out */
 #include "worker/mlp.h"
 
+#include "worker/linear.h"
+
 struct mlp_shape mlp_dense_shape(const struct model_spec *m)
 {
     return (struct mlp_shape){ ROLE_MLP_GATE, ROLE_MLP_UP, ROLE_MLP_DOWN, m->dense_inter };
@@ -45,17 +47,16 @@ void mlp_carve(struct pass *p, const struct mlp_shape *shape, struct mlp_saved *
 void mlp_forward(struct pass *p, const struct unit_view *u, const struct mlp_shape *shape,
                  const float *x, float *y, struct mlp_saved *s)
 {
-    const struct device_ops *ops = p->dev->ops;
     int64_t hidden = p->spec->hidden, inter = shape->inter;
 
     s->x = x;
     if (!s->hidden)
         return;
-    ops->linear(p->dev, s->gate, x, weight_of(u, shape->gate), p->n, hidden, inter, 0);
-    ops->linear(p->dev, s->up, x, weight_of(u, shape->up), p->n, hidden, inter, 0);
+    linear_forward(p, u, shape->gate, s->gate, x, hidden, inter, 0);
+    linear_forward(p, u, shape->up, s->up, x, hidden, inter, 0);
     mlp_activate(p, s->hidden, s->gate, s->up, p->n * inter);
     if (y)
-        ops->linear(p->dev, y, s->hidden, weight_of(u, shape->down), p->n, inter, hidden, 1);
+        linear_forward(p, u, shape->down, y, s->hidden, inter, hidden, 1);
 }
 
 void mlp_backward(struct pass *p, const struct unit_view *u, const struct mlp_shape *shape,

@@ -6,6 +6,7 @@
 
 #include "common/mem.h"
 #include "kernels/router_balance.h"
+#include "worker/linear.h"
 #include "worker/model.h"
 
 static struct router_shape router_shape_of(const struct pass *p)
@@ -153,8 +154,7 @@ static void route(struct pass *p, const struct unit_view *u, const float *x, str
     float *logits = activations_take(p->act, p->n * p->spec->n_experts);
 
     if (logits) {
-        p->dev->ops->linear(p->dev, logits, x, weight_of(u, ROLE_ROUTER), p->n, p->spec->hidden,
-                            p->spec->n_experts, 0);
+        linear_f32_forward(p, u, ROLE_ROUTER, logits, x, p->spec->hidden, p->spec->n_experts);
         p->dev->ops->router(p->dev, s->scores, s->ids, s->weights, logits,
                             weight_of(u, ROLE_ROUTER_BIAS), shape);
     }
@@ -195,8 +195,7 @@ static void combine(struct pass *p, const struct unit_view *u, float *y, struct 
     if (!y)
         return;
     if (m->latent_moe)
-        ops->linear(p->dev, y, s->normed, weight_of(u, ROLE_LATENT_UP), p->n, m->latent, m->hidden,
-                    1);
+        linear_forward(p, u, ROLE_LATENT_UP, y, s->normed, m->latent, m->hidden, 1);
     else
         ops->axpy(p->dev, y, 1, s->normed, p->n * m->hidden);
 }
@@ -212,8 +211,7 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
     s->x = x;
     route(p, u, x, s, &shape);
     if (m->latent_moe && !p->act->failed)
-        p->dev->ops->linear(p->dev, s->latent, x, weight_of(u, ROLE_LATENT_DOWN), p->n, m->hidden,
-                            m->latent, 0);
+        linear_forward(p, u, ROLE_LATENT_DOWN, s->latent, x, m->hidden, m->latent, 0);
     if ((rc = activations_check(p->act, err)) < 0 ||
         (rc = dispatch_plan_create(e->dispatch, layer, s->ids, p->n, &s->plan, err)) < 0)
         return rc;

@@ -93,13 +93,31 @@ static int pattern_check(const char *key, const char *pattern, char *const *root
     return rc;
 }
 
+/* A Megatron prefix stands for two files. */
+static int patterns_check(const char *key, char *const *patterns, size_t n, const char *format,
+                          char *const *roots, size_t n_roots, struct err *err)
+{
+    static const char *const endings[] = {".idx", ".bin"};
+    bool is_prefix = strcmp(format, "megatron") == 0;
+    int rc = 0;
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < (is_prefix ? 2 : 1) && rc == 0; k++) {
+            char *full = xasprintf("%s%s", patterns[i], is_prefix ? endings[k] : "");
+            rc = pattern_check(key, full, roots, n_roots, err);
+            free(full);
+        }
+    return rc;
+}
+
 int paths_check(const Ballast__JobSpec *spec, char *const *roots, size_t n_roots, struct err *err)
 {
     int rc = path_check("model.path", spec->model_path, roots, n_roots, err);
-    for (size_t i = 0; i < spec->n_data_train && rc == 0; i++)
-        rc = pattern_check("data.train", spec->data_train[i], roots, n_roots, err);
-    for (size_t i = 0; i < spec->n_data_validation && rc == 0; i++)
-        rc = pattern_check("data.validation", spec->data_validation[i], roots, n_roots, err);
+    if (rc == 0)
+        rc = patterns_check("data.train", spec->data_train, spec->n_data_train, spec->data_format,
+                            roots, n_roots, err);
+    if (rc == 0)
+        rc = patterns_check("data.validation", spec->data_validation, spec->n_data_validation,
+                            spec->data_format, roots, n_roots, err);
     if (rc == 0 && spec->checkpoint_path[0])
         rc = path_check("checkpoint.path", spec->checkpoint_path, roots, n_roots, err);
     return rc;

@@ -195,6 +195,7 @@ static int open_local(struct run *run, struct err *err)
             0 ||
         (rc = open_texts(run, err)) < 0)
         return rc;
+    run->coll->dev = run->dev;
     run->sums = xcalloc(3 + (size_t)run->model_spec.n_layers * run->layout.ep.n_ranks,
                         sizeof *run->sums);
     if ((rc = open_model(run, err)) == 0)

@@ -21,7 +21,9 @@ float *shard_alloc(struct shard *s, size_t n)
 
 static void free_alloced(struct shard *s, float *p)
 {
-    if (p && s->coll->world == 1) /* else coll's close ends it */
+    if (p && s->coll->world > 1)
+        s->coll->ops->free(s->coll, p);
+    else if (p)
         s->dev->ops->free(s->dev, p);
 }
 
@@ -170,7 +172,8 @@ int shard_acquire(struct shard *s, uint32_t unit, const float **out_weights, str
         uint64_t began = clock_now_ns();
         if ((rc = shard_buffer_take(s, u->slice * s->fsdp.n_ranks, &u->whole, err)) < 0)
             return rc;
-        rc = s->coll->ops->all_gather(s->coll, &s->fsdp, own, u->slice, 1, u->whole, err);
+        rc = s->coll->ops->all_gather(s->coll, &s->fsdp, ELEM_F32, own, u->slice, 1, u->whole,
+                                      err);
         s->gather_ns += clock_now_ns() - began;
         if (rc < 0)
             return rc;
@@ -216,7 +219,8 @@ int shard_reduce(struct shard *s, uint32_t unit, struct err *err)
     uint64_t began = clock_now_ns();
     float *block = shard_gradient(s, unit), *mine = block + s->fsdp.me * u->slice;
     set_layer(s, unit);
-    int rc = s->coll->ops->reduce_scatter(s->coll, &s->fsdp, block, u->slice, 1, mine, err);
+    int rc = s->coll->ops->reduce_scatter(s->coll, &s->fsdp, ELEM_F32, block, u->slice, 1, mine,
+                                          err);
     if (rc == 0)
         s->dev->ops->axpy(s->dev, s->gradients + u->at, 1.0f, mine, (int64_t)u->slice);
     shard_buffer_return(s, block);
@@ -264,10 +268,10 @@ int shard_sum_replicas(struct shard *s, struct err *err)
     int rc = s->dev->deterministic ? 0 : copies_send_gradients(s, err);
     s->coll->layer = -1;
     if (rc == 0 && s->fsdp_replica.n_ranks > 1)
-        rc = s->coll->ops->all_reduce(s->coll, &s->fsdp_replica, COLL_SUM, s->gradients,
-                                      s->n_dense, err);
+        rc = s->coll->ops->all_reduce(s->coll, &s->fsdp_replica, COLL_SUM, ELEM_F32,
+                                      s->gradients, s->n_dense, err);
     if (rc == 0 && s->expert_replica.n_ranks > 1)
-        rc = s->coll->ops->all_reduce(s->coll, &s->expert_replica, COLL_SUM,
+        rc = s->coll->ops->all_reduce(s->coll, &s->expert_replica, COLL_SUM, ELEM_F32,
                                       s->gradients + s->n_dense, s->n_owned - s->n_dense, err);
     s->reduce_ns += clock_now_ns() - began;
     return rc;

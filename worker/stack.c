@@ -40,8 +40,10 @@ static int stack_open(struct stack *s, struct run *run, struct err *err)
     if ((rc = layout_init(c->degrees, c->spec->n_experts, s->rank, &s->layout, err)) < 0 ||
         (rc = coll_host_open(&host, &s->coll, err)) < 0 ||
         (rc = device_cpu_open(1, c->deterministic, &s->dev, err)) < 0 ||
-        (rc = slots_init(&s->slots, c->spec, &s->layout, c->n_spare, err)) < 0 ||
-        (rc = shard_open(c->map, c->spec, &s->layout, &s->slots, s->coll, s->dev, &s->shard,
+        (rc = slots_init(&s->slots, c->spec, &s->layout, c->n_spare, err)) < 0)
+        return rc;
+    s->coll->dev = s->dev;
+    if ((rc = shard_open(c->map, c->spec, &s->layout, &s->slots, s->coll, s->dev, &s->shard,
                          err)) < 0)
         return rc;
     if (c->spec->n_experts > 0)
@@ -61,10 +63,10 @@ static void stack_close(struct stack *s)
     model_close(s->model);
     dispatch_close(s->dispatch);
     shard_close(s->shard);
-    if (s->dev)
-        s->dev->ops->close(s->dev);
     if (s->coll)
         s->coll->ops->close(s->coll);
+    if (s->dev)
+        s->dev->ops->close(s->dev);
     slots_fini(&s->slots);
     layout_fini(&s->layout);
 }

@@ -279,7 +279,7 @@ static int run_round(struct transfer *t, uint32_t round, float *packed, struct t
         t->recv_rows[device_of(t, in->from)] = n_parts(in);
     int rc = t->s->coll->ops->all_to_all_rows(t->s->coll, &t->s->ep, packed, t->send_rows,
                                               in ? t->staging + in->at : NULL, t->recv_rows,
-                                              t->row, err);
+                                              t->row * sizeof(float), err);
     if (out)
         r->link_seconds += (double)(clock_now_ns() - began) / NS_PER_S;
     return rc;

@@ -1,0 +1,123 @@
+/* test_choices.c - what a job file can choose is the same on any number of ranks and goes on */
+#include "tests/trial.h"
+
+/* ---- data ----------------------------------------------------------------------------------- */
+
+/* Tasks of 2 to 40 tokens, of which the first third is a question without labels. */
+static void put_tasks(const char *name, uint32_t seed, uint32_t n_tasks)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (uint32_t k = 0; k < n_tasks; k++) {
+        seed = seed * 1664525u + 1013904223u;
+        uint32_t n = 2 + (seed >> 16) % 39, first = (seed >> 8) % 100;
+        for (uint32_t list = 0; list < 2; list++) {
+            fprintf(f, list == 0 ? "{\"input_ids\": [" : "], \"labels\": [");
+            for (uint32_t i = 0; i < n; i++)
+                fprintf(f, "%s%d", i > 0 ? ", " : "",
+                        list == 1 && i < n / 3 ? -100 : (int)((first + 3 * i) % 100));
+        }
+        fprintf(f, "]}\n");
+    }
+    fclose(f);
+    free(path);
+}
+
+static void put_indexed(const char *prefix, uint32_t n_documents)
+{
+    char *idx = xasprintf("%s/%s.idx", folder, prefix);
+    char *bin = xasprintf("%s/%s.bin", folder, prefix);
+    FILE *f = fopen(idx, "w"), *g = fopen(bin, "w");
+    uint64_t version = 1, n = n_documents, n_bounds = n + 1;
+    uint8_t u16 = 8;
+    assert_true(f && g);
+    fwrite("MMIDIDX\0", 9, 1, f);
+    fwrite(&version, 8, 1, f);
+    fwrite(&u16, 1, 1, f);
+    fwrite(&n, 8, 1, f);
+    fwrite(&n_bounds, 8, 1, f);
+    for (uint32_t k = 0; k < n; k++)
+        fwrite(&(uint32_t){5 + k % 50}, 4, 1, f);
+    uint64_t at = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        fwrite(&at, 8, 1, f);
+        at += 2 * (5 + k % 50);
+        for (uint32_t i = 0; i < 5 + k % 50; i++)
+            fwrite(&(uint16_t){(uint16_t)((k + 5 * i) % 128)}, 2, 1, g);
+    }
+    for (uint64_t k = 0; k <= n; k++)
+        fwrite(&k, 8, 1, f);
+    fclose(f);
+    fclose(g);
+    free(idx);
+    free(bin);
+}
+
+/* ---- choices -------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *what, *data, *train, *more; /* keys of train, begun with a comma; more sections */
+} rows[] = {
+    {"tasks packed whole", "data: {train: [tasks*.jsonl], validation: [held-out.jsonl], "
+     "format: jsonl, sequence_length: 48}\n", "", ""},
+    {"tasks apart", "data: {train: [tasks*.jsonl], validation: [held-out.jsonl], format: jsonl, "
+     "sequence_length: 24, pack: false}\n", "", ""},
+    {"an indexed dataset", "data: {train: ['indexed*'], validation: [indexed], format: megatron, "
+     "sequence_length: 24}\n", "", ""},
+};
+
+static void run(struct trial *t, size_t row, uint32_t world, const char *checkpoint, uint32_t steps)
+{
+    static const char *const layouts[] = {
+        [1] = "", [2] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 1\n",
+        [4] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 4\n",
+    };
+    char *keys = xasprintf("%s%strain: {steps: %u, global_batch: 8, micro_batch: 2, deterministic: "
+                           "true, optimizer: {lr: 2e-3, eps: 1e-4}, schedule: {name: constant}%s}\n"
+                           "%s", layouts[world], rows[row].data, steps, rows[row].train,
+                           rows[row].more);
+    start(t, world, checkpoint, keys);
+    finish(t);
+    free(keys);
+    assert_all(t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+}
+
+static void any_number_of_ranks_is_the_same(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct trial one, t;
+        new_folder(NULL);
+        run(&one, i, 1, "run-1", 8);
+        for (uint32_t world = 2; world <= 4; world += 2) {
+            run(&t, i, world, world == 2 ? "run-2" : "run-4", 8);
+            for (uint32_t s = 1; s <= 8; s++)
+                if (!(fabs(t.loss[s] / one.loss[s] - 1) < 1e-4))
+                    fail_msg("%s: %u ranks, step %u: loss %.7g, one rank has %.7g", rows[i].what,
+                             world, s, t.loss[s], one.loss[s]);
+            assert_true(fabs(t.validation[8] / one.validation[8] - 1) < 1e-4);
+        }
+        assert_true(one.loss[8] < one.loss[1]);
+        run(&t, i, 4, "run-part", 4);
+        struct trial rest;
+        run(&rest, i, 4, "run-part", 8);
+        assert_int_equal(rest.resumed_from, 4);
+        assert_same_file("run-4/step-8/model.safetensors", "run-part/step-8/model.safetensors");
+    }
+}
+
+int main(void)
+{
+    if (!make_folder())
+        return 1;
+    put_tasks("tasks-a.jsonl", 1, 60);
+    put_tasks("tasks-b.jsonl", 2, 30);
+    put_tasks("held-out.jsonl", 3, 20);
+    put_indexed("indexed", 70);
+    put_indexed("indexed-2", 20);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(any_number_of_ranks_is_the_same, new_folder),
+    };
+    return cmocka_run_group_tests(tests, NULL, remove_folder);
+}

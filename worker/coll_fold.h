@@ -1,0 +1,22 @@
+/* coll_fold.h - many arrays become one, element by element, in the order in which they are given */
+#ifndef WORKER_COLL_FOLD_H
+#define WORKER_COLL_FOLD_H
+
+#include "worker/coll.h"
+
+struct fold {
+    size_t width;     /* bytes of an element */
+    size_t sum_width; /* of what it is summed in */
+    void (*load)(void *sum, const void *x, size_t n);
+    void (*add)(void *sum, const void *x, size_t n);
+    void (*store)(void *x, const void *sum, size_t n);
+};
+
+const struct fold *fold_of(enum elem_type type, enum coll_op op);
+const struct fold *fold_of_f64(enum coll_op op);
+
+/* n elements from byte at on of each of in, into all of out; these may be the same elements. */
+void fold_run(const struct fold *f, const uint8_t *const *in, uint32_t n_in, size_t at, size_t n,
+              uint8_t *const *out, uint32_t n_out);
+
+#endif

@@ -1,0 +1,167 @@
+/* data_files.c - the files that a job names: found, mapped, and their raw tokens read */
+#include "worker/data_parts.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/mem.h"
+
+/* ---- which ---------------------------------------------------------------------------------- */
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* A Megatron prefix stands for its index. */
+static int expand_pattern(const struct data *d, const char *pattern, const char *what,
+                          char ***paths, size_t *n, struct err *err)
+{
+    glob_t found;
+    char *full = xasprintf("%s%s", pattern, d->format == DATA_MEGATRON ? ".idx" : "");
+    int rc = glob(full, 0, NULL, &found);
+    if (rc == 0) {
+        *paths = xrealloc(*paths, (*n + found.gl_pathc) * sizeof **paths);
+        for (size_t k = 0; k < found.gl_pathc; k++)
+            (*paths)[(*n)++] = xstrdup(found.gl_pathv[k]);
+    } else if (rc == GLOB_NOMATCH) {
+        rc = err_set(err, -ENOENT, "%s: no file matches '%s'", what, full);
+    } else {
+        rc = err_set(err, -EIO, "%s: '%s' cannot be searched", what, full);
+    }
+    globfree(&found);
+    free(full);
+    return rc;
+}
+
+/* ---- raw tokens ----------------------------------------------------------------------------- */
+
+int data_file_map(struct data_file *f, const char *what, struct err *err)
+{
+    struct stat st;
+    int rc = 0, fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO would hang */
+    if (fd < 0 || fstat(fd, &st) < 0)
+        rc = err_set(err, -errno, "%s: %s: %s", what, f->path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        rc = err_set(err, -EINVAL, "%s: %s: not a regular file", what, f->path);
+    else if (st.st_size == 0)
+        rc = err_set(err, -EINVAL, "%s: %s: empty", what, f->path);
+    if (rc == 0) {
+        void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        if (p == MAP_FAILED) {
+            rc = err_set(err, -errno, "%s: %s: %s", what, f->path, strerror(errno));
+        } else {
+            f->bytes = p;
+            f->n_bytes = (size_t)st.st_size;
+        }
+    }
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* Counts in double hold every token that a vocabulary can have, and fractions show. */
+static double token_at(enum data_dtype t, const uint8_t *p)
+{
+    union { int8_t i8; int16_t i16; uint16_t u16; int32_t i32; uint32_t u32; int64_t i64; float f32;
+            double f64; } x = {0};
+    memcpy(&x, p, data_dtype_bytes(t)); /* little-endian files on little-endian machines */
+    switch (t) {
+    case DTYPE_U8:  return *p;
+    case DTYPE_I8:  return x.i8;
+    case DTYPE_I16: return x.i16;
+    case DTYPE_U16: return x.u16;
+    case DTYPE_I32: return x.i32;
+    case DTYPE_U32: return x.u32;
+    case DTYPE_I64: return (double)x.i64;
+    case DTYPE_F32: return (double)x.f32;
+    case DTYPE_F64: return x.f64;
+    case DTYPES:    break;
+    }
+    return -1;
+}
+
+int data_tokens_read(const struct data *d, const struct data_doc *doc, uint64_t from, uint64_t n,
+                     int32_t *out_tokens, int32_t *out_targets, struct err *err)
+{
+    const struct data_file *f = &d->files[doc->file];
+    uint64_t at = doc->at + from * data_dtype_bytes(f->dtype);
+    for (uint64_t i = 0; i < n; i++, at += data_dtype_bytes(f->dtype)) {
+        double token = token_at(f->dtype, f->bytes + at);
+        if (!(token >= 0 && token < d->vocab))
+            return err_set(err, -EINVAL, "%s: token %.17g at offset %llu is outside the model's "
+                           "vocabulary of %u", f->path, token, (unsigned long long)at, d->vocab);
+        if (token != (double)(int32_t)token)
+            return err_set(err, -EINVAL, "%s: token %.17g at offset %llu is no whole number",
+                           f->path, token, (unsigned long long)at);
+        out_targets[i] = out_tokens[i] = (int32_t)token;
+    }
+    return 0;
+}
+
+/* A raw file is one document. */
+static int open_raw(struct data *d, struct data_file *f, const char *what, struct err *err)
+{
+    f->dtype = d->format == DATA_BYTES ? DTYPE_U8 : d->format == DATA_U16 ? DTYPE_U16 : DTYPE_U32;
+    uint32_t bytes = data_dtype_bytes(f->dtype);
+    if (f->n_bytes % bytes != 0)
+        return err_set(err, -EINVAL, "%s: %s: %zu bytes are no whole number of %u-byte tokens",
+                       what, f->path, f->n_bytes, bytes);
+    data_add_doc(d, 0, f->n_bytes / bytes);
+    return 0;
+}
+
+/* ---- all ------------------------------------------------------------------------------------ */
+
+void data_add_doc(struct data *d, uint64_t at, uint64_t n_tokens)
+{
+    if (n_tokens == 0)
+        return;
+    if (d->n_docs == d->docs_cap) {
+        d->docs_cap = d->docs_cap ? d->docs_cap + d->docs_cap / 2 : 16;
+        d->docs = xrealloc(d->docs, d->docs_cap * sizeof *d->docs);
+    }
+    d->docs[d->n_docs++] = (struct data_doc){.at = at, .n_tokens = n_tokens,
+                                             .file = (uint32_t)d->n_files - 1};
+    d->n_tokens += n_tokens;
+}
+
+static int open_file(struct data *d, const char *path, const char *what, struct err *err)
+{
+    struct data_file *f = &d->files[d->n_files++];
+    if (d->format == DATA_MEGATRON)
+        return data_megatron_open(d, path, what, err);
+    f->path = xstrdup(path);
+    int rc = data_file_map(f, what, err);
+    if (rc < 0)
+        return rc;
+    return d->format == DATA_JSONL ? data_jsonl_open(d, err) : open_raw(d, f, what, err);
+}
+
+int data_files_open(struct data *d, const struct data_config *c, struct err *err)
+{
+    char **paths = NULL;
+    size_t n = 0;
+    int rc = 0;
+    for (size_t i = 0; i < c->n_patterns && rc == 0; i++)
+        rc = expand_pattern(d, c->patterns[i], c->what, &paths, &n, err);
+    if (rc == 0 && n == 0)
+        rc = err_set(err, -ENOENT, "%s: names no file", c->what);
+    /* Sorted and without repetition, so that the order of patterns does not matter. */
+    if (n > 0)
+        qsort(paths, n, sizeof *paths, by_text);
+    d->files = xcalloc(n, sizeof *d->files);
+    for (size_t i = 0; i < n && rc == 0; i++)
+        if (i == 0 || strcmp(paths[i], paths[i - 1]) != 0)
+            rc = open_file(d, paths[i], c->what, err);
+    for (size_t i = 0; i < n; i++)
+        free(paths[i]);
+    free(paths);
+    return rc;
+}

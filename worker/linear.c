@@ -1,0 +1,39 @@
+/* linear.c - the products of a projection, forward and backward */
+#include "worker/linear.h"
+
+void linear_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                    float *y, const float *x, int64_t in, int64_t out, float beta)
+{
+    linear_rows_forward(p, u, role, y, x, in, 0, out, beta);
+}
+
+void linear_rows_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                         float *y, const float *x, int64_t in, int64_t first, int64_t out,
+                         float beta)
+{
+    p->dev->ops->linear(p->dev, y, x, weight_of(u, role) + first * in, p->n, in, out, beta);
+}
+
+void linear_f32_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                        float *y, const float *x, int64_t in, int64_t out)
+{
+    p->dev->ops->linear_f32(p->dev, y, x, weight_of(u, role), p->n, in, out, 0);
+}
+
+void linear_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                     float *dx, float beta, const float *dy, const float *x, int64_t in,
+                     int64_t out)
+{
+    linear_rows_backward(p, u, role, dx, beta, dy, x, in, 0, out);
+}
+
+void linear_rows_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                          float *dx, float beta, const float *dy, const float *x, int64_t in,
+                          int64_t first, int64_t out)
+{
+    const struct device_ops *ops = p->dev->ops;
+
+    if (dx)
+        ops->linear_dx(p->dev, dx, dy, weight_of(u, role) + first * in, p->n, in, out, beta);
+    ops->linear_dw(p->dev, gradient_of(u, role) + first * in, dy, x, p->n, in, out);
+}
