@@ -312,14 +312,19 @@ static int by_name(const void *a, const void *b, void *arg)
     return strcmp(map->entries[*(const uint32_t *)a].name, map->entries[*(const uint32_t *)b].name);
 }
 
+void tensor_map_index(struct tensor_map *map)
+{
+    map->by_name = xrealloc(map->by_name, map->n_entries * sizeof *map->by_name);
+    for (size_t i = 0; i < map->n_entries; i++)
+        map->by_name[i] = (uint32_t)i;
+    qsort_r(map->by_name, map->n_entries, sizeof *map->by_name, by_name, map);
+}
+
 static void names_finish(struct tensor_map *map)
 {
-    map->by_name = xcalloc(map->n_entries, sizeof *map->by_name);
-    for (size_t i = 0; i < map->n_entries; i++) {
+    for (size_t i = 0; i < map->n_entries; i++)
         map->entries[i].name = map->names + (uintptr_t)map->entries[i].name;
-        map->by_name[i] = (uint32_t)i;
-    }
-    qsort_r(map->by_name, map->n_entries, sizeof *map->by_name, by_name, map);
+    tensor_map_index(map);
 }
 
 int tensor_map_init(const struct model_spec *m, struct tensor_map *out_map, struct err *err)
@@ -362,6 +367,7 @@ void tensor_map_fini(struct tensor_map *map)
     free(map->entries);
     free(map->by_name);
     free(map->names);
+    free(map->adapter_names);
     free(map->unit_count);
     *map = (struct tensor_map){0};
 }

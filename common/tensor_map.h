@@ -13,9 +13,10 @@
 
 /* NORMAL: N(0, init_std). A_LOG: log U(1, 16). DT_BIAS: inverse softplus of a step drawn
  * log-uniformly from [1e-3, 0.1]. CONV: U(-b, b), b = kernel^-0.5. HEAD: N(0, 1 / hidden) cut at
- * 3 standard deviations. */
+ * 3 standard deviations. LORA_A: U(-b, b), b = in^-0.5. */
 enum tensor_init {
-    INIT_NORMAL, INIT_ONES, INIT_ZEROS, INIT_A_LOG, INIT_DT_BIAS, INIT_CONV, INIT_HEAD
+    INIT_NORMAL, INIT_ONES, INIT_ZEROS, INIT_A_LOG, INIT_DT_BIAS, INIT_CONV, INIT_HEAD,
+    INIT_LORA_A
 };
 
 /* What a tensor is to the code that computes with it; names differ between families. */
@@ -43,9 +44,15 @@ enum tensor_role {
     TENSOR_ROLES
 };
 
+/* The low-rank adapter beside a matrix W (out, in): y = W x + (alpha / r) B A x; lora_map.h. */
+enum adapter_part { ADAPTER_NONE, ADAPTER_A /* (r, in) */, ADAPTER_B /* (out, r) */ };
+
 struct tensor_entry {
     const char *name;       /* the published name */
-    enum tensor_role role;
+    enum tensor_role role;  /* of an adapter: that of its matrix */
+    enum adapter_part adapter;
+    uint32_t n_same;        /* an A that all experts of the layer share is stored under the names
+                             * of each of them, as many as this; name is expert 0's. Else 0 */
     uint32_t unit;          /* of dense tensors; for experts 1 + layer */
     int32_t  expert;        /* -1: dense */
     uint64_t offset;        /* in floats, from the start of the unit or of the expert's block */
@@ -70,6 +77,7 @@ struct tensor_map {
     uint64_t *unit_count;   /* floats of each unit, padded to a multiple of 16 */
     uint64_t  expert_count; /* floats of one routed expert's block, padded to a multiple of 16 */
     char     *names;        /* all names; the entries point here */
+    char     *adapter_names; /* and those of adapters; NULL: there are none */
     const char *layers;     /* what the names of layers begin with, up to the number */
     uint32_t n_layers, n_mtp_layers;
 };
@@ -80,6 +88,9 @@ void tensor_map_fini(struct tensor_map *map);
 
 /* From now on the indexers' tensors are trained, and all others are not. */
 void tensor_map_train_indexers(struct tensor_map *map);
+
+/* After entries were added: by_name anew. */
+void tensor_map_index(struct tensor_map *map);
 
 /* The entry of that name, or NULL. */
 const struct tensor_entry *tensor_map_find(const struct tensor_map *map, const char *name);

@@ -20,16 +20,15 @@
 
 #include "common/clock.h"
 #include "common/failpoint.h"
-#include "common/json.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "worker/agree.h"
 #include "worker/ckpt_beside.h"
 #include "worker/ckpt_files.h"
+#include "worker/ckpt_state.h"
+#include "worker/peft.h"
 
 #define FILE_BYTES_MAX ((uint64_t)4 << 30)
-#define STATE_FORMAT   1u
-#define STATE_BYTES_MAX (1u << 16)
 
 /* ---- folders -------------------------------------------------------------------------------- */
 
@@ -196,48 +195,16 @@ int ckpt_find(const struct ckpt_config *c, uint64_t patience_ns, int *out_lock,
     return 0;
 }
 
-/* ---- the run's state ------------------------------------------------------------------------ */
-
-static int write_state(const struct ckpt_config *c, const char *folder,
-                       const struct ckpt_state *s, struct err *err)
-{
-    struct json *o = json_new_object();
-    json_put(o, "format", json_new_u64(STATE_FORMAT));
-    json_put(o, "step", json_new_u64(s->step));
-    json_put(o, "seed", json_new_u64(s->seed));
-    json_put(o, "next_sample", json_new_u64(s->next_sample));
-    json_put(o, "validation_loss", json_new_double(s->validation_loss));
-    json_put(o, "world", json_new_u64(c->coll->world));
-    char *path = xasprintf("%s/ballast/state.json", folder);
-    int rc = ckpt_write_json(o, path, err);
-    json_destroy(o);
-    free(path);
-    return rc;
-}
-
-static int read_state(const char *folder, struct ckpt_state *out, struct err *err)
-{
-    struct ckpt_state s = {.validation_loss = NAN};
-    struct json *o = NULL;
-    uint64_t format;
-    char *path = xasprintf("%s/ballast/state.json", folder);
-    int rc = json_read_file(path, STATE_BYTES_MAX, &o, err);
-    if (rc == 0 &&
-        ((rc = json_get_u64(o, "format", STATE_FORMAT, STATE_FORMAT, &format, err)) < 0 ||
-         (rc = json_get_u64(o, "step", 1, UINT64_MAX, &s.step, err)) < 0 ||
-         (rc = json_get_u64(o, "seed", 0, UINT64_MAX, &s.seed, err)) < 0 ||
-         (rc = json_get_u64(o, "next_sample", 0, UINT64_MAX, &s.next_sample, err)) < 0))
-        err_prefix(err, "%s", path);
-    if (rc == 0) {
-        json_get_double(o, "validation_loss", &s.validation_loss, NULL); /* null where none */
-        *out = s;
-    }
-    json_destroy(o);
-    free(path);
-    return rc;
-}
-
 /* ---- loading -------------------------------------------------------------------------------- */
+
+/* Where each kind of number lies in a checkpoint. */
+static const char *const folders_of[] = {[CKPT_WEIGHTS] = "", [CKPT_ADAPTERS] = "",
+                                         [CKPT_M] = "/ballast/m", [CKPT_V] = "/ballast/v"};
+
+static bool is_kept(const struct ckpt_config *c, int what)
+{
+    return what != (c->lora ? CKPT_WEIGHTS : CKPT_ADAPTERS);
+}
 
 static struct ckpt_tensors tensors_of(const struct ckpt_config *c, enum ckpt_what what)
 {
@@ -253,6 +220,13 @@ int ckpt_load_weights(const char *model_path, struct shard *s, const struct tens
     return ckpt_files_read(&t, model_path, err);
 }
 
+int ckpt_load_adapters(const char *path, struct shard *s, const struct tensor_map *map,
+                       struct err *err)
+{
+    struct ckpt_tensors t = {.map = map, .shard = s, .what = CKPT_ADAPTERS};
+    return ckpt_files_read(&t, path, err);
+}
+
 bool ckpt_has_weights(const char *model_path)
 {
     static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
@@ -265,15 +239,29 @@ bool ckpt_has_weights(const char *model_path)
     return has;
 }
 
+/* That the job has not become one of adapters of another rank or scale. */
+static int check_adapter(const struct ckpt_config *c, const char *folder, struct err *err)
+{
+    struct peft p;
+    int rc = peft_open(folder, &p, err);
+    if (rc < 0)
+        return rc;
+    rc = peft_check(&p, folder, c->lora, err);
+    peft_fini(&p);
+    return rc;
+}
+
 static int read_all(const struct ckpt_config *c, const char *folder, struct ckpt_state *out,
                     struct err *err)
 {
-    static const char *const folders[] = {[CKPT_WEIGHTS] = "", [CKPT_M] = "/ballast/m",
-                                          [CKPT_V] = "/ballast/v"};
-    int rc = read_state(folder, out, err);
+    int rc = ckpt_state_read(c, folder, out, err);
+    if (rc == 0 && c->lora)
+        rc = check_adapter(c, folder, err);
     for (int what = CKPT_WEIGHTS; what <= CKPT_V && rc == 0; what++) {
         struct ckpt_tensors t = tensors_of(c, (enum ckpt_what)what);
-        char *path = xasprintf("%s%s", folder, folders[what]);
+        if (!is_kept(c, what))
+            continue;
+        char *path = xasprintf("%s%s", folder, folders_of[what]);
         rc = ckpt_files_read(&t, path, err);
         free(path);
     }
@@ -303,7 +291,7 @@ int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out
 static int create_all(const struct ckpt_config *c, const struct ckpt_carried *carried,
                       const char *tmp, struct err *err)
 {
-    struct ckpt_tensors t = tensors_of(c, CKPT_WEIGHTS);
+    struct ckpt_tensors t = tensors_of(c, c->lora ? CKPT_ADAPTERS : CKPT_WEIGHTS);
     char *extra = xasprintf("%s/ballast", tmp), *path = NULL;
     int rc = remove_tree(tmp);
     if (rc < 0)
@@ -314,23 +302,26 @@ static int create_all(const struct ckpt_config *c, const struct ckpt_carried *ca
     for (int what = CKPT_M; what <= CKPT_V && rc == 0; what++) {
         t.what = (enum ckpt_what)what;
         t.is_one_of_many = false;
-        path = xasprintf("%s/%s", extra, what == CKPT_M ? "m" : "v");
+        path = xasprintf("%s%s", tmp, folders_of[what]);
         rc = ckpt_files_create(&t, NULL, path, err);
         free(path);
     }
     free(extra);
-    return rc == 0 ? ckpt_copy_model_files(c->model_path, tmp, err) : rc;
+    if (rc < 0)
+        return rc;
+    return c->lora ? peft_write_config(tmp, c->lora, c->map, c->model_path, err)
+                   : ckpt_copy_model_files(c->model_path, tmp, err);
 }
 
 static int write_all(const struct ckpt_config *c, bool has_carried, const char *tmp,
                      struct err *err)
 {
-    static const char *const folders[] = {[CKPT_WEIGHTS] = "", [CKPT_M] = "/ballast/m",
-                                          [CKPT_V] = "/ballast/v"};
     int rc = 0;
     for (int what = CKPT_WEIGHTS; what <= CKPT_V && rc == 0; what++) {
         struct ckpt_tensors t = tensors_of(c, (enum ckpt_what)what);
-        char *path = xasprintf("%s%s", tmp, folders[what]);
+        if (!is_kept(c, what))
+            continue;
+        char *path = xasprintf("%s%s", tmp, folders_of[what]);
         t.is_one_of_many = has_carried && what == CKPT_WEIGHTS;
         rc = ckpt_files_write(&t, path, err);
         free(path);
@@ -342,7 +333,7 @@ static int commit(const struct ckpt_config *c, const char *tmp, const char *fold
                   const struct ckpt_state *state, struct err *err)
 {
     static const char *const folders[] = {"/ballast/m", "/ballast/v", "/ballast", ""};
-    int rc = write_state(c, tmp, state, err);
+    int rc = ckpt_state_write(c, tmp, state, err);
     for (size_t i = 0; i < 4 && rc == 0; i++) {
         char *path = xasprintf("%s%s", tmp, folders[i]);
         rc = sync_folder(path, err);
@@ -382,7 +373,7 @@ static int save_into(const struct ckpt_config *c, const struct ckpt_state *state
 {
     bool is_first = c->coll->rank == 0;
     struct ckpt_carried carried = {0};
-    int rc = is_first ? ckpt_carried_open(c->model_path, c->map, &carried, err) : 0;
+    int rc = is_first && !c->lora ? ckpt_carried_open(c->model_path, c->map, &carried, err) : 0;
     double has_carried = carried.n > 0;
 
     if ((rc = agree(c->coll, rc, err)) == 0 &&

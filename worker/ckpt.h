@@ -3,16 +3,19 @@
  * PATH/step-N/ holds config.json, the weights under their published names, and ballast/ with the
  * optimizer's state under the same names and state.json. It is written as step-N.tmp by all ranks
  * and renamed by rank 0 when every byte is on disk: a crash leaves the old or the new. A run
- * resumes on any layout. */
+ * resumes on any layout. Where adapters are trained, they are all of the weights that it holds, as a
+ * PEFT folder, with the hash of the base that they belong to. */
 #ifndef WORKER_CKPT_H
 #define WORKER_CKPT_H
 
+#include "common/lora_map.h"
 #include "common/model_spec.h"
 #include "worker/coll.h"
 #include "worker/shard.h"
 
-/* Initial weights: a stream of random numbers per tensor, a function of seed, the tensor's name
- * and the element's index alone. */
+/* Initial weights of the model, or of its adapters: a stream of random numbers per tensor, a function
+ * of seed, the tensor's name and the element's index alone. */
+void ckpt_init_adapters(struct shard *s, const struct tensor_map *map, uint64_t seed);
 void ckpt_init_weights(struct shard *s, const struct tensor_map *map,
                        const struct model_spec *spec, uint64_t seed);
 
@@ -20,6 +23,10 @@ void ckpt_init_weights(struct shard *s, const struct tensor_map *map,
  * there in its shape. */
 int ckpt_load_weights(const char *model_path, struct shard *s, const struct tensor_map *map,
                       struct err *err);
+
+/* The adapters of a PEFT folder, which must be just those of the map. */
+int ckpt_load_adapters(const char *path, struct shard *s, const struct tensor_map *map,
+                       struct err *err);
 
 /* Whether the folder holds weights, besides its config.json. */
 bool ckpt_has_weights(const char *model_path);
@@ -31,6 +38,8 @@ struct ckpt_config { /* borrowed while it is used */
     uint64_t file_bytes_max; /* of one file of tensors; 0: 4 GiB */
     const struct model_spec *spec;
     const struct tensor_map *map;
+    const struct lora_config *lora; /* NULL: no adapters */
+    uint64_t base_hash;             /* with adapters */
     struct shard *shard;
     struct coll *coll;
 };

@@ -15,6 +15,7 @@
 #include "common/mem.h"
 #include "common/safetensors.h"
 #include "worker/ckpt_source.h"
+#include "worker/peft.h"
 
 #define CHUNK_FLOATS ((uint64_t)1 << 20) /* copied between device and file at once */
 
@@ -23,8 +24,10 @@
 struct file {
     char  *name;
     size_t n;
-    struct st_tensor *tensors;              /* n */
+    struct st_tensor *tensors;              /* n; names of the file's own are in made */
     const struct tensor_entry **entries;    /* n */
+    char **made;
+    size_t n_made;
 };
 
 struct files {
@@ -34,46 +37,70 @@ struct files {
 
 static bool is_stored(const struct ckpt_tensors *t, const struct tensor_entry *e)
 {
-    return t->what == CKPT_WEIGHTS || (!e->is_buffer && !e->is_unreached);
+    if (t->what == CKPT_WEIGHTS || t->what == CKPT_ADAPTERS)
+        return (e->adapter != ADAPTER_NONE) == (t->what == CKPT_ADAPTERS);
+    return !e->is_buffer && !e->is_unreached;
 }
 
-static void add_tensor(struct file *f, const struct tensor_entry *e)
+static void add_tensor(struct file *f, const struct tensor_entry *e, const char *name)
 {
     f->tensors = xrealloc(f->tensors, (f->n + 1) * sizeof *f->tensors);
     f->entries = xrealloc(f->entries, (f->n + 1) * sizeof *f->entries);
     struct st_tensor *to = &f->tensors[f->n];
-    *to = (struct st_tensor){.name = e->name, .dtype = ST_F32, .n_dims = e->n_dims};
+    *to = (struct st_tensor){.name = name, .dtype = ST_F32, .n_dims = e->n_dims};
     memcpy(to->dims, e->dims, sizeof to->dims);
     f->entries[f->n++] = e;
 }
 
+/* An A that experts share is a tensor of each of them to other tools. */
+static void add_same(struct file *f, const struct tensor_entry *e)
+{
+    f->made = xrealloc(f->made, (f->n_made + e->n_same) * sizeof *f->made);
+    for (uint32_t k = 1; k < e->n_same; k++) {
+        char name[LORA_NAME_BYTES];
+        lora_name_of_expert(e, k, name);
+        f->made[f->n_made] = xstrdup(name);
+        add_tensor(f, e, f->made[f->n_made++]);
+    }
+}
+
+static char *file_name(const struct ckpt_tensors *t, size_t i, size_t n)
+{
+    if (t->what == CKPT_ADAPTERS)
+        return xstrdup(PEFT_TENSORS_FILE);
+    return n == 1 && !t->is_one_of_many ? xstrdup("model.safetensors")
+                                        : xasprintf("model-%05zu-of-%05zu.safetensors", i + 1, n);
+}
+
 static void plan_files(const struct ckpt_tensors *t, struct files *out)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, bytes_max = t->what == CKPT_ADAPTERS ? UINT64_MAX : t->file_bytes_max;
     *out = (struct files){0};
     for (size_t i = 0; i < t->map->n_entries; i++) {
         const struct tensor_entry *e = &t->map->entries[i];
         uint64_t more = e->stored_count * sizeof(float);
         if (!is_stored(t, e))
             continue;
-        if (out->n == 0 || bytes + more > t->file_bytes_max) {
+        if (out->n == 0 || bytes + more > bytes_max) {
             out->items = xrealloc(out->items, (out->n + 1) * sizeof *out->items);
             out->items[out->n++] = (struct file){0};
             bytes = 0;
         }
-        add_tensor(&out->items[out->n - 1], e);
+        add_tensor(&out->items[out->n - 1], e, e->name);
+        if (t->what == CKPT_ADAPTERS && e->n_same)
+            add_same(&out->items[out->n - 1], e);
         bytes += more;
     }
     for (size_t i = 0; i < out->n; i++)
-        out->items[i].name = out->n == 1 && !t->is_one_of_many
-                                         ? xstrdup("model.safetensors")
-                                         : xasprintf("model-%05zu-of-%05zu.safetensors", i + 1,
-                                                     out->n);
+        out->items[i].name = file_name(t, i, out->n);
 }
 
 static void files_fini(struct files *f)
 {
     for (size_t i = 0; i < f->n; i++) {
+        for (size_t k = 0; k < f->items[i].n_made; k++)
+            free(f->items[i].made[k]);
+        free(f->items[i].made);
         free(f->items[i].name);
         free(f->items[i].tensors);
         free(f->items[i].entries);
@@ -83,7 +110,7 @@ static void files_fini(struct files *f)
 
 static float *floats_of(const struct ckpt_tensors *t, const struct shard_part *p)
 {
-    return t->what == CKPT_WEIGHTS ? p->weights : t->what == CKPT_M ? p->m : p->v;
+    return t->what == CKPT_M ? p->m : t->what == CKPT_V ? p->v : p->weights;
 }
 
 /* ---- writing -------------------------------------------------------------------------------- */
@@ -222,24 +249,75 @@ static int read_part(const struct ckpt_tensors *t, const struct ckpt_source *sou
     return rc;
 }
 
+/* That an A which experts share is the same under the name of each. */
+static int check_same(const struct safetensors *st, const struct tensor_entry *e, struct err *err)
+{
+    const struct st_view *one = safetensors_find(st, e->name);
+    struct tensor_entry other = *e;
+    char name[LORA_NAME_BYTES];
+    other.name = name;
+    for (uint32_t k = 1; k < e->n_same; k++) {
+        struct ckpt_source source;
+        lora_name_of_expert(e, k, name);
+        int rc = ckpt_source_find(st, &other, one->file, &source, err);
+        if (rc < 0)
+            return rc;
+        if (source.values->n_bytes != one->n_bytes ||
+            memcmp(source.values->data, one->data, one->n_bytes) != 0)
+            return err_set(err, -EINVAL, "%s: tensor '%s' is not that of expert 0, but with "
+                           "train.lora.shared_a the experts of a layer have one A", one->file,
+                           name);
+    }
+    return 0;
+}
+
+/* The first tensor of an adapter that is beside no matrix that has one in the map: -EINVAL. */
+static int check_adapters(const struct safetensors *st, const struct tensor_map *map,
+                          struct err *err)
+{
+    for (size_t i = 0; i < safetensors_count(st); i++) {
+        const struct st_view *v = safetensors_at(st, i);
+        char first[LORA_NAME_BYTES];
+        const struct tensor_entry *e = tensor_map_find(map, v->tensor.name);
+        int64_t expert = e ? 0 : lora_expert_of_name(v->tensor.name, first);
+        if (!e && expert >= 0 && (e = tensor_map_find(map, first)) && expert >= e->n_same)
+            e = NULL;
+        if (!e || e->adapter == ADAPTER_NONE)
+            return err_set(err, -EINVAL, "%s: tensor '%.200s' is an adapter that this job does not "
+                           "train; see train.lora.targets", v->file, v->tensor.name);
+    }
+    return 0;
+}
+
+static int read_tensor(const struct ckpt_tensors *t, const struct safetensors *st,
+                       const struct tensor_entry *e, const char *folder, float *chunk,
+                       struct err *err)
+{
+    struct ckpt_source source;
+    struct shard_part p;
+    int rc = ckpt_source_find(st, e, folder, &source, err);
+    if (rc == 0 && t->what == CKPT_ADAPTERS)
+        rc = check_same(st, e, err);
+    if (rc == 0 && shard_part(t->shard, e, &p))
+        rc = read_part(t, &source, &p, chunk, err);
+    return rc;
+}
+
 int ckpt_files_read(const struct ckpt_tensors *t, const char *folder, struct err *err)
 {
+    bool is_adapter = t->what == CKPT_ADAPTERS;
+    char *path = xasprintf("%s%s", folder, is_adapter ? "/" PEFT_TENSORS_FILE : "");
     struct safetensors *st;
-    int rc = safetensors_open(folder, &st, err);
+    int rc = safetensors_open(path, &st, err);
+    free(path);
     if (rc < 0)
         return rc;
     float *chunk = xcalloc(CHUNK_FLOATS, sizeof *chunk);
-    rc = ckpt_source_check_names(st, t->map, err);
+    rc = is_adapter ? check_adapters(st, t->map, err) : ckpt_source_check_names(st, t->map, err);
     for (size_t i = 0; i < t->map->n_entries && rc == 0; i++) {
         const struct tensor_entry *e = &t->map->entries[i];
-        struct ckpt_source source;
-        struct shard_part p;
-        if (!is_stored(t, e) || (e->is_optional && !safetensors_find(st, e->name)))
-            continue;
-        if ((rc = ckpt_source_find(st, e, folder, &source, err)) < 0)
-            break;
-        if (shard_part(t->shard, e, &p))
-            rc = read_part(t, &source, &p, chunk, err);
+        if (is_stored(t, e) && !(e->is_optional && !safetensors_find(st, e->name)))
+            rc = read_tensor(t, st, e, folder, chunk, err);
     }
     free(chunk);
     safetensors_close(st);

@@ -8,7 +8,8 @@
 #include "worker/ckpt_carried.h"
 #include "worker/shard.h"
 
-enum ckpt_what { CKPT_WEIGHTS, CKPT_M, CKPT_V };
+/* Weights are those of the model; adapters beside them are one file, as PEFT has it. */
+enum ckpt_what { CKPT_WEIGHTS, CKPT_ADAPTERS, CKPT_M, CKPT_V };
 
 struct ckpt_tensors {
     const struct tensor_map *map;

@@ -65,26 +65,40 @@ static double value(const struct tensor_entry *e, const struct model_spec *spec,
         return dt_bias(key, i);
     case INIT_CONV:
         return (2 * uniform(key, i, 0) - 1) / sqrt(spec->conv_kernel);
+    case INIT_LORA_A:
+        return (2 * uniform(key, i, 0) - 1) / sqrt((double)e->dims[1]);
     case INIT_HEAD:
         break;
     }
     return cut_normal(key, i) / sqrt(spec->hidden);
 }
 
+static void init_tensor(struct shard *s, const struct tensor_entry *e,
+                        const struct model_spec *spec, uint64_t seed)
+{
+    struct device *dev = shard_device(s);
+    uint64_t key = key_of(seed, e->name);
+    struct shard_part p;
+    if (!shard_part(s, e, &p))
+        return;
+    float *x = xcalloc(p.count, sizeof *x);
+    for (uint64_t i = 0; i < p.count; i++)
+        x[i] = (float)value(e, spec, key, p.first + i);
+    dev->ops->to_device(dev, p.weights, x, p.count * sizeof *x);
+    free(x);
+}
+
 void ckpt_init_weights(struct shard *s, const struct tensor_map *map,
                        const struct model_spec *spec, uint64_t seed)
 {
-    struct device *dev = shard_device(s);
-    for (size_t t = 0; t < map->n_entries; t++) {
-        const struct tensor_entry *e = &map->entries[t];
-        uint64_t key = key_of(seed, e->name);
-        struct shard_part p;
-        if (!shard_part(s, e, &p))
-            continue;
-        float *x = xcalloc(p.count, sizeof *x);
-        for (uint64_t i = 0; i < p.count; i++)
-            x[i] = (float)value(e, spec, key, p.first + i);
-        dev->ops->to_device(dev, p.weights, x, p.count * sizeof *x);
-        free(x);
-    }
+    for (size_t t = 0; t < map->n_entries; t++)
+        if (map->entries[t].adapter == ADAPTER_NONE)
+            init_tensor(s, &map->entries[t], spec, seed);
+}
+
+void ckpt_init_adapters(struct shard *s, const struct tensor_map *map, uint64_t seed)
+{
+    for (size_t t = 0; t < map->n_entries; t++)
+        if (map->entries[t].adapter != ADAPTER_NONE)
+            init_tensor(s, &map->entries[t], NULL, seed);
 }
