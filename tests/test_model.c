@@ -110,6 +110,7 @@ static float initial(const struct tensor_entry *e, uint64_t tensor, uint64_t i)
     switch (e->init) {
     case INIT_ONES:    return (float)(1 + 0.1 * noise(tensor, i));
     case INIT_NORMAL:
+    case INIT_LORA_A:
     case INIT_HEAD:    return (float)(noise(tensor, i) / sqrt((double)e->dims[e->n_dims - 1]));
     case INIT_CONV:    return (float)(0.5 * noise(tensor, i));
     case INIT_ZEROS:

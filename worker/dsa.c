@@ -4,12 +4,13 @@
 #include <math.h>
 
 #include "worker/linear.h"
+#include "worker/lora.h"
 
 /* kv_b holds, per head, nope rows that make keys and then v rows that make values. */
 struct heads {
     int32_t n;
     int64_t nope, rope, v, latent;
-    int64_t q_stride, w_stride; /* from head to head: of queries, of kv_b */
+    int64_t q_stride; /* from head to head */
 };
 
 static struct heads heads_of(const struct model_spec *m)
@@ -21,7 +22,6 @@ static struct heads heads_of(const struct model_spec *m)
         .v = m->v_dim,
         .latent = m->kv_lora_rank,
         .q_stride = m->qk_nope_dim + m->qk_rope_dim,
-        .w_stride = (int64_t)(m->qk_nope_dim + m->v_dim) * m->kv_lora_rank,
     };
 }
 
@@ -188,45 +188,82 @@ void dsa_learn(struct pass *p, const struct unit_view *u, const struct dsa_input
 
 /* ---- the core ------------------------------------------------------------------------------- */
 
+/* The rows of kv_b that make keys, and those that make values. */
+static struct lora_heads keys_of(const struct heads *h)
+{
+    return (struct lora_heads){ ROLE_MLA_KV_B, h->n, h->nope + h->v, 0, h->latent, h->nope };
+}
+
+static struct lora_heads values_of(const struct heads *h)
+{
+    return (struct lora_heads){ ROLE_MLA_KV_B, h->n, h->nope + h->v, h->nope, h->latent, h->v };
+}
+
+/* y (n, heads, rows) = x (n, heads, latent) w^T for each head. */
+static void heads_y(const struct pass *p, const struct unit_view *u, const struct lora_heads *w,
+                    float *y, int64_t y_stride, const float *x)
+{
+    p->dev->ops->heads_linear(p->dev, y, y_stride, x, w->in,
+                              weight_of(u, w->role) + w->first * w->in, w->rows * w->in, p->n,
+                              w->n_heads, w->in, w->out, 0);
+    if (lora_has(u, w->role))
+        lora_heads_y(p, u, w, y, y_stride, x);
+}
+
+/* x = y w for each head. */
+static void heads_x(const struct pass *p, const struct unit_view *u, const struct lora_heads *w,
+                    float *x, const float *y, int64_t y_stride)
+{
+    p->dev->ops->heads_linear_dx(p->dev, x, w->in, y, y_stride,
+                                 weight_of(u, w->role) + w->first * w->in, w->rows * w->in, p->n,
+                                 w->n_heads, w->in, w->out, 0);
+    if (lora_has(u, w->role))
+        lora_heads_x(p, u, w, x, y, y_stride);
+}
+
+/* dw += y^T x for each head. */
+static void heads_gradients(const struct pass *p, const struct unit_view *u,
+                            const struct lora_heads *w, const float *y, int64_t y_stride,
+                            const float *x)
+{
+    if (!p->lora.r)
+        p->dev->ops->heads_linear_dw(p->dev, gradient_of(u, w->role) + w->first * w->in,
+                                     w->rows * w->in, y, y_stride, x, w->in, p->n, w->n_heads,
+                                     w->in, w->out);
+    else if (lora_has(u, w->role))
+        lora_heads_gradients(p, u, w, y, y_stride, x);
+}
+
 void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, float *o,
                  float *lse, struct dsa_saved *s)
 {
-    const struct device_ops *ops = p->dev->ops;
     struct heads h = heads_of(p->spec);
+    struct lora_heads keys = keys_of(&h), values = values_of(&h);
     struct sparse_shape shape = shape_of(p, in->scale, s->columns);
-    const float *k_rows = weight_of(u, ROLE_MLA_KV_B), *v_rows = k_rows + h.nope * h.latent;
 
     choose(p, u, in, s);
     if (p->act->failed)
         return;
-    ops->heads_linear_dx(p->dev, s->q_latent, h.latent, in->q, h.q_stride, k_rows, h.w_stride,
-                         p->n, h.n, h.latent, h.nope, 0);
-    ops->sparse_attention(p->dev, s->o_latent, lse, s->q_latent, in->q + h.nope, h.q_stride,
-                          in->latent, in->k_rope, h.rope, s->selected, &shape);
-    ops->heads_linear(p->dev, o, h.v, s->o_latent, h.latent, v_rows, h.w_stride, p->n, h.n,
-                      h.latent, h.v, 0);
+    heads_x(p, u, &keys, s->q_latent, in->q, h.q_stride);
+    p->dev->ops->sparse_attention(p->dev, s->o_latent, lse, s->q_latent, in->q + h.nope,
+                                  h.q_stride, in->latent, in->k_rope, h.rope, s->selected, &shape);
+    heads_y(p, u, &values, o, h.v, s->o_latent);
 }
 
 void dsa_backward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
                   const float *d_o, const float *lse, struct dsa_gradients *d,
                   const struct dsa_saved *s)
 {
-    const struct device_ops *ops = p->dev->ops;
     struct heads h = heads_of(p->spec);
+    struct lora_heads keys = keys_of(&h), values = values_of(&h);
     struct sparse_shape shape = shape_of(p, in->scale, s->columns);
-    const float *k_rows = weight_of(u, ROLE_MLA_KV_B), *v_rows = k_rows + h.nope * h.latent;
-    float *d_k_rows = gradient_of(u, ROLE_MLA_KV_B), *d_v_rows = d_k_rows + h.nope * h.latent;
 
-    ops->heads_linear_dx(p->dev, d->o_latent, h.latent, d_o, h.v, v_rows, h.w_stride, p->n, h.n,
-                         h.latent, h.v, 0);
-    ops->heads_linear_dw(p->dev, d_v_rows, h.w_stride, d_o, h.v, s->o_latent, h.latent, p->n, h.n,
-                         h.latent, h.v);
-    ops->sparse_attention_backward(p->dev, d->q_latent, d->q + h.nope, h.q_stride, d->latent,
-                                   d->k_rope, h.rope, d->o_latent, s->o_latent, lse, s->q_latent,
-                                   in->q + h.nope, h.q_stride, in->latent, in->k_rope, h.rope,
-                                   s->selected, &shape);
-    ops->heads_linear(p->dev, d->q, h.q_stride, d->q_latent, h.latent, k_rows, h.w_stride, p->n,
-                      h.n, h.latent, h.nope, 0);
-    ops->heads_linear_dw(p->dev, d_k_rows, h.w_stride, in->q, h.q_stride, d->q_latent, h.latent,
-                         p->n, h.n, h.latent, h.nope);
+    heads_x(p, u, &values, d->o_latent, d_o, h.v);
+    heads_gradients(p, u, &values, d_o, h.v, s->o_latent);
+    p->dev->ops->sparse_attention_backward(p->dev, d->q_latent, d->q + h.nope, h.q_stride,
+                                           d->latent, d->k_rope, h.rope, d->o_latent, s->o_latent,
+                                           lse, s->q_latent, in->q + h.nope, h.q_stride,
+                                           in->latent, in->k_rope, h.rope, s->selected, &shape);
+    heads_y(p, u, &keys, d->q, h.q_stride, d->q_latent);
+    heads_gradients(p, u, &keys, in->q, h.q_stride, d->q_latent);
 }

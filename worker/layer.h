@@ -16,6 +16,14 @@
  * They learn in a forward, from inputs that are constants to them. */
 enum index_stage { INDEX_FROZEN, INDEX_DENSE, INDEX_SPARSE };
 
+/* Low-rank adapters beside projections; lora.h. */
+struct lora_pass {
+    int64_t r;       /* 0: there are none, and all weights are trained */
+    float   scale;   /* alpha / r */
+    bool    on_experts, shared_a; /* routed ones; those of a layer have one A, in its unit */
+    float  *z, *dz, *floats; /* scratch of (the rows of a product, r) */
+};
+
 /* One micro-batch on its way through the model. */
 struct pass {
     struct device *dev;
@@ -27,13 +35,21 @@ struct pass {
     const float *rotary; /* the device's table of angles, where the model turns its queries */
     enum index_stage index_stage;
     float  index_weight; /* of the indexers' gradients */
+    struct lora_pass lora;
     double *acc_loss; /* on the device: the sum over tokens, of indexers over layers too */
+};
+
+/* Where the adapters of a unit lie, or those in an expert's block. */
+#define NO_ADAPTER UINT64_MAX
+struct adapters_at {
+    uint64_t a[TENSOR_ROLES], b[TENSOR_ROLES]; /* offsets, by role; NO_ADAPTER */
 };
 
 struct unit_view {
     const float *weights;
     float *gradients;   /* NULL in a forward */
     const uint64_t *at; /* offsets, by role */
+    const struct adapters_at *adapters; /* NULL: there are none */
 };
 
 static inline const float *weight_of(const struct unit_view *u, enum tensor_role role)

@@ -1,6 +1,8 @@
 /* linear.c - the products of a projection, forward and backward */
 #include "worker/linear.h"
 
+#include "worker/lora.h"
+
 void linear_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
                     float *y, const float *x, int64_t in, int64_t out, float beta)
 {
@@ -12,6 +14,8 @@ void linear_rows_forward(const struct pass *p, const struct unit_view *u, enum t
                          float beta)
 {
     p->dev->ops->linear(p->dev, y, x, weight_of(u, role) + first * in, p->n, in, out, beta);
+    if (lora_has(u, role))
+        lora_forward(p, u, role, y, x, in, first, out);
 }
 
 void linear_f32_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
@@ -35,5 +39,8 @@ void linear_rows_backward(const struct pass *p, const struct unit_view *u, enum 
 
     if (dx)
         ops->linear_dx(p->dev, dx, dy, weight_of(u, role) + first * in, p->n, in, out, beta);
-    ops->linear_dw(p->dev, gradient_of(u, role) + first * in, dy, x, p->n, in, out);
+    if (!p->lora.r)
+        ops->linear_dw(p->dev, gradient_of(u, role) + first * in, dy, x, p->n, in, out);
+    else if (lora_has(u, role))
+        lora_backward(p, u, role, dx, dy, x, in, first, out);
 }

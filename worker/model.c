@@ -16,6 +16,7 @@
 struct model {
     struct model_config config;
     uint64_t (*at)[TENSOR_ROLES]; /* offsets by unit and role */
+    struct adapters_at *adapters; /* by unit; NULL: there are none */
     struct activations act;
     struct moe moe;
     struct positions positions;
@@ -53,10 +54,12 @@ static void find_offsets(struct model *m)
     m->at = xcalloc(map->n_units, sizeof *m->at);
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
-        if (e->expert <= 0)
+        if (e->expert <= 0 && e->adapter == ADAPTER_NONE)
             m->at[e->unit][e->role] = e->offset;
     }
+    m->adapters = lora_find(map);
 }
+
 
 /* What begin_pass to the end of the backward carves, in that order. */
 static void take_inputs(struct model *m, const struct model_batch *b);
@@ -84,6 +87,7 @@ static size_t plan(struct model *m)
     activations_init(&m->act, NULL);
     m->pass = (struct pass){ m->config.dev, s, &m->act, whole.n_tokens, cu_seqlens, 1 };
     m->pass.index_stage = m->config.index_stage;
+    m->pass.lora = lora_of(m->config.lora, m->config.map);
     take_inputs(m, &whole);
     take_gradients(m);
     for (uint32_t l = 0; l < s->n_layers; l++) {
@@ -105,6 +109,7 @@ int model_open(const struct model_config *config, struct model **out, struct err
     size_t n_counts = (size_t)s->n_layers * s->n_experts;
     int rc = 0;
 
+    assert(!config->lora == !config->map->adapter_names);
     assert(config->tokens_max > 0 && config->tokens_max <= INT32_MAX);
     m->config = *config;
     m->n_blocks = bank_rows_attention(s, s->n_layers);
@@ -149,6 +154,7 @@ void model_close(struct model *m)
     if (m->acc_loss)
         m->config.dev->ops->free(m->config.dev, m->acc_loss);
     free(m->at);
+    free(m->adapters);
     free(m->layers);
     free(m->residuals.p);
     free(m->residuals.d_bank);
@@ -211,6 +217,8 @@ static void take_inputs(struct model *m, const struct model_batch *b)
         m->pass.cu_seqlens = b->cu_seqlens;
     if (m->config.dispatch)
         m->moe.ones = take_words(m, m->host_ones, b->n_tokens * s->top_k);
+    if (m->adapters)
+        lora_carve(&m->pass, m->adapters, m->config.map->n_units);
     for (uint32_t l = 0; l <= s->n_layers; l++)
         m->residuals.p[l] = activations_take(&m->act, b->n_tokens * s->hidden);
 }
@@ -247,6 +255,7 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
         .dev = m->config.dev, .spec = m->config.spec, .act = &m->act, .n = b->n_tokens,
         .n_docs = b->n_docs, .index_stage = m->config.index_stage,
         .index_weight = m->config.index_weight, .acc_loss = m->acc_loss,
+        .lora = lora_of(m->config.lora, m->config.map),
     };
     m->config.dev->ops->zero(m->config.dev, m->acc_loss, sizeof *m->acc_loss);
     if ((rc = positions_grow(&m->positions, m->config.spec, m->config.dev, b->n_tokens, err)) < 0)
@@ -261,7 +270,8 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
 static int open_unit(struct model *m, uint32_t unit, bool backward, struct unit_view *out,
                      struct err *err)
 {
-    *out = (struct unit_view){ .at = m->at[unit] };
+    *out = (struct unit_view){ .at = m->at[unit],
+                               .adapters = m->adapters ? &m->adapters[unit] : NULL };
     int rc = shard_acquire(m->config.shard, unit, &out->weights, err);
     if (rc == 0 && backward)
         out->gradients = shard_gradient(m->config.shard, unit);

@@ -14,6 +14,7 @@
 #include "common/tensor_map.h"
 #include "worker/dispatch.h"
 #include "worker/layer.h"
+#include "worker/lora.h"
 #include "worker/shard.h"
 
 struct model;
@@ -29,6 +30,7 @@ struct model_config { /* all borrowed until model_close */
     const struct layout *layout;
     const struct slots *slots;
     struct shard *shard;
+    const struct lora_config *lora; /* NULL: the map has no adapters */
     struct dispatch *dispatch; /* NULL where the model has no experts */
     struct device *dev;
     int64_t tokens_max; /* planned for; a larger batch grows the plan */

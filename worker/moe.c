@@ -32,6 +32,10 @@ int moe_init(struct moe *e, const struct model_spec *m, const struct slots *slot
     e->n_sources = slots->n_devices;
     e->w = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->w);
     e->dw = xcalloc(3 * (size_t)n_groups, sizeof *e->dw);
+    e->a = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->a);
+    e->b = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->b);
+    e->da = xcalloc(3 * (size_t)n_groups, sizeof *e->da);
+    e->db = xcalloc(3 * (size_t)n_groups, sizeof *e->db);
     e->layer_rows = xcalloc(m->n_layers, sizeof *e->layer_rows);
     e->margin_lo = xcalloc(m->n_layers, sizeof *e->margin_lo);
     e->margin_hi = xcalloc(m->n_layers, sizeof *e->margin_hi);
@@ -53,6 +57,10 @@ void moe_fini(struct moe *e, struct device *dev)
         dev->ops->free(dev, e->margins);
     free(e->w);
     free(e->dw);
+    free(e->a);
+    free(e->b);
+    free(e->da);
+    free(e->db);
     free(e->layer_rows);
     free(e->margin_lo);
     free(e->margin_hi);
@@ -108,6 +116,7 @@ static void carve_scratch(struct pass *p, int64_t n_rows, struct moe_scratch *b)
     b->d_gate = activations_take(p->act, n_rows * m->expert_inter);
     b->d_up = activations_take(p->act, n_rows * m->expert_inter);
     b->d_hidden = activations_take(p->act, n_rows * m->expert_inter);
+    moe_lora_carve_backward(p, n_rows, &b->lora);
 }
 
 void moe_count(struct pass *p, int64_t n_rows)
@@ -118,6 +127,9 @@ void moe_count(struct pass *p, int64_t n_rows)
 
     carve_rows(p, &s);
     struct activations_mark mark = activations_mark(p->act);
+    activations_take(p->act, n_rows * p->spec->latent); /* what goes back */
+    moe_lora_carve_forward(p, n_rows, &b.lora);
+    activations_release(p->act, mark);
     activations_take(p->act, p->n * p->spec->hidden); /* where dx goes */
     carve_scratch(p, n_rows, &b);
     if (shared.inter)

@@ -16,6 +16,8 @@ struct moe {
     uint32_t n_slots, n_sources; /* of this rank; ranks that send rows here */
     const float **w;           /* 3 n_slots: gates, ups, downs; NULL before moe_init */
     float **dw;                /* 3 times the larger of n_slots and n_sources */
+    const float **a, **b;      /* 3 n_slots: the adapters' beside them */
+    float **da, **db;          /* as dw */
     const float *ones;         /* n * top_k on the device, of this step */
     /* Counters on the device: (n_layers, n_experts), (n_layers, n_experts, bins) or NULL. */
     int64_t *tokens, *margins;
@@ -66,12 +68,20 @@ void moe_count(struct pass *p, int64_t n_rows);
 
 /* ---- the experts' products (moe_experts.c) ---- */
 
+/* What lies between A and B of the three matrices' adapters, (n_rows, r) each: s A x, and in a
+ * backward s B^T dy. */
+struct moe_lora_scratch {
+    float *z[3], *dz[3], *floats;
+    float *y; /* (n_rows, latent), in a forward */
+};
+
 struct moe_scratch { /* of a backward */
     float *d_weights, *d_logits;    /* (n, top_k), (n, n_experts) */
     float *d_latent, *d_sum;        /* (n, latent) */
     float *d_slots;                 /* (n, top_k, latent) */
     float *d_rows;                  /* (n_rows, latent) */
     float *d_gate, *d_up, *d_hidden; /* (n_rows, expert_inter) */
+    struct moe_lora_scratch lora;
 };
 
 /* out_rows (n_rows, latent) from what arrived. */
@@ -81,5 +91,43 @@ int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const str
  * home. */
 int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                          struct moe_scratch *b, const struct moe_saved *s, struct err *err);
+
+/* ---- the experts' adapters (moe_lora.c) ---- */
+
+/* Where there are some; else nothing is taken. */
+void moe_lora_carve_forward(struct pass *p, int64_t n_rows, struct moe_lora_scratch *out);
+void moe_lora_carve_backward(struct pass *p, int64_t n_rows, struct moe_lora_scratch *out);
+
+/* One of the three matrices of the groups of rows at hand; x, dx (n_rows, in); y, dy (n_rows, out). */
+struct moe_product {
+    enum tensor_role role;
+    const int64_t *offsets; /* n_groups + 1 */
+    int32_t n_groups;
+    int64_t n_rows, in, out;
+};
+
+/* Points e's arrays to the adapters in the slots' blocks; in blocks of gradients, of group i of n. */
+void moe_lora_point(const struct pass *p, struct moe *e, const struct shard_experts *x,
+                    const struct unit_view *u);
+void moe_lora_point_gradients(const struct pass *p, struct moe *e, uint32_t i, uint32_t n,
+                              float *block, const struct unit_view *u);
+
+/* y += the adapter's part; more (n_rows, out) is scratch. */
+void moe_lora_forward(struct pass *p, struct moe *e, const struct unit_view *u,
+                      const struct moe_product *w, float *y, float *more, const float *x,
+                      struct moe_lora_scratch *b);
+/* What lies between A and B, from dy and x; then dx += the adapter's part; then the gradients, of
+ * a shared A apart, which is one for all groups. */
+void moe_lora_shrink(struct pass *p, struct moe *e, const struct unit_view *u,
+                     const struct moe_product *w, const float *dy, const float *x,
+                     struct moe_lora_scratch *b);
+void moe_lora_dx(struct pass *p, struct moe *e, const struct unit_view *u,
+                 const struct moe_product *w, float *dx, const struct moe_lora_scratch *b);
+void moe_lora_gradients(struct pass *p, struct moe *e, const struct unit_view *u,
+                        const struct moe_product *w, const float *dy, const float *x,
+                        const struct moe_lora_scratch *b);
+void moe_lora_shared_gradient(struct pass *p, const struct unit_view *u,
+                              const struct moe_product *w, const float *x,
+                              const struct moe_lora_scratch *b);
 
 #endif

@@ -7,13 +7,14 @@
 #include "common/clock.h"
 #include "worker/partials.h"
 
-/* Where a block's three matrices begin, as tensor_map.h lays them out. */
-static void point_block(float **at, uint32_t i, uint32_t n, float *block,
-                        const struct unit_view *u)
+/* Where a block's three matrices begin, as tensor_map.h lays them out, and its adapters. */
+static void point_gradients(const struct pass *p, struct moe *e, uint32_t i, uint32_t n,
+                            float *block, const struct unit_view *u)
 {
-    at[i] = block;
-    at[n + i] = block + u->at[ROLE_EXPERT_UP];
-    at[2 * n + i] = block + u->at[ROLE_EXPERT_DOWN];
+    e->dw[i] = block;
+    e->dw[n + i] = block + u->at[ROLE_EXPERT_UP];
+    e->dw[2 * n + i] = block + u->at[ROLE_EXPERT_DOWN];
+    moe_lora_point_gradients(p, e, i, n, block, u);
 }
 
 static void point_weights(struct moe *e, const struct shard_experts *x, const struct unit_view *u)
@@ -31,37 +32,80 @@ static void spend(struct moe *e, uint64_t began_ns)
         e->expert_ns += clock_now_ns() - began_ns;
 }
 
+struct products {
+    struct moe_product gate, up, down;
+};
+
+static struct products products_of(const struct pass *p, const int64_t *offsets, int32_t n_groups,
+                                   int64_t n_rows)
+{
+    int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
+    return (struct products){
+        .gate = { ROLE_EXPERT_GATE, offsets, n_groups, n_rows, latent, inter },
+        .up = { ROLE_EXPERT_UP, offsets, n_groups, n_rows, latent, inter },
+        .down = { ROLE_EXPERT_DOWN, offsets, n_groups, n_rows, inter, latent },
+    };
+}
+
+static void products_forward(struct pass *p, struct moe *e, const struct unit_view *u,
+                             const struct products *w, float *out_rows, struct moe_saved *s,
+                             struct moe_lora_scratch *b)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const int64_t *offsets = w->gate.offsets, latent = p->spec->latent;
+    int64_t inter = p->spec->expert_inter;
+    int32_t n = w->gate.n_groups;
+
+    ops->grouped_linear(p->dev, s->gate, s->rows, e->w, offsets, n, latent, inter);
+    moe_lora_forward(p, e, u, &w->gate, s->gate, s->hidden, s->rows, b);
+    ops->grouped_linear(p->dev, s->up, s->rows, e->w + n, offsets, n, latent, inter);
+    moe_lora_forward(p, e, u, &w->up, s->up, s->hidden, s->rows, b);
+    mlp_activate(p, s->hidden, s->gate, s->up, s->n_rows * inter);
+    ops->grouped_linear(p->dev, out_rows, s->hidden, e->w + 2 * n, offsets, n, inter, latent);
+    moe_lora_forward(p, e, u, &w->down, out_rows, b->y, s->hidden, b);
+}
+
 int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                         float *out_rows, struct moe_saved *s, struct err *err)
 {
-    const struct device_ops *ops = p->dev->ops;
-    const int64_t *offsets = dispatch_plan_offsets(s->plan);
-    int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
+    struct activations_mark mark = activations_mark(p->act);
     struct shard_experts x = {0};
+    struct moe_lora_scratch b;
 
-    int rc = shard_experts_acquire(e->shard, layer, &x, err);
-    if (rc < 0)
-        return rc;
-    int32_t n = (int32_t)x.n_slots;
-    uint64_t began = clock_now_ns();
-    point_weights(e, &x, u);
-    ops->grouped_linear(p->dev, s->gate, s->rows, e->w, offsets, n, latent, inter);
-    ops->grouped_linear(p->dev, s->up, s->rows, e->w + n, offsets, n, latent, inter);
-    mlp_activate(p, s->hidden, s->gate, s->up, s->n_rows * inter);
-    ops->grouped_linear(p->dev, out_rows, s->hidden, e->w + 2 * n, offsets, n, inter, latent);
-    spend(e, began);
-    shard_experts_release(e->shard, layer);
-    return 0;
+    moe_lora_carve_forward(p, s->n_rows, &b);
+    int rc = activations_check(p->act, err);
+    if (rc == 0)
+        rc = shard_experts_acquire(e->shard, layer, &x, err);
+    if (rc == 0) {
+        struct products w = products_of(p, dispatch_plan_offsets(s->plan), (int32_t)x.n_slots,
+                                        s->n_rows);
+        uint64_t began = clock_now_ns();
+        point_weights(e, &x, u);
+        moe_lora_point(p, e, &x, u);
+        products_forward(p, e, u, &w, out_rows, s, &b);
+        spend(e, began);
+        shard_experts_release(e->shard, layer);
+    }
+    activations_release(p->act, mark);
+    return rc;
 }
 
-/* Adds the weight gradients of n groups of rows into the blocks that e->dw points to. */
-static void weight_gradients(struct pass *p, struct moe *e, const int64_t *offsets, uint32_t n,
-                             const struct moe_scratch *b, const struct moe_saved *s)
+/* Adds the weight gradients of n groups of rows into the blocks that e's arrays point to. */
+static void weight_gradients(struct pass *p, struct moe *e, const struct unit_view *u,
+                             const int64_t *offsets, uint32_t n, const struct moe_scratch *b,
+                             const struct moe_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
     int32_t n_groups = (int32_t)n;
 
+    if (p->lora.r) {
+        struct products w = products_of(p, offsets, n_groups, s->n_rows);
+        moe_lora_gradients(p, e, u, &w.gate, b->d_gate, s->rows, &b->lora);
+        moe_lora_gradients(p, e, u, &w.up, b->d_up, s->rows, &b->lora);
+        moe_lora_gradients(p, e, u, &w.down, b->d_rows, s->hidden, &b->lora);
+        return;
+    }
     ops->grouped_linear_dw(p->dev, e->dw, b->d_gate, s->rows, offsets, n_groups, latent, inter);
     ops->grouped_linear_dw(p->dev, e->dw + n, b->d_up, s->rows, offsets, n_groups, latent, inter);
     ops->grouped_linear_dw(p->dev, e->dw + 2 * n, b->d_rows, s->hidden, offsets, n_groups, inter,
@@ -83,9 +127,9 @@ static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
         float *const *sums = partials_of_slot(q, slot);
         for (uint32_t m = 0; m < e->n_sources; m++)
             if (blocks[m + 1] > blocks[m])
-                point_block(e->dw, m, e->n_sources, sums[m], u);
+                point_gradients(p, e, m, e->n_sources, sums[m], u);
         if (blocks[e->n_sources] > blocks[0])
-            weight_gradients(p, e, blocks, e->n_sources, b, s);
+            weight_gradients(p, e, u, blocks, e->n_sources, b, s);
         partials_add_single(q, slot);
     }
     spend(e, began);
@@ -98,39 +142,78 @@ static int summed_gradients(struct pass *p, struct moe *e, const struct shard_ex
 {
     uint64_t began = clock_now_ns();
     for (uint32_t i = 0; i < x->n_slots; i++)
-        point_block(e->dw, i, x->n_slots, x->gradients[i], u);
-    weight_gradients(p, e, dispatch_plan_offsets(s->plan), x->n_slots, b, s);
+        point_gradients(p, e, i, x->n_slots, x->gradients[i], u);
+    weight_gradients(p, e, u, dispatch_plan_offsets(s->plan), x->n_slots, b, s);
     spend(e, began);
     return 0;
+}
+
+/* d_hidden from d_rows, and d_gate and d_up from that. */
+static void backward_down(struct pass *p, struct moe *e, const struct unit_view *u,
+                          const struct products *w, struct moe_scratch *b,
+                          const struct moe_saved *s)
+{
+    const struct moe_product *d = &w->down;
+
+    p->dev->ops->grouped_linear_dx(p->dev, b->d_hidden, b->d_rows, e->w + 2 * d->n_groups,
+                                   d->offsets, d->n_groups, d->in, d->out, 0);
+    moe_lora_shrink(p, e, u, d, b->d_rows, s->hidden, &b->lora);
+    moe_lora_dx(p, e, u, d, b->d_hidden, &b->lora);
+    mlp_activate_backward(p, b->d_gate, b->d_up, b->d_hidden, s->gate, s->up, s->n_rows * d->in);
+    moe_lora_shrink(p, e, u, &w->gate, b->d_gate, s->rows, &b->lora);
+    moe_lora_shrink(p, e, u, &w->up, b->d_up, s->rows, &b->lora);
+}
+
+/* d_rows from d_gate and d_up. */
+static void backward_in(struct pass *p, struct moe *e, const struct unit_view *u,
+                        const struct products *w, struct moe_scratch *b)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct moe_product *g = &w->gate;
+
+    ops->grouped_linear_dx(p->dev, b->d_rows, b->d_gate, e->w, g->offsets, g->n_groups, g->in,
+                           g->out, 0);
+    ops->grouped_linear_dx(p->dev, b->d_rows, b->d_up, e->w + g->n_groups, g->offsets, g->n_groups,
+                           g->in, g->out, 1);
+    moe_lora_dx(p, e, u, g, b->d_rows, &b->lora);
+    moe_lora_dx(p, e, u, &w->up, b->d_rows, &b->lora);
+}
+
+static int all_gradients(struct pass *p, struct moe *e, uint32_t layer, struct shard_experts *x,
+                         const struct unit_view *u, const struct products *w,
+                         const struct moe_scratch *b, const struct moe_saved *s, struct err *err)
+{
+    if (p->lora.r && !p->lora.on_experts)
+        return 0;
+    shard_experts_gradient(e->shard, layer, x);
+    moe_lora_shared_gradient(p, u, &w->gate, s->rows, &b->lora);
+    moe_lora_shared_gradient(p, u, &w->up, s->rows, &b->lora);
+    moe_lora_shared_gradient(p, u, &w->down, s->hidden, &b->lora);
+    return p->dev->deterministic ? partial_gradients(p, e, layer, x, u, b, s, err)
+                                 : summed_gradients(p, e, x, u, b, s);
 }
 
 int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                          struct moe_scratch *b, const struct moe_saved *s, struct err *err)
 {
-    const struct device_ops *ops = p->dev->ops;
-    const int64_t *offsets = dispatch_plan_offsets(s->plan);
-    int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
     struct shard_experts x = {0};
 
     int rc = shard_experts_acquire(e->shard, layer, &x, err);
     if (rc < 0)
         return rc;
-    int32_t n = (int32_t)x.n_slots;
-    shard_experts_gradient(e->shard, layer, &x);
+    struct products w = products_of(p, dispatch_plan_offsets(s->plan), (int32_t)x.n_slots,
+                                    s->n_rows);
     uint64_t began = clock_now_ns();
     point_weights(e, &x, u);
-    ops->grouped_linear_dx(p->dev, b->d_hidden, b->d_rows, e->w + 2 * n, offsets, n, inter, latent,
-                           0);
-    mlp_activate_backward(p, b->d_gate, b->d_up, b->d_hidden, s->gate, s->up, s->n_rows * inter);
+    moe_lora_point(p, e, &x, u);
+    backward_down(p, e, u, &w, b, s);
     spend(e, began);
-    rc = p->dev->deterministic ? partial_gradients(p, e, layer, &x, u, b, s, err)
-                               : summed_gradients(p, e, &x, u, b, s);
-    if (rc == 0) {
+    if ((rc = all_gradients(p, e, layer, &x, u, &w, b, s, err)) == 0) {
         began = clock_now_ns();
-        ops->grouped_linear_dx(p->dev, b->d_rows, b->d_gate, e->w, offsets, n, latent, inter, 0);
-        ops->grouped_linear_dx(p->dev, b->d_rows, b->d_up, e->w + n, offsets, n, latent, inter, 1);
+        backward_in(p, e, u, &w, b);
         spend(e, began);
-        rc = shard_experts_reduce(e->shard, layer, err);
+        if (!p->lora.r || p->lora.on_experts)
+            rc = shard_experts_reduce(e->shard, layer, err);
     }
     shard_experts_release(e->shard, layer);
     return rc;

@@ -50,7 +50,7 @@ static int stack_open(struct stack *s, struct run *run, struct err *err)
         s->dispatch = dispatch_open(&s->layout, &s->slots, s->coll, s->dev, c->spec->top_k,
                                     c->spec->latent);
     struct model_config model = {
-        .spec = c->spec, .map = c->map, .layout = &s->layout, .slots = &s->slots,
+        .spec = c->spec, .map = c->map, .lora = c->lora, .layout = &s->layout, .slots = &s->slots,
         .shard = s->shard, .dispatch = s->dispatch, .dev = s->dev, .tokens_max = c->tokens_max,
         .recompute = c->recompute, .count_margins = c->count_margins,
         .index_stage = c->index_stage, .index_weight = 1,

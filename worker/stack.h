@@ -13,6 +13,7 @@
 struct stack_config { /* borrowed while the ranks run */
     const struct model_spec *spec;
     const struct tensor_map *map;
+    const struct lora_config *lora; /* NULL: the map has no adapters */
     struct layout_degrees degrees;
     uint32_t n_spare;   /* empty slots on each rank */
     int64_t tokens_max; /* per rank */

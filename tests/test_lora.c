@@ -1,0 +1,573 @@
+/* test_lora.c - adapters: which and where, their gradients, what they add, and every layout */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "common/lora_map.h"
+#include "common/mem.h"
+#include "worker/optim.h"
+#include "worker/shuffle.h"
+#include "worker/stack.h"
+#include "worker/transfer.h"
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            return err_set(err, -EBADMSG, "line %d: %s", __LINE__, #condition);                    \
+    } while (0)
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* ---- models --------------------------------------------------------------------------------- */
+
+/* Every projection that there is, but those of low-rank gates and direct queries. */
+static struct model_spec kimi(void)
+{
+    return (struct model_spec){
+        .family = FAMILY_KIMI_K3, .n_layers = 3,
+        .layers = { { ATTENTION_KDA, MLP_DENSE }, { ATTENTION_MLA, MLP_MOE },
+                    { ATTENTION_KDA, MLP_MOE } },
+        .residual = RESIDUAL_ATTN_RES, .attn_res_block = 2, .hidden = 32, .vocab = 64,
+        .norm_eps = 1e-5f, .latent_norm_eps = 1e-6f, .init_std = 0.02f, .kda_heads = 2,
+        .kda_head_dim = 16, .conv_kernel = 4, .kda_gate_bounded = true,
+        .kda_gate_lower_bound = -5, .kda_gate_full_rank = true, .heads = 2, .q_lora_rank = 16,
+        .kv_lora_rank = 16, .qk_nope_dim = 16, .qk_rope_dim = 8, .v_dim = 16,
+        .mla_output_gate = true, .activation = ACTIVATION_SITU, .situ_beta = 4,
+        .situ_linear_beta = 25, .dense_inter = 48, .n_experts = 8, .top_k = 2, .expert_inter = 24,
+        .n_shared_experts = 1, .latent = 16, .latent_moe = true, .latent_norm = true,
+        .renormalize = true, .routed_scale = 1,
+    };
+}
+
+/* Those; experts see the whole width. */
+static struct model_spec plain(void)
+{
+    struct model_spec m = kimi();
+    m.residual = RESIDUAL_PLAIN;
+    m.attn_res_block = 0;
+    m.kda_gate_full_rank = m.mla_output_gate = false;
+    m.q_lora_rank = 0;
+    m.activation = ACTIVATION_SWIGLU;
+    m.latent = m.hidden;
+    m.latent_moe = m.latent_norm = false;
+    return m;
+}
+
+/* Sparse attention, where kv_b is applied head by head. */
+static struct model_spec indexed(void)
+{
+    struct model_spec m = kimi();
+    m.index_heads = 3;
+    m.index_head_dim = 8;
+    m.index_top_k = 64;
+    m.index_norm_eps = 1e-6f;
+    return m;
+}
+
+static const char *const all[] = {
+    "q_proj", "k_proj", "v_proj", "f_a_proj", "f_b_proj", "b_proj", "g_proj", "o_proj",
+    "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate_proj", "up_proj", "down_proj",
+    "routed_expert_down_proj", "routed_expert_up_proj", "experts",
+};
+static const char *const all_plain[] = {
+    "q_proj", "k_proj", "v_proj", "f_a_proj", "f_b_proj", "b_proj", "g_a_proj", "g_b_proj",
+    "o_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate_proj", "up_proj", "down_proj", "experts",
+};
+static const char *const attention[] = { "self_attn.q_proj", "o_proj" };
+static const char *const experts[] = { "experts" };
+static const char *const downs[] = { "experts.w2" };
+
+static struct lora_config lora_on(const char *const *targets, size_t n, bool shared_a)
+{
+    return (struct lora_config){ 3, 6.6, shared_a, targets, n };
+}
+#define LORA(targets, shared_a) lora_on(targets, COUNT(targets), shared_a)
+
+static double noise(uint64_t tensor, uint64_t i)
+{
+    double sum = -6;
+    uint64_t z = tensor * 0x9e3779b97f4a7c15ull + i * 0xd1b54a32d192ed03ull;
+    for (int k = 0; k < 12; k++) {
+        z = (z ^ z >> 31) * 0xbf58476d1ce4e5b9ull + 0x94d049bb133111ebull;
+        sum += (double)(z >> 11) * 0x1p-53;
+    }
+    return sum;
+}
+
+/* A function of the tensor's name and the element alone. Selection biases are far apart, so that a
+ * small step never changes a choice. */
+static float initial(const struct tensor_entry *e, uint64_t i)
+{
+    uint64_t tensor = 5381;
+    for (const char *c = e->name; *c; c++)
+        tensor = tensor * 33 + (uint8_t)*c;
+    if (e->is_buffer)
+        return (float)((i * 5 + tensor) % 8) * 3;
+    if (e->init == INIT_ONES)
+        return (float)(1 + 0.1 * noise(tensor, i));
+    if (e->n_dims == 2 && e->dims[0] > 1)
+        return (float)((e->adapter == ADAPTER_NONE ? 1 : 0.3) * noise(tensor, i) /
+                       sqrt((double)e->dims[1]));
+    return (float)(0.3 * noise(tensor, i));
+}
+
+static void fill(const struct stack *s)
+{
+    struct shard_part part;
+    for (size_t t = 0; t < s->config->map->n_entries; t++) {
+        const struct tensor_entry *e = &s->config->map->entries[t];
+        if (shard_part(s->shard, e, &part))
+            for (uint64_t i = 0; i < part.count; i++)
+                part.weights[i] = initial(e, part.first + i);
+    }
+}
+
+static const struct layout_degrees alone = { 1, 1, 1, 0 };
+
+/* A map with adapters as c says; c NULL: without. */
+static struct tensor_map map_of(const struct model_spec *spec, const struct lora_config *c)
+{
+    struct tensor_map map;
+    struct err err = {0};
+    assert_int_equal(tensor_map_init(spec, &map, NULL), 0);
+    if (c && lora_map_add(&map, c, &err) < 0)
+        fail_msg("%s", err.text);
+    return map;
+}
+
+static void run_on(const struct model_spec *spec, const struct lora_config *lora,
+                   struct layout_degrees degrees, uint32_t variant, stack_fn body, void *arg)
+{
+    struct tensor_map map = map_of(spec, lora);
+    struct err err = {0};
+    struct stack_config config = {
+        .spec = spec, .map = &map, .lora = lora, .degrees = degrees, .tokens_max = 128,
+        .recompute = variant & 1 ? RECOMPUTE_FULL : RECOMPUTE_OFF, .n_spare = variant & 2 ? 1 : 0,
+        .deterministic = variant & 4,
+    };
+    if (stack_run(&config, body, arg, &err) < 0)
+        fail_msg("world %u fsdp %u ep %u shard %u: %s", degrees.world, degrees.fsdp, degrees.ep,
+                 degrees.expert_shard, err.text);
+    tensor_map_fini(&map);
+}
+
+/* ---- which and where ------------------------------------------------------------------------ */
+
+static void adapters_are_named_as_peft_has_them(void **state)
+{
+    (void)state;
+    struct model_spec m = kimi();
+    struct lora_config c = LORA(all, false);
+    struct tensor_map map = map_of(&m, &c);
+    const struct tensor_entry *a = tensor_map_find(&map, "base_model.model.language_model.model."
+                                                   "layers.1.self_attn.kv_b_proj.lora_A.weight");
+    const struct tensor_entry *b = tensor_map_find(&map, "base_model.model.language_model.model."
+                                                   "layers.1.block_sparse_moe.experts.7.w2."
+                                                   "lora_B.weight");
+    assert_non_null(a);
+    assert_non_null(b);
+    assert_true(a->adapter == ADAPTER_A && a->dims[0] == 3 && a->dims[1] == 16 && a->unit == 2);
+    assert_true(b->adapter == ADAPTER_B && b->dims[0] == 16 && b->dims[1] == 3 && b->expert == 7);
+    assert_string_equal(lora_base_of(&map, b)->name, "language_model.model.layers.1."
+                        "block_sparse_moe.experts.7.w2.weight");
+    for (size_t i = 0; i < map.n_entries; i++)
+        assert_true(map.entries[i].is_unreached == (map.entries[i].adapter == ADAPTER_NONE));
+    tensor_map_fini(&map);
+}
+
+/* Blocks hold every tensor once, and those of the model where they were. */
+static void adapters_lie_behind_what_was_there(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        struct model_spec m = kimi();
+        struct lora_config c = LORA(all, shared);
+        struct tensor_map map = map_of(&m, &c), bare = map_of(&m, NULL);
+        uint64_t *ends = xcalloc(map.n_units, sizeof *ends), block_end = 0;
+        for (size_t i = 0; i < bare.n_entries; i++) {
+            const struct tensor_entry *e = tensor_map_find(&map, bare.entries[i].name);
+            assert_true(e && e->offset == bare.entries[i].offset && e->unit == bare.entries[i].unit);
+        }
+        for (size_t i = 0; i < map.n_entries; i++) {
+            const struct tensor_entry *e = &map.entries[i];
+            bool is_dense = e->expert < 0;
+            uint64_t begin = is_dense ? bare.unit_count[e->unit] : bare.expert_count;
+            uint64_t end = is_dense ? map.unit_count[e->unit] : map.expert_count;
+            uint64_t *last = is_dense ? &ends[e->unit] : &block_end;
+            if (!is_dense && e->role == ROLE_EXPERT_GATE && e->adapter == ADAPTER_NONE)
+                block_end = 0; /* the next expert */
+            if (e->adapter == ADAPTER_NONE)
+                continue;
+            assert_true(e->offset % 16 == 0 && e->offset >= begin && e->offset >= *last);
+            *last = e->offset + e->count;
+            assert_true(*last <= end);
+        }
+        free(ends);
+        tensor_map_fini(&map);
+        tensor_map_fini(&bare);
+    }
+}
+
+static void a_target_that_fits_nothing_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *target, *says;
+    } rows[] = {
+        { "query", "LoRA target 'query' is no matrix of this model; use some of q_proj, k_proj, " },
+        { "_proj", "is no matrix of this model" },
+        { "block_sparse_moe.gate", "gate.weight takes no adapter; use some of q_proj" },
+        { "lm_head", "lm_head.weight takes no adapter" },
+        { "embed_tokens", "takes no adapter" },
+        { "indexer.wk", "takes no adapter" },
+        { "input_layernorm", "takes no adapter" },
+        { "", "is no matrix" },
+    };
+    struct model_spec m = indexed();
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        const char *targets[] = { "o_proj", rows[i].target };
+        struct lora_config c = LORA(targets, false);
+        struct tensor_map map = map_of(&m, NULL);
+        struct err err = {0};
+        size_t n = map.n_entries;
+        assert_int_equal(lora_map_add(&map, &c, &err), -EINVAL);
+        if (!strstr(err.text, rows[i].says))
+            fail_msg("'%s': %s", rows[i].target, err.text);
+        assert_true(map.n_entries == n && !map.adapter_names && !map.entries[0].is_unreached);
+        tensor_map_fini(&map);
+    }
+}
+
+static void names_of_adapters_are_read_back(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *target;
+    } rows[] = {
+        { "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+          "model.layers.0.self_attn.q_proj" },
+        { "base_model.model.model.layers.1.mlp.experts.12.up_proj.lora_B.weight",
+          "model.layers.1.mlp.experts.up_proj" },
+        { "model.layers.0.self_attn.q_proj.lora_A.weight", NULL },
+        { "base_model.model.model.layers.0.self_attn.q_proj.weight", NULL },
+        { "base_model.model..lora_A.weight", "" },
+        { "base_model.model.lora_embedding_A", NULL },
+        { "", NULL },
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        char target[LORA_NAME_BYTES] = "";
+        int rc = lora_target_of(rows[i].name, target, NULL);
+        if (rows[i].target && *rows[i].target)
+            assert_string_equal(target, rows[i].target);
+        else
+            assert_int_equal(rc, -EINVAL);
+    }
+}
+
+/* ---- batches -------------------------------------------------------------------------------- */
+
+struct documents {
+    int32_t tokens[256], labels[256], cu_seqlens[17];
+    struct model_batch batch;
+};
+
+static void add_document(struct documents *d, int32_t length, uint64_t seed)
+{
+    int32_t n_docs = d->batch.n_docs, at = d->cu_seqlens[n_docs];
+    for (int32_t i = 0; i < length; i++)
+        d->tokens[at + i] = (int32_t)(fabs(noise(seed, (uint64_t)i)) * 1000) % 64;
+    for (int32_t i = 0; i < length; i++)
+        d->labels[at + i] = i + 1 < length ? d->tokens[at + i + 1] : -100;
+    d->cu_seqlens[n_docs + 1] = at + length;
+    d->batch = (struct model_batch){ d->tokens, d->labels, d->cu_seqlens, at + length, n_docs + 1 };
+}
+
+/* Rows of uneven length, dealt to the ranks in turn. */
+static struct documents *dealt(const struct stack *s, uint64_t step)
+{
+    struct documents *d = xcalloc(1, sizeof *d);
+    d->batch = (struct model_batch){ d->tokens, d->labels, d->cu_seqlens, 0, 0 };
+    for (uint32_t row = 0; row < 6; row++)
+        if ((row + step) % s->config->degrees.world == s->rank)
+            add_document(d, (int32_t)(5 + row * 7 % 16), 100 * step + row);
+    return d;
+}
+
+/* ---- finite differences --------------------------------------------------------------------- */
+
+static int loss_at(struct stack *s, const struct model_batch *b, const struct shard_part *part,
+                   const float *start, const float *direction, double at, double *out,
+                   struct err *err)
+{
+    struct model_loss loss;
+    for (uint64_t i = 0; i < part->count; i++)
+        part->weights[i] = (float)(start[i] + at * direction[i]);
+    int rc = model_step(s->model, b, false, &loss, err);
+    *out = loss.sum;
+    return rc;
+}
+
+/* Along the gradient and a random direction together, as the loss has few digits. */
+static int check_tensor(struct stack *s, const struct model_batch *b, const struct tensor_entry *e,
+                        const struct shard_part *part, struct err *err)
+{
+    static const double points[4] = { -2, -1, 1, 2 };
+    double norm = 0, spread = 0, expected = 0, y[4];
+    const float *gradient = part->gradients;
+    int rc = 0;
+
+    for (uint64_t i = 0; i < part->count; i++) {
+        norm += (double)gradient[i] * gradient[i];
+        spread += noise(1000, i) * noise(1000, i);
+    }
+    if (norm == 0) /* an expert that no token reached */
+        return 0;
+    float *start = xmemdup(part->weights, part->count * sizeof *start);
+    float *direction = xcalloc(part->count, sizeof *direction);
+    for (uint64_t i = 0; i < part->count; i++) {
+        direction[i] = (float)(gradient[i] / sqrt(norm) + 0.5 * noise(1000, i) / sqrt(spread));
+        expected += (double)gradient[i] * direction[i];
+    }
+    double h = fmin(0.1 / sqrt(norm), 0.02 * sqrt((double)part->count));
+    for (int k = 0; rc == 0 && k < 4; k++)
+        rc = loss_at(s, b, part, start, direction, points[k] * h, &y[k], err);
+    memcpy(part->weights, start, part->count * sizeof *start);
+    free(start);
+    free(direction);
+    if (rc < 0)
+        return rc;
+    double found = (8 * (y[2] - y[1]) - (y[3] - y[0])) / (12 * h);
+    if (!(fabs(found - expected) <= 5e-3 * fabs(expected) + 2e-6 * fabs(y[1]) / h))
+        return err_set(err, -EBADMSG, "%s: difference %.6g, gradient %.6g", e->name, found,
+                       expected);
+    return 1;
+}
+
+static int check_gradients(struct stack *s, void *arg, struct err *err)
+{
+    const struct tensor_map *map = s->config->map;
+    struct documents *d = dealt(s, 7);
+    struct model_loss loss;
+    int n_checked = 0;
+
+    fill(s);
+    int rc = model_step(s->model, &d->batch, true, &loss, err);
+    for (size_t t = 0; rc >= 0 && t < map->n_entries; t++) {
+        struct shard_part part;
+        if (map->entries[t].adapter == ADAPTER_NONE ||
+            !shard_part(s->shard, &map->entries[t], &part))
+            continue;
+        rc = check_tensor(s, &d->batch, &map->entries[t], &part, err);
+        n_checked += rc;
+    }
+    free(d);
+    *(int *)arg = n_checked;
+    return rc < 0 ? rc : 0;
+}
+
+static void every_gradient_agrees_with_finite_differences(void **state)
+{
+    (void)state;
+    struct model_spec models[] = { kimi(), plain(), indexed(), kimi(), kimi() };
+    struct lora_config configs[] = { LORA(all, false), LORA(all_plain, false), LORA(all, false),
+                                     LORA(all, true), LORA(downs, false) };
+    static const int at_least[] = { 90, 80, 90, 70, 8 };
+    for (size_t i = 0; i < COUNT(models); i++)
+        for (uint32_t variant = 0; variant < (configs[i].shared_a ? 2 : 8); variant += 5) {
+            int n_checked = 0;
+            run_on(&models[i], &configs[i], alone, variant, check_gradients, &n_checked);
+            if (n_checked < at_least[i])
+                fail_msg("model %zu: only %d tensors had a gradient", i, n_checked);
+        }
+}
+
+/* ---- what an adapter adds ------------------------------------------------------------------- */
+
+static int logits(struct stack *s, void *arg, struct err *err)
+{
+    const struct tensor_map *map = s->config->map;
+    struct documents *d = dealt(s, 3);
+    fill(s);
+    for (size_t t = 0; !s->config->lora && t < map->n_entries; t++) { /* W + s B A instead */
+        struct lora_config c = LORA(all, false);
+        struct tensor_map beside = map_of(s->config->spec, &c);
+        struct shard_part part;
+        assert_true(shard_part(s->shard, &map->entries[t], &part));
+        for (size_t k = 0; k < beside.n_entries; k++) {
+            const struct tensor_entry *a = &beside.entries[k], *b = a + 1;
+            if (a->adapter != ADAPTER_A ||
+                strcmp(lora_base_of(&beside, a)->name, map->entries[t].name) != 0)
+                continue;
+            for (uint64_t i = 0; i < part.count; i++)
+                for (uint64_t r = 0; r < c.r; r++)
+                    part.weights[i] += (float)(c.alpha / c.r * initial(b, i / a->dims[1] * c.r + r) *
+                                               initial(a, r * a->dims[1] + i % a->dims[1]));
+        }
+        tensor_map_fini(&beside);
+    }
+    int rc = model_logits(s->model, &d->batch, arg, err);
+    free(d);
+    return rc;
+}
+
+static void an_adapter_is_what_it_would_be_merged(void **state)
+{
+    (void)state;
+    struct model_spec models[] = { kimi(), indexed() };
+    static float beside[256 * 64], merged[256 * 64];
+    for (size_t i = 0; i < COUNT(models); i++) {
+        struct lora_config c = LORA(all, false);
+        double square = 0, norm = 0;
+        run_on(&models[i], &c, alone, 0, logits, beside);
+        run_on(&models[i], NULL, alone, 0, logits, merged);
+        for (size_t k = 0; k < COUNT(merged); k++) {
+            square += ((double)beside[k] - merged[k]) * ((double)beside[k] - merged[k]);
+            norm += (double)merged[k] * merged[k];
+        }
+        if (!(sqrt(square / norm) < 3e-5))
+            fail_msg("model %zu: %.2e apart", i, sqrt(square / norm));
+    }
+}
+
+/* ---- layouts and moves ---------------------------------------------------------------------- */
+
+#define N_STEPS 4
+
+struct course {
+    double losses[N_STEPS], norms[N_STEPS];
+    uint64_t digest;  /* of adapters, their moments, and the base: not of where they lie */
+    uint32_t moves_every;
+};
+
+static void add_digest(const struct stack *s, struct course *c)
+{
+    const struct tensor_map *map = s->config->map;
+    uint64_t sum = 0;
+    for (size_t t = 0; t < map->n_entries; t++) {
+        const struct tensor_entry *e = &map->entries[t];
+        struct shard_part p;
+        if (!shard_part(s->shard, e, &p) || !p.is_first)
+            continue;
+        for (uint64_t i = 0; i < p.count; i++) {
+            float x[3] = { p.weights[i], 0, 0 };
+            if (e->adapter != ADAPTER_NONE)
+                memcpy(x + 1, (float[]){ p.m[i], p.v[i] }, 2 * sizeof *x);
+            else
+                assert_true(x[0] == initial(e, p.first + i)); /* the base rests */
+            for (int k = 0; k < 3; k++) {
+                uint32_t bits;
+                memcpy(&bits, &x[k], sizeof bits);
+                sum += (bits + 1) * 0x9e3779b97f4a7c15ull * (3 * (p.first + i) + (uint64_t)k + 1) *
+                       (2 * t + 1);
+            }
+        }
+    }
+    __atomic_add_fetch(&c->digest, sum, __ATOMIC_RELAXED);
+}
+
+static int move_all(struct stack *s, uint64_t seed, struct err *err)
+{
+    struct transfer_result r;
+    struct transfer *t = NULL;
+    struct slots to;
+    slots_init_like(&to, &s->slots);
+    slots_shuffle(&to, seed);
+    int rc = transfer_create(s->shard, &s->slots, &to, &t, err);
+    if (rc == 0)
+        rc = transfer_run(t, &r, err);
+    transfer_destroy(t);
+    return rc;
+}
+
+static int train(struct stack *s, void *arg, struct err *err)
+{
+    struct course *c = arg;
+    struct optim_config config = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1,
+                                   .decay = DECAY_ALL, .clip_grad_norm = 1 };
+    fill(s);
+    for (uint64_t step = 0; step < N_STEPS; step++) {
+        struct documents *d = dealt(s, step);
+        struct model_loss mine = {0};
+        int rc = model_step(s->model, &d->batch, true, &mine, err);
+        free(d);
+        double sums[2] = { mine.sum, (double)mine.n_labels }, norm = 0;
+        if (rc < 0 ||
+            (rc = s->coll->ops->all_reduce_f64(s->coll, &s->coll->world_group, COLL_SUM, sums, 2,
+                                               err)) < 0 ||
+            (rc = optim_norm(s->shard, s->config->map, s->coll, s->dev, sums[1], &norm, err)) < 0)
+            return rc;
+        optim_step(s->shard, s->config->map, s->dev, &config, step + 1, 3e-4, sums[1], norm);
+        if ((rc = shard_refresh_copies(s->shard, err)) < 0 ||
+            (c->moves_every && (rc = move_all(s, step + 1, err)) < 0))
+            return rc;
+        shard_zero_gradients(s->shard);
+        if (s->rank == 0) {
+            c->losses[step] = sums[0] / sums[1];
+            c->norms[step] = norm;
+        }
+    }
+    add_digest(s, c);
+    return 0;
+}
+
+static void every_layout_trains_the_same(void **state)
+{
+    (void)state;
+    static const struct layout_degrees layouts[] = {
+        { 2, 1, 1, 0 }, { 2, 2, 1, 1 }, { 2, 1, 2, 0 }, { 2, 2, 2, 0 }, { 4, 2, 1, 2 },
+        { 4, 2, 2, 0 }, { 4, 4, 2, 1 }, { 4, 1, 4, 0 }, { 4, 4, 4, 0 },
+    };
+    struct model_spec m = kimi(), sparse = indexed();
+    struct lora_config configs[] = { LORA(all, false), LORA(all, true), LORA(attention, false),
+                                     LORA(experts, false) };
+    for (size_t k = 0; k < COUNT(configs) * COUNT(layouts); k++) {
+        const struct lora_config *lora = &configs[k / COUNT(layouts)];
+        const struct model_spec *spec = k % 2 ? &sparse : &m;
+        struct course one = {0}, c = { .moves_every = k % 3 == 0 };
+        run_on(spec, lora, alone, 0, train, &one);
+        assert_true(one.losses[N_STEPS - 1] != one.losses[0] && one.norms[0] > 0);
+        run_on(spec, lora, layouts[k % COUNT(layouts)], (uint32_t)(k % 4), train, &c);
+        for (size_t i = 0; i < N_STEPS; i++)
+            if (!(fabs(c.losses[i] / one.losses[i] - 1) < 1e-5) ||
+                !(fabs(c.norms[i] / one.norms[i] - 1) < 1e-3))
+                fail_msg("%zu step %zu: loss %.9g %.9g, norm %.9g %.9g", k, i, c.losses[i],
+                         one.losses[i], c.norms[i], one.norms[i]);
+    }
+}
+
+/* An expert's adapters and their moments go with it, bit by bit. */
+static void moving_experts_changes_no_bit(void **state)
+{
+    (void)state;
+    static const struct layout_degrees layouts[] = { { 2, 2, 2, 0 }, { 4, 2, 2, 2 }, { 4, 1, 4, 0 } };
+    struct model_spec m = kimi();
+    struct lora_config c = LORA(all, false);
+    for (size_t i = 0; i < COUNT(layouts); i++) {
+        struct course rests = {0}, moves = { .moves_every = 1 };
+        run_on(&m, &c, layouts[i], 4 | 2, train, &rests);
+        run_on(&m, &c, layouts[i], 4 | 2, train, &moves);
+        assert_memory_equal(rests.losses, moves.losses, sizeof rests.losses);
+        assert_true(rests.digest == moves.digest);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(adapters_are_named_as_peft_has_them),
+        cmocka_unit_test(adapters_lie_behind_what_was_there),
+        cmocka_unit_test(a_target_that_fits_nothing_is_refused),
+        cmocka_unit_test(names_of_adapters_are_read_back),
+        cmocka_unit_test(every_gradient_agrees_with_finite_differences),
+        cmocka_unit_test(an_adapter_is_what_it_would_be_merged),
+        cmocka_unit_test(every_layout_trains_the_same),
+        cmocka_unit_test(moving_experts_changes_no_bit),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
