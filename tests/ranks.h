@@ -78,6 +78,15 @@ static inline struct model_spec test_spec(void)
     };
 }
 
+/* Memory of the rank's device with what the host has; NULL: zeros. Freed with its ops. */
+static inline void *test_upload(struct device *dev, const void *host, size_t n_bytes)
+{
+    void *p = dev->ops->alloc(dev, n_bytes);
+    if (host)
+        dev->ops->to_device(dev, p, host, n_bytes);
+    return p;
+}
+
 static inline void *test_rank_main(void *arg)
 {
     struct test_rank *r = arg;

@@ -5,6 +5,7 @@
 #include "worker/shuffle.h"
 
 enum { WIDTH = 5, TOP_K = 3, TOKENS_MAX = 64 };
+enum { SLOT_BYTES = TOKENS_MAX * TOP_K * WIDTH * sizeof(float) };
 
 static uint32_t seed0 = 12345;
 
@@ -17,6 +18,8 @@ static int64_t n_tokens_of(uint32_t rank, uint32_t round)
 static int32_t expert_of(uint32_t rank, uint32_t round, int64_t slot, uint32_t n_experts)
 {
     uint32_t first = (uint32_t)(slot / TOP_K * 7) + rank * 3 + round + seed0;
+    if (round >= 4 && (slot * 5 + rank) % 7 < round - 3) /* dropped */
+        return -1;
     if (round == 1) /* everybody wants the same experts */
         return (int32_t)(slot % TOP_K);
     return (int32_t)((first + (uint32_t)(slot % TOP_K) * 3) % n_experts);
@@ -93,29 +96,40 @@ static void one_round(struct test_rank *r, struct dispatch *d, uint32_t round)
     static _Thread_local float rows[TEST_RANKS_MAX * TOKENS_MAX * TOP_K * WIDTH];
     static _Thread_local float tokens[TEST_RANKS_MAX * TOKENS_MAX * TOP_K * WIDTH];
     struct dispatch_plan *p = NULL;
+    const struct device_ops *ops = r->dev->ops;
     for (int64_t s = 0; s < n * TOP_K; s++) {
         ids[s] = expert_of(r->rank, round, s, r->spec->n_experts);
         for (uint32_t i = 0; i < WIDTH; i++)
             slots[s * WIDTH + i] = row_value(r->rank, s, i);
     }
-    RANK_CHECK(r, dispatch_plan_create(d, 1, ids, n, &p, &r->err) == 0);
+    int32_t *dev_ids = test_upload(r->dev, ids, sizeof ids);
+    float *dev_slots = test_upload(r->dev, slots, SLOT_BYTES);
+    float *dev_rows = test_upload(r->dev, NULL, sizeof rows);
+    RANK_CHECK(r, dispatch_plan_create(d, 1, dev_ids, n, &p, &r->err) == 0);
     if (!p)
         return;
-    RANK_CHECK(r, dispatch_send_slots(p, slots, rows, &r->err) == 0);
+    RANK_CHECK(r, dispatch_send_slots(p, dev_slots, dev_rows, &r->err) == 0);
+    ops->to_host(r->dev, rows, dev_rows, sizeof rows);
     check_served(r, round, p, rows);
     if (!r->dev->deterministic)
         check_even(r, round, p);
-    RANK_CHECK(r, dispatch_send_tokens(p, slots, tokens, &r->err) == 0);
+    RANK_CHECK(r, dispatch_send_tokens(p, dev_slots, dev_rows, &r->err) == 0);
+    ops->to_host(r->dev, tokens, dev_rows, sizeof tokens);
     for (int64_t i = 0; i < dispatch_plan_rows(p) && r->rc == 0; i++) {
         int64_t pair = (int64_t)rows[i * WIDTH] % 10000 / 10;
         RANK_CHECK(r, tokens[i * WIDTH] == rows[i * WIDTH] - (float)((pair - pair / TOP_K) * 10));
     }
     for (int64_t i = 0; i < dispatch_plan_rows(p) * WIDTH; i++)
         rows[i] = -rows[i];
-    RANK_CHECK(r, dispatch_return(p, rows, back, &r->err) == 0);
+    ops->to_device(r->dev, dev_rows, rows, sizeof rows);
+    RANK_CHECK(r, dispatch_return(p, dev_rows, dev_slots, &r->err) == 0);
+    ops->to_host(r->dev, back, dev_slots, SLOT_BYTES);
     for (int64_t i = 0; i < n * TOP_K * WIDTH; i++)
-        RANK_CHECK(r, back[i] == -slots[i]);
+        RANK_CHECK(r, back[i] == (ids[i / WIDTH] < 0 ? 0 : -slots[i]));
     dispatch_plan_destroy(p);
+    ops->free(r->dev, dev_ids);
+    ops->free(r->dev, dev_slots);
+    ops->free(r->dev, dev_rows);
 }
 
 /* Experts in order, then placements with homes and copies anywhere. */

@@ -4,7 +4,8 @@
  * (rank, local slot, token). They arrive packed by (source, local slot, token) and are put in the
  * order (local slot, source, token) that the expert products want. Everything goes back the same
  * ways, inverted. Only the exchange of counts decides sizes, so a rank without tokens, or without
- * rows to serve, does the same calls. */
+ * rows to serve, does the same calls. From the counts follows where every block of rows lies; the
+ * device finds the place of each row in it. */
 #include "worker/dispatch.h"
 
 #include <assert.h>
@@ -24,22 +25,32 @@ struct dispatch {
     struct coll_group ep;
     uint32_t n_experts, n_slots, n_total, top_k, width; /* n_total: slots of all devices */
     int32_t *counts;    /* (devices, n_experts): rows for each expert, by source */
-    int64_t *next;      /* (n_total) where the slot's next row is packed */
-    float  *send, *recv; /* rows on their way; send travels */
-    size_t  n_send, n_recv; /* floats */
+    int32_t *my_counts; /* (n_experts), on the device */
+    int32_t *first;       /* (n_experts + 1) of a route, whose parts are at most the slots */
+    int64_t *end, *place; /* (n_total) */
+    int64_t *from, *to;   /* (n_total + 1) and (n_total) of blocks */
+    void   *send, *recv;  /* rows on their way; send travels */
+    size_t  send_bytes, recv_bytes;
     struct dispatch_plan *idle; /* plans that were destroyed, with their memory */
     uint64_t spent_ns;
+};
+
+/* Indices on the device, by pair, packed row, or row that arrives. */
+struct index {
+    int64_t *at;
+    size_t   n; /* that there is room for */
 };
 
 struct dispatch_plan {
     struct dispatch *d;
     struct dispatch_plan *next; /* among the idle */
-    int64_t n_pairs, n_rows;    /* (token, slot of top-k) pairs here; rows that arrive here */
-    /* Packed position p holds pair slot_at[p] of token token_at[p]; pair s lies at packed_at[s]. */
-    int64_t *slot_at, *token_at, *packed_at;
+    int64_t n_pairs;  /* (token, slot of top-k) pairs here */
+    int64_t n_packed; /* of which go somewhere */
+    int64_t n_rows;   /* that arrive here */
+    /* Packed row p holds pair pair_at[p] of token token_at[p]; pair s lies at place_of[s]. */
+    struct index pair_at, token_at, place_of;
     /* Served row r arrived at arrived_at[r]; arrived row a is served at served_at[a]. */
-    int64_t *arrived_at, *served_at;
-    size_t   n_pairs_alloc, n_rows_alloc;
+    struct index arrived_at, served_at;
     int64_t *send_rows, *recv_rows; /* per member */
     int64_t *to_slot, *arrived;     /* (n_total); (members, n_slots) */
     int64_t *blocks, *offsets;      /* n_slots * members + 1; n_slots + 1 */
@@ -61,17 +72,25 @@ struct dispatch *dispatch_open(const struct layout *layout, const struct slots *
     };
     d->shares = shares_create(slots);
     d->counts = xcalloc((size_t)ep->n_ranks * d->n_experts, sizeof *d->counts);
-    d->next = xcalloc(d->n_total, sizeof *d->next);
+    d->first = xcalloc(d->n_experts + 1, sizeof *d->first);
+    d->end = xcalloc(d->n_total, sizeof *d->end);
+    d->place = xcalloc(d->n_total, sizeof *d->place);
+    d->from = xcalloc(d->n_total + 1, sizeof *d->from);
+    d->to = xcalloc(d->n_total, sizeof *d->to);
     return d;
 }
 
 static void free_plan(struct dispatch_plan *p)
 {
-    int64_t *const all[] = {p->slot_at, p->token_at, p->packed_at, p->arrived_at, p->served_at,
-                            p->send_rows, p->recv_rows, p->to_slot, p->arrived, p->blocks,
-                            p->offsets};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free(all[i]);
+    int64_t *const indices[] = {p->pair_at.at, p->token_at.at, p->place_of.at, p->arrived_at.at,
+                                p->served_at.at};
+    int64_t *const counts[] = {p->send_rows, p->recv_rows, p->to_slot, p->arrived, p->blocks,
+                               p->offsets};
+    for (size_t i = 0; i < sizeof indices / sizeof *indices; i++)
+        if (indices[i])
+            p->d->dev->ops->free(p->d->dev, indices[i]);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        free(counts[i]);
     free(p->servers);
     free(p);
 }
@@ -84,12 +103,20 @@ void dispatch_close(struct dispatch *d)
         next = p->next;
         free_plan(p);
     }
+    if (d->send)
+        d->coll->ops->free(d->coll, d->send);
     if (d->recv)
         d->dev->ops->free(d->dev, d->recv);
+    if (d->my_counts)
+        d->dev->ops->free(d->dev, d->my_counts);
     shares_destroy(d->shares);
     free(d->counts);
-    free(d->next);
-    free(d); /* send is the collective's */
+    free(d->first);
+    free(d->end);
+    free(d->place);
+    free(d->from);
+    free(d->to);
+    free(d);
 }
 
 double dispatch_seconds(struct dispatch *d)
@@ -127,16 +154,25 @@ void dispatch_plan_destroy(struct dispatch_plan *p)
     p->d->idle = p;
 }
 
-/* Contents need not survive. */
-static void grow(size_t n, size_t *alloc, int64_t **arrays[], size_t n_arrays)
+static int no_memory(size_t n_bytes, struct err *err)
 {
-    if (n <= *alloc)
-        return;
-    *alloc = n > 2 * *alloc ? n : 2 * *alloc;
-    for (size_t i = 0; i < n_arrays; i++) {
-        free(*arrays[i]);
-        *arrays[i] = xcalloc(*alloc, sizeof **arrays[i]);
-    }
+    return err_set(err, -ENOMEM, "no memory for %zu MiB of rows on their way to experts",
+                   n_bytes >> 20);
+}
+
+/* Contents need not survive. */
+static int grow(const struct dispatch *d, struct index *x, int64_t n, struct err *err)
+{
+    if ((size_t)n <= x->n)
+        return 0;
+    size_t wanted = (size_t)n > 2 * x->n ? (size_t)n : 2 * x->n;
+    if (x->at)
+        d->dev->ops->free(d->dev, x->at);
+    *x = (struct index){d->dev->ops->alloc(d->dev, wanted * sizeof *x->at), wanted};
+    if (x->at)
+        return 0;
+    x->n = 0;
+    return no_memory(wanted * sizeof *x->at, err);
 }
 
 /* My counts go to all, because who serves what follows from everybody's. */
@@ -144,11 +180,11 @@ static int exchange_counts(struct dispatch *d, const int32_t *expert_ids, int64_
                            struct err *err)
 {
     int32_t *mine = d->counts + (size_t)d->ep.me * d->n_experts;
-    memset(mine, 0, d->n_experts * sizeof *mine);
-    for (int64_t s = 0; s < n_pairs; s++) {
-        assert(expert_ids[s] >= 0 && (uint32_t)expert_ids[s] < d->n_experts);
-        mine[expert_ids[s]]++;
-    }
+    size_t n_bytes = d->n_experts * sizeof *mine;
+    if (!d->my_counts && !(d->my_counts = d->dev->ops->alloc(d->dev, n_bytes)))
+        return no_memory(n_bytes, err);
+    d->dev->ops->route_counts(d->dev, d->my_counts, expert_ids, n_pairs, (int32_t)d->n_experts);
+    d->dev->ops->to_host(d->dev, mine, d->my_counts, n_bytes);
     if (d->ep.n_ranks == 1)
         return 0;
     return d->coll->ops->all_gather_i32(d->coll, &d->ep, mine, d->n_experts, d->counts, err);
@@ -164,35 +200,47 @@ static void share_rows(struct dispatch_plan *p, uint32_t layer)
                 whole ? p->servers : NULL);
 }
 
-/* Sorts my pairs by slot, stably. */
-static void pack_pairs(struct dispatch_plan *p, uint32_t layer, const int32_t *expert_ids)
+/* Where my rows for each expert are packed; the first copies get the first rows. */
+static struct route route_of(struct dispatch_plan *p, uint32_t layer)
 {
     const struct dispatch *d = p->d;
     const struct slots_layer *l = &d->slots->layers[layer];
-    uint32_t *copy = xmemdup(l->first_copy, (l->n_copied + 1) * sizeof *copy);
-    int64_t at = 0;
-    int64_t **arrays[] = {&p->slot_at, &p->token_at, &p->packed_at};
-    grow((size_t)p->n_pairs, &p->n_pairs_alloc, arrays, 3);
+    int64_t *begin = d->from; /* where each slot's rows are packed */
+    int32_t n_parts = 0;
+    p->n_packed = 0;
     for (uint32_t slot = 0; slot < d->n_total; slot++) {
-        d->next[slot] = at;
-        at += p->to_slot[slot];
+        begin[slot] = p->n_packed;
+        p->n_packed += p->to_slot[slot];
     }
-    assert(at == p->n_pairs);
-    for (int64_t s = 0; s < p->n_pairs; s++) {
-        uint32_t e = (uint32_t)expert_ids[s], slot = l->map.home[e];
+    for (uint32_t e = 0; e < d->n_experts; e++) {
         int32_t k = l->copied_at[e];
-        if (k >= 0) { /* the first copies get the first rows */
-            while (p->to_slot[l->copies[copy[k]]] == 0)
-                copy[k]++;
-            slot = l->copies[copy[k]];
-            p->to_slot[slot]--;
+        const uint32_t *slots = k >= 0 ? l->copies + l->first_copy[k] : &l->map.home[e];
+        uint32_t n = k >= 0 ? l->first_copy[k + 1] - l->first_copy[k] : 1;
+        int64_t before = 0;
+        d->first[e] = n_parts;
+        for (uint32_t i = 0; i < n; i++) {
+            d->place[n_parts] = begin[slots[i]] - before;
+            d->end[n_parts++] = before += p->to_slot[slots[i]];
         }
-        int64_t to = d->next[slot]++;
-        p->slot_at[to] = s;
-        p->token_at[to] = s / d->top_k;
-        p->packed_at[s] = to;
     }
-    free(copy);
+    d->first[d->n_experts] = n_parts;
+    return (struct route){p->n_pairs, (int32_t)d->n_experts, (int32_t)d->top_k, d->first, d->end,
+                          d->place};
+}
+
+static int pack_pairs(struct dispatch_plan *p, uint32_t layer, const int32_t *expert_ids,
+                      struct err *err)
+{
+    const struct dispatch *d = p->d;
+    int rc;
+    struct route route = route_of(p, layer);
+    if ((rc = grow(d, &p->place_of, p->n_pairs, err)) < 0 ||
+        (rc = grow(d, &p->pair_at, p->n_packed, err)) < 0 ||
+        (rc = grow(d, &p->token_at, p->n_packed, err)) < 0)
+        return rc;
+    d->dev->ops->route_pairs(d->dev, p->place_of.at, p->pair_at.at, p->token_at.at, expert_ids,
+                             &route);
+    return 0;
 }
 
 static void count_rows(struct dispatch_plan *p)
@@ -210,31 +258,35 @@ static void count_rows(struct dispatch_plan *p)
 }
 
 /* From (source, local slot, row) to (local slot, source, row). */
-static void order_rows(struct dispatch_plan *p)
+static int order_rows(struct dispatch_plan *p, struct err *err)
 {
     const struct dispatch *d = p->d;
     uint32_t n_members = d->ep.n_ranks;
-    int64_t *first = xcalloc(d->n_total, sizeof *first), at = 0;
-    int64_t **arrays[] = {&p->arrived_at, &p->served_at};
-    grow((size_t)p->n_rows, &p->n_rows_alloc, arrays, 2);
+    int64_t at = 0;
+    int rc;
     for (uint32_t i = 0; i < d->n_total; i++) {
-        first[i] = at;
+        d->from[i] = at;
         at += p->arrived[i];
     }
+    d->from[d->n_total] = at;
     at = 0;
     for (uint32_t slot = 0; slot < d->n_slots; slot++) {
         p->offsets[slot] = at;
         for (uint32_t m = 0; m < n_members; m++) {
             uint32_t i = m * d->n_slots + slot;
-            p->blocks[slot * n_members + m] = at;
-            for (int64_t k = 0; k < p->arrived[i]; k++, at++) {
-                p->arrived_at[at] = first[i] + k;
-                p->served_at[first[i] + k] = at;
-            }
+            p->blocks[slot * n_members + m] = d->to[i] = at;
+            at += p->arrived[i];
         }
     }
     p->offsets[d->n_slots] = p->blocks[d->n_total] = at;
-    free(first);
+    if (n_members == 1) /* packed order is served order */
+        return 0;
+    if ((rc = grow(d, &p->served_at, p->n_rows, err)) < 0 ||
+        (rc = grow(d, &p->arrived_at, p->n_rows, err)) < 0)
+        return rc;
+    d->dev->ops->route_blocks(d->dev, p->served_at.at, p->arrived_at.at, d->from, d->to,
+                              (int32_t)d->n_total);
+    return 0;
 }
 
 int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
@@ -248,8 +300,10 @@ int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expe
     p->n_pairs = n_tokens * d->top_k;
     share_rows(p, layer);
     count_rows(p);
-    pack_pairs(p, layer, expert_ids);
-    order_rows(p);
+    if ((rc = pack_pairs(p, layer, expert_ids, err)) < 0 || (rc = order_rows(p, err)) < 0) {
+        dispatch_plan_destroy(p);
+        return rc;
+    }
     d->spent_ns += clock_now_ns() - began;
     *out_plan = p;
     return 0;
@@ -280,78 +334,88 @@ const int32_t *dispatch_plan_servers(const struct dispatch_plan *p)
 /* The worst case seen so far stays; a step like the ones before takes no memory. */
 static int reserve(struct dispatch *d, int64_t n_send, int64_t n_recv, struct err *err)
 {
-    size_t wanted = (size_t)n_send * d->width, room = (size_t)n_recv * d->width;
-    if (wanted > d->n_send) {
-        wanted += wanted / 2;
-        if (!(d->send = d->coll->ops->alloc(d->coll, wanted * sizeof(float))))
-            goto full;
-        d->n_send = wanted;
+    size_t row = d->width * elem_size(d->dev);
+    size_t send_bytes = (size_t)n_send * row, recv_bytes = (size_t)n_recv * row;
+    if (send_bytes > d->send_bytes) {
+        if (d->send)
+            d->coll->ops->free(d->coll, d->send);
+        send_bytes += send_bytes / 2;
+        d->send_bytes = 0;
+        if (!(d->send = d->coll->ops->alloc(d->coll, send_bytes)))
+            return no_memory(send_bytes, err);
+        d->send_bytes = send_bytes;
     }
-    if (room > d->n_recv) {
-        room += room / 2;
+    if (recv_bytes > d->recv_bytes) {
         if (d->recv)
             d->dev->ops->free(d->dev, d->recv);
-        d->n_recv = 0;
-        if (!(d->recv = d->dev->ops->alloc(d->dev, room * sizeof(float))))
-            goto full;
-        d->n_recv = room;
+        recv_bytes += recv_bytes / 2;
+        d->recv_bytes = 0;
+        if (!(d->recv = d->dev->ops->alloc(d->dev, recv_bytes)))
+            return no_memory(recv_bytes, err);
+        d->recv_bytes = recv_bytes;
     }
     return 0;
-full:
-    return err_set(err, -ENOMEM, "no memory for %lld + %lld rows on their way to experts",
-                   (long long)n_send, (long long)n_recv);
 }
 
-/* rows_of[index] packed, over the network, and out in served order. */
-static int send_packed(struct dispatch_plan *p, const float *in, const int64_t *index, float *out,
-                       struct err *err)
+/* What lies in send goes to the others, what they have for me comes to recv. */
+static int exchange_rows(struct dispatch *d, const int64_t *send_rows, const int64_t *recv_rows,
+                         struct err *err)
+{
+    return d->coll->ops->all_to_all_rows(d->coll, &d->ep, d->send, send_rows, d->recv, recv_rows,
+                                         d->width * elem_size(d->dev), err);
+}
+
+/* Rows of index packed, over the network, and out in served order. */
+static int send_packed(struct dispatch_plan *p, const_elem_ptr in, const struct index *index,
+                       elem_ptr out, struct err *err)
 {
     struct dispatch *d = p->d;
+    const struct device_ops *ops = d->dev->ops;
     uint64_t began = clock_now_ns();
     int rc = 0;
     if (d->ep.n_ranks == 1) { /* packed order is served order */
-        d->dev->ops->gather_rows(d->dev, out, in, index, p->n_pairs, d->width);
+        ops->gather_rows(d->dev, out, in, index->at, p->n_packed, d->width);
     } else {
-        if ((rc = reserve(d, p->n_pairs, p->n_rows, err)) < 0)
+        if ((rc = reserve(d, p->n_packed, p->n_rows, err)) < 0)
             return rc;
-        d->dev->ops->gather_rows(d->dev, d->send, in, index, p->n_pairs, d->width);
-        rc = d->coll->ops->all_to_all_rows(d->coll, &d->ep, d->send, p->send_rows, d->recv,
-                                           p->recv_rows, d->width * sizeof(float), err);
-        if (rc == 0)
-            d->dev->ops->gather_rows(d->dev, out, d->recv, p->arrived_at, p->n_rows, d->width);
+        ops->gather_rows(d->dev, (elem *)d->send, in, index->at, p->n_packed, d->width);
+        if ((rc = exchange_rows(d, p->send_rows, p->recv_rows, err)) == 0)
+            ops->gather_rows(d->dev, out, (const elem *)d->recv, p->arrived_at.at, p->n_rows,
+                             d->width);
     }
     d->spent_ns += clock_now_ns() - began;
     return rc;
 }
 
-int dispatch_send_tokens(struct dispatch_plan *p, const float *x, float *out_rows,
+int dispatch_send_tokens(struct dispatch_plan *p, const_elem_ptr x, elem_ptr out_rows,
                          struct err *err)
 {
-    return send_packed(p, x, p->token_at, out_rows, err);
+    return send_packed(p, x, &p->token_at, out_rows, err);
 }
 
-int dispatch_send_slots(struct dispatch_plan *p, const float *slots, float *out_rows,
+int dispatch_send_slots(struct dispatch_plan *p, const_elem_ptr slots, elem_ptr out_rows,
                         struct err *err)
 {
-    return send_packed(p, slots, p->slot_at, out_rows, err);
+    return send_packed(p, slots, &p->pair_at, out_rows, err);
 }
 
-int dispatch_return(struct dispatch_plan *p, const float *rows, float *out_slots, struct err *err)
+int dispatch_return(struct dispatch_plan *p, const_elem_ptr rows, elem_ptr out_slots,
+                    struct err *err)
 {
     struct dispatch *d = p->d;
+    const struct device_ops *ops = d->dev->ops;
     uint64_t began = clock_now_ns();
     int rc = 0;
-    const float *packed = rows;
+    const_elem_ptr packed = rows;
     if (d->ep.n_ranks > 1) {
-        if ((rc = reserve(d, p->n_rows, p->n_pairs, err)) < 0)
+        if ((rc = reserve(d, p->n_rows, p->n_packed, err)) < 0)
             return rc;
-        d->dev->ops->gather_rows(d->dev, d->send, rows, p->served_at, p->n_rows, d->width);
-        rc = d->coll->ops->all_to_all_rows(d->coll, &d->ep, d->send, p->recv_rows, d->recv,
-                                           p->send_rows, d->width * sizeof(float), err);
-        packed = d->recv;
+        ops->gather_rows(d->dev, (elem *)d->send, rows, p->served_at.at, p->n_rows, d->width);
+        rc = exchange_rows(d, p->recv_rows, p->send_rows, err);
+        packed = (const_elem_ptr){d->recv};
     }
     if (rc == 0)
-        d->dev->ops->gather_rows(d->dev, out_slots, packed, p->packed_at, p->n_pairs, d->width);
+        ops->gather_rows(d->dev, out_slots, packed, p->place_of.at, p->n_pairs, d->width);
     d->spent_ns += clock_now_ns() - began;
     return rc;
 }

@@ -3,8 +3,11 @@
  * One row per (token, slot of its top-k). Where an expert has copies, each source divides its rows
  * over them as shares.h says; in deterministic mode a source's rows for an expert stay together.
  * At the expert side rows are ordered by (local slot, source rank, source row), so the order is
- * the same in every run. What comes back is one row per
- * (token, slot); the source sums them in the router's order. With one rank it is a permutation. */
+ * the same in every run. What comes back is one row per (token, slot); the source sums them in the
+ * router's order. With one rank it is a permutation.
+ *
+ * Rows are elements. They and the ids lie in the device's memory, where they are also permuted; of
+ * a plan only counts come to the host, which is the one time that it waits for the device. */
 #ifndef WORKER_DISPATCH_H
 #define WORKER_DISPATCH_H
 
@@ -25,9 +28,9 @@ void dispatch_close(struct dispatch *d);
 /* Seconds spent here since the last call, in moving rows and in waiting for others. */
 double dispatch_seconds(struct dispatch *d);
 
-/* Exchanges the counts of a sparse layer. expert_ids: (n_tokens, top_k). Gives a plan, ended with
- * dispatch_plan_destroy, which keeps its memory for the next one. Collective over the expert
- * group. */
+/* Exchanges the counts of a sparse layer. expert_ids: (n_tokens, top_k) on the device; -1: that
+ * choice goes nowhere. Gives a plan, ended with dispatch_plan_destroy, which keeps its memory for
+ * the next one. Collective over the expert group. -ENOMEM. */
 int  dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
                           int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err);
 void dispatch_plan_destroy(struct dispatch_plan *p);
@@ -44,13 +47,13 @@ const int32_t *dispatch_plan_servers(const struct dispatch_plan *p);
 
 /* All three are collective over the expert group.
  * x (n_tokens, width) -> out_rows (plan rows, width): each token's row once per slot. */
-int dispatch_send_tokens(struct dispatch_plan *p, const float *x, float *out_rows,
+int dispatch_send_tokens(struct dispatch_plan *p, const_elem_ptr x, elem_ptr out_rows,
                          struct err *err);
-/* rows (plan rows, width) -> out_slots (n_tokens * top_k, width). */
-int dispatch_return(struct dispatch_plan *p, const float *rows, float *out_slots,
+/* rows (plan rows, width) -> out_slots (n_tokens * top_k, width); zeros for what went nowhere. */
+int dispatch_return(struct dispatch_plan *p, const_elem_ptr rows, elem_ptr out_slots,
                     struct err *err);
 /* slots (n_tokens * top_k, width) -> out_rows (plan rows, width): the backward of return. */
-int dispatch_send_slots(struct dispatch_plan *p, const float *slots, float *out_rows,
+int dispatch_send_slots(struct dispatch_plan *p, const_elem_ptr slots, elem_ptr out_rows,
                         struct err *err);
 
 #endif
