@@ -121,6 +121,21 @@ static void cuda_to_host(struct device *dev, void *host, const void *from, size_
     cuda_must(cuda, cudaStreamSynchronize(cuda->stream), "to_host");
 }
 
+/* Memory that cannot be pinned is copied all the same, only slower. */
+static void cuda_pin(struct device *dev, void *host, size_t n_bytes)
+{
+    cuda_of(dev);
+    if (cudaHostRegister(host, n_bytes, cudaHostRegisterPortable) != cudaSuccess)
+        cudaGetLastError();
+}
+
+static void cuda_unpin(struct device *dev, void *host)
+{
+    cuda_of(dev);
+    if (cudaHostUnregister(host) != cudaSuccess)
+        cudaGetLastError();
+}
+
 static void cuda_zero(struct device *dev, void *p, size_t n_bytes)
 {
     struct cuda *cuda = cuda_of(dev);
@@ -161,6 +176,8 @@ static const struct device_ops cuda_ops = {
     .copy        = cuda_copy,
     .to_device   = cuda_to_device,
     .to_host     = cuda_to_host,
+    .pin         = cuda_pin,
+    .unpin       = cuda_unpin,
     .zero        = cuda_zero,
     .synchronize = cuda_synchronize,
     CUDA_OPS(ENTRY)
@@ -168,7 +185,7 @@ static const struct device_ops cuda_ops = {
 
 /* An op that is new in the table must be listed above. */
 #define ONE(op) +1
-_Static_assert(sizeof(struct device_ops) == (9 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
+_Static_assert(sizeof(struct device_ops) == (11 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
                "CUDA_OPS lacks an op");
 
 #define NAME(op) #op,
@@ -217,7 +234,8 @@ int device_cuda_open(uint32_t index, enum elem_type type, bool deterministic, st
     int rc;
 
     cuda->index = (int)index;
-    *dev = (struct device){&cuda_ops, type, 1, deterministic, cuda};
+    *dev = (struct device){.ops = &cuda_ops, .elem = type, .n_threads = 1,
+                           .deterministic = deterministic, .state = cuda};
     if ((rc = check_table(err)) < 0 || (rc = check_device(cuda, err)) < 0) {
         free(cuda);
         free(dev);
