@@ -53,6 +53,12 @@ static inline void test_rank_complain(struct test_rank *r, int line, const char 
     r->rc = -EBADMSG;
 }
 
+/* The CPU's elements are float32. */
+static inline float value_at(const elem *x, uint64_t i)
+{
+    return ((const float *)x)[i];
+}
+
 /* In a body, which runs on a thread where cmocka cannot fail. */
 #define RANK_CHECK(r, condition)                                                                   \
     do {                                                                                           \

@@ -36,14 +36,14 @@ static void check_gathered(struct test_rank *r)
     RANK_CHECK(r, shard_refresh_copies(r->shard, &r->err) == 0);
     RANK_CHECK(r, r->coll->ops->barrier(r->coll, &r->coll->world_group, &r->err) == 0);
     for (uint32_t u = 0; u < r->map->n_units; u++) {
-        const float *whole = NULL, *again = NULL;
+        const elem *whole = NULL, *again = NULL;
         RANK_CHECK(r, shard_acquire(r->shard, u, &whole, &r->err) == 0);
         RANK_CHECK(r, shard_acquire(r->shard, u, &again, &r->err) == 0 && again == whole);
         shard_release(r->shard, u);
         for (size_t t = 0; t < r->map->n_entries && whole; t++) {
             const struct tensor_entry *e = &r->map->entries[t];
             for (uint64_t i = 0; e->unit == u && e->expert < 0 && i < e->count; i++)
-                RANK_CHECK(r, whole[e->offset + i] == weight_of(e, i));
+                RANK_CHECK(r, value_at(whole, e->offset + i) == weight_of(e, i));
         }
         shard_release(r->shard, u);
     }
@@ -55,7 +55,7 @@ static void check_gathered(struct test_rank *r)
             int32_t slot = slot_of(e, l, &x);
             n_held += slot >= 0;
             for (uint64_t i = 0; slot >= 0 && i < e->count; i++)
-                RANK_CHECK(r, x.weights[slot][e->offset + i] == weight_of(e, i));
+                RANK_CHECK(r, value_at(x.weights[slot], e->offset + i) == weight_of(e, i));
         }
         shard_experts_release(r->shard, l);
     }

@@ -47,7 +47,7 @@ static void check_all(struct test_rank *r)
             for (uint32_t slot = 0; slot < x.n_slots; slot++)
                 for (uint64_t i = 0; e->unit == l + 1 && e->expert >= 0 &&
                                      x.experts[slot] == e->expert && i < e->count; i++)
-                    RANK_CHECK(r, x.weights[slot][e->offset + i] == value_of(e, i, 0));
+                    RANK_CHECK(r, value_at(x.weights[slot], e->offset + i) == value_of(e, i, 0));
         }
         shard_experts_release(r->shard, l);
     }

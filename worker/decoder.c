@@ -27,7 +27,7 @@ static int32_t gather_rows(const struct pass *p, struct residuals *r, const stru
 }
 
 void mix_forward(struct pass *p, const struct unit_view *u, struct residuals *r,
-                 const struct mix *mix, float *y)
+                 const struct mix *mix, elem *y)
 {
     int32_t n_rows = gather_rows(p, r, mix);
 
@@ -36,7 +36,7 @@ void mix_forward(struct pass *p, const struct unit_view *u, struct residuals *r,
 }
 
 void mix_backward(struct pass *p, const struct unit_view *u, struct residuals *r,
-                  const struct mix *mix, const float *dy, float *d_p)
+                  const struct mix *mix, const elem *dy, elem *d_p)
 {
     int32_t n_rows = gather_rows(p, r, mix);
 
@@ -52,12 +52,12 @@ void mix_backward(struct pass *p, const struct unit_view *u, struct residuals *r
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static void carve_mix(struct pass *p, enum tensor_role norm, enum tensor_role proj,
-                      uint32_t n_bank, struct mix *mix, float **mixed)
+                      uint32_t n_bank, struct mix *mix, elem **mixed)
 {
     *mix = (struct mix){ .norm = norm, .proj = proj, .n_bank = n_bank };
     *mixed = NULL;
     if (n_bank) {
-        mix->weights = activations_take(p->act, p->n * (n_bank + 1));
+        mix->weights = activations_take_f32(p->act, p->n * (n_bank + 1));
         *mixed = activations_take(p->act, p->n * p->spec->hidden);
     }
 }
@@ -71,7 +71,7 @@ void decoder_carve(struct pass *p, uint32_t l, struct decoder_saved *out)
     *out = (struct decoder_saved){0};
     carve_mix(p, ROLE_ATTN_RES_NORM, ROLE_ATTN_RES_PROJ, bank_rows_attention(m, l),
               &out->attention_mix, &out->h);
-    out->h_rstd = activations_take(p->act, p->n);
+    out->h_rstd = activations_take_f32(p->act, p->n);
     out->x = activations_take(p->act, wide);
     if (m->layers[l].attention == ATTENTION_KDA)
         kda_carve(p, &out->kda);
@@ -80,7 +80,7 @@ void decoder_carve(struct pass *p, uint32_t l, struct decoder_saved *out)
     out->mid = activations_take(p->act, wide);
     carve_mix(p, ROLE_MLP_RES_NORM, ROLE_MLP_RES_PROJ, bank_rows_mlp(m, l), &out->mlp_mix,
               &out->m);
-    out->m_rstd = activations_take(p->act, p->n);
+    out->m_rstd = activations_take_f32(p->act, p->n);
     out->y = activations_take(p->act, wide);
     if (m->layers[l].mlp == MLP_DENSE)
         mlp_carve(p, &dense, &out->mlp);
@@ -112,7 +112,7 @@ void decoder_count(struct pass *p, uint32_t l, int64_t n_rows)
 
 /* Mixes into h where there is a bank, then norms. */
 static void enter(struct pass *p, const struct unit_view *u, struct residuals *r, struct mix *mix,
-                  const float *sum, float *h, enum tensor_role norm, float *x, float *rstd)
+                  const elem *sum, elem *h, enum tensor_role norm, elem *x, float *rstd)
 {
     mix->p = sum;
     if (h)
@@ -122,10 +122,10 @@ static void enter(struct pass *p, const struct unit_view *u, struct residuals *r
 }
 
 int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
-                    struct residuals *r, float *out, struct decoder_saved *s, struct err *err)
+                    struct residuals *r, elem *out, struct decoder_saved *s, struct err *err)
 {
     const struct model_spec *m = p->spec;
-    size_t bytes = (size_t)p->n * m->hidden * sizeof(float);
+    size_t bytes = (size_t)p->n * m->hidden * elem_size(p->dev);
     float beta = starts_block(m, l) ? 0 : 1;
     int rc = activations_check(p->act, err);
 
@@ -155,11 +155,11 @@ int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit
 
 /* The backward of enter: dx is the normed input's gradient; d_p gets its part added. */
 static int leave(struct pass *p, const struct unit_view *u, struct residuals *r,
-                 const struct mix *mix, const float *h, enum tensor_role norm, const float *rstd,
-                 const float *dx, float *d_p, struct err *err)
+                 const struct mix *mix, const elem *h, enum tensor_role norm, const float *rstd,
+                 const elem *dx, elem *d_p, struct err *err)
 {
     struct activations_mark mark = activations_mark(p->act);
-    float *d_h = d_p;
+    elem *d_h = d_p;
     int rc = 0;
 
     if (h)
@@ -177,7 +177,7 @@ static int leave(struct pass *p, const struct unit_view *u, struct residuals *r,
 }
 
 static int feed_forward_backward(struct pass *p, struct moe *e, uint32_t l,
-                                 const struct unit_view *u, const float *dy, float *dx,
+                                 const struct unit_view *u, const elem *dy, elem *dx,
                                  struct decoder_saved *s, struct err *err)
 {
     struct mlp_shape dense = mlp_dense_shape(p->spec);
@@ -189,7 +189,7 @@ static int feed_forward_backward(struct pass *p, struct moe *e, uint32_t l,
 }
 
 static int attention_backward(struct pass *p, uint32_t l, const struct unit_view *u,
-                              const float *dy, float *dx, const struct decoder_saved *s,
+                              const elem *dy, elem *dx, const struct decoder_saved *s,
                               struct err *err)
 {
     if (p->spec->layers[l].attention == ATTENTION_KDA)
@@ -204,7 +204,7 @@ int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct uni
 {
     const struct model_spec *m = p->spec;
     struct activations_mark mark = activations_mark(p->act);
-    float *dx = activations_take(p->act, p->n * m->hidden);
+    elem *dx = activations_take(p->act, p->n * m->hidden);
     int rc = activations_check(p->act, err);
 
     if (rc < 0 || (rc = feed_forward_backward(p, e, l, u, r->d_p, dx, s, err)) < 0 ||

@@ -12,11 +12,11 @@
 #include "worker/moe.h"
 
 struct residuals {
-    float **p;          /* n_layers + 1 running sums, each (n, hidden): before layer l, and last */
-    float **d_bank;     /* n_blocks gradients of bank rows, each (n, hidden) */
-    float  *d_p;        /* gradient of the running sum, moving towards the first layer */
-    const float **rows; /* n_blocks + 1, the arguments of one mix */
-    float **d_rows;
+    elem **p;          /* n_layers + 1 running sums, each (n, hidden): before layer l, and last */
+    elem **d_bank;     /* n_blocks gradients of bank rows, each (n, hidden) */
+    elem  *d_p;        /* gradient of the running sum, moving towards the first layer */
+    const elem **rows; /* n_blocks + 1, the arguments of one mix */
+    elem **d_rows;
 };
 
 /* Bank rows that are there when the attention of layer l mixes, and when its feed-forward does.
@@ -28,20 +28,21 @@ uint32_t bank_rows_mlp(const struct model_spec *m, uint32_t l);
 struct mix {
     enum tensor_role norm, proj;
     uint32_t n_bank;
-    const float *p; /* (n, hidden) */
+    const elem *p;  /* (n, hidden) */
     float *weights; /* (n, n_bank + 1), kept for the backward */
 };
 void mix_forward(struct pass *p, const struct unit_view *u, struct residuals *r,
-                 const struct mix *mix, float *y);
+                 const struct mix *mix, elem *y);
 /* Adds to the bank's gradients and to d_p. */
 void mix_backward(struct pass *p, const struct unit_view *u, struct residuals *r,
-                  const struct mix *mix, const float *dy, float *d_p);
+                  const struct mix *mix, const elem *dy, elem *d_p);
 
 struct decoder_saved {
     struct mix attention_mix, mlp_mix;
-    float *h, *h_rstd, *x; /* input of the attention: mixed (NULL: p itself), then normed */
-    float *mid;            /* the running sum after the attention */
-    float *m, *m_rstd, *y; /* input of the feed-forward, likewise */
+    elem  *h, *x;            /* input of the attention: mixed (NULL: p itself), then normed */
+    elem  *mid;              /* the running sum after the attention */
+    elem  *m, *y;            /* input of the feed-forward, likewise */
+    float *h_rstd, *m_rstd;  /* (n), of those norms */
     struct kda_saved kda;
     struct mla_saved mla;
     struct mlp_saved mlp;
@@ -52,7 +53,7 @@ void decoder_carve(struct pass *p, uint32_t l, struct decoder_saved *out);
 
 /* out (n, hidden), the next running sum, or NULL: only what the backward needs. Collective. */
 int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
-                    struct residuals *r, float *out, struct decoder_saved *s, struct err *err);
+                    struct residuals *r, elem *out, struct decoder_saved *s, struct err *err);
 
 /* Moves r->d_p from the layer's output to its input. Collective. */
 int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,

@@ -49,7 +49,7 @@ void dsa_carve(struct pass *p, struct dsa_saved *out)
     int64_t wide = p->n * p->spec->heads * p->spec->kv_lora_rank;
 
     out->columns = columns_of(p);
-    out->selected = (int32_t *)activations_take(p->act, p->n * out->columns);
+    out->selected = activations_take_i32(p->act, p->n * out->columns);
     out->q_latent = activations_take(p->act, wide);
     out->o_latent = activations_take(p->act, wide);
 }
@@ -57,7 +57,8 @@ void dsa_carve(struct pass *p, struct dsa_saved *out)
 /* ---- the indexer ---------------------------------------------------------------------------- */
 
 struct index {
-    float *q, *k_raw, *k, *k_stats, *w; /* (n, heads, d), (n, d) twice, (n, 2), (n, heads) */
+    elem  *q, *k_raw, *k, *w; /* (n, heads, d), (n, d) twice, (n, heads) */
+    float *k_stats;           /* (n, 2) */
 };
 
 static void carve_index(struct pass *p, struct index *out)
@@ -67,15 +68,15 @@ static void carve_index(struct pass *p, struct index *out)
     out->q = activations_take(p->act, p->n * h * d);
     out->k_raw = activations_take(p->act, p->n * d);
     out->k = activations_take(p->act, p->n * d);
-    out->k_stats = activations_take(p->act, p->n * 2);
+    out->k_stats = activations_take_f32(p->act, p->n * 2);
     out->w = activations_take(p->act, p->n * h);
 }
 
-typedef void (*turn_fn)(struct device *dev, float *x, int32_t n_heads, int64_t stride,
+typedef void (*turn_fn)(struct device *dev, elem_ptr x, int32_t n_heads, int64_t stride,
                         const float *table, const struct rotary_shape *shape);
 
 /* The first dims of queries and key, with their positions or back. */
-static void turn(struct pass *p, float *q, float *k, turn_fn fn)
+static void turn(struct pass *p, elem *q, elem *k, turn_fn fn)
 {
     const struct model_spec *m = p->spec;
     struct rotary_shape shape = {
@@ -146,7 +147,7 @@ static void index_backward(struct pass *p, const struct unit_view *u, const stru
     linear_backward(p, u, ROLE_INDEX_WEIGHTS, NULL, 0, d->w, in->x, m->hidden, h);
 }
 
-static void divergence(struct pass *p, const struct dsa_inputs *in, const float *kv,
+static void divergence(struct pass *p, const struct dsa_inputs *in, const elem *kv,
                        const float *lse, const struct index *i, struct index *d,
                        const struct dsa_saved *s)
 {
@@ -158,6 +159,7 @@ static void divergence(struct pass *p, const struct dsa_inputs *in, const float 
         .nope_dim = (int32_t)h.nope, .rope_dim = (int32_t)h.rope, .v_dim = (int32_t)h.v,
         .scale = in->scale,
     };
+    const elem *q_rope = const_elem_at(p->dev, in->q, h.nope);
 
     if (kv)
         p->dev->ops->index_loss_dense(p->dev, p->acc_loss, d->q, d->k, d->w, p->index_weight, i->q,
@@ -165,12 +167,12 @@ static void divergence(struct pass *p, const struct dsa_inputs *in, const float 
                                       &dense);
     else
         p->dev->ops->index_loss(p->dev, p->acc_loss, d->q, d->k, d->w, p->index_weight, i->q, i->k,
-                                i->w, s->selected, s->q_latent, in->q + h.nope, h.q_stride,
+                                i->w, s->selected, s->q_latent, q_rope, h.q_stride,
                                 in->latent, in->k_rope, h.rope, lse, &index, &sparse);
 }
 
 void dsa_learn(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
-               const float *kv, const float *lse, const struct dsa_saved *s)
+               const elem *kv, const float *lse, const struct dsa_saved *s)
 {
     struct activations_mark mark = activations_mark(p->act);
     struct index i, d;
@@ -201,10 +203,10 @@ static struct lora_heads values_of(const struct heads *h)
 
 /* y (n, heads, rows) = x (n, heads, latent) w^T for each head. */
 static void heads_y(const struct pass *p, const struct unit_view *u, const struct lora_heads *w,
-                    float *y, int64_t y_stride, const float *x)
+                    elem *y, int64_t y_stride, const elem *x)
 {
     p->dev->ops->heads_linear(p->dev, y, y_stride, x, w->in,
-                              weight_of(u, w->role) + w->first * w->in, w->rows * w->in, p->n,
+                              weight_rows(u, w->role, w->first, w->in), w->rows * w->in, p->n,
                               w->n_heads, w->in, w->out, 0);
     if (lora_has(u, w->role))
         lora_heads_y(p, u, w, y, y_stride, x);
@@ -212,10 +214,10 @@ static void heads_y(const struct pass *p, const struct unit_view *u, const struc
 
 /* x = y w for each head. */
 static void heads_x(const struct pass *p, const struct unit_view *u, const struct lora_heads *w,
-                    float *x, const float *y, int64_t y_stride)
+                    elem *x, const elem *y, int64_t y_stride)
 {
     p->dev->ops->heads_linear_dx(p->dev, x, w->in, y, y_stride,
-                                 weight_of(u, w->role) + w->first * w->in, w->rows * w->in, p->n,
+                                 weight_rows(u, w->role, w->first, w->in), w->rows * w->in, p->n,
                                  w->n_heads, w->in, w->out, 0);
     if (lora_has(u, w->role))
         lora_heads_x(p, u, w, x, y, y_stride);
@@ -223,8 +225,8 @@ static void heads_x(const struct pass *p, const struct unit_view *u, const struc
 
 /* dw += y^T x for each head. */
 static void heads_gradients(const struct pass *p, const struct unit_view *u,
-                            const struct lora_heads *w, const float *y, int64_t y_stride,
-                            const float *x)
+                            const struct lora_heads *w, const elem *y, int64_t y_stride,
+                            const elem *x)
 {
     if (!p->lora.r)
         p->dev->ops->heads_linear_dw(p->dev, gradient_of(u, w->role) + w->first * w->in,
@@ -234,35 +236,38 @@ static void heads_gradients(const struct pass *p, const struct unit_view *u,
         lora_heads_gradients(p, u, w, y, y_stride, x);
 }
 
-void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, float *o,
+void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, elem *o,
                  float *lse, struct dsa_saved *s)
 {
     struct heads h = heads_of(p->spec);
     struct lora_heads keys = keys_of(&h), values = values_of(&h);
     struct sparse_shape shape = shape_of(p, in->scale, s->columns);
+    const elem *q_rope = const_elem_at(p->dev, in->q, h.nope);
 
     choose(p, u, in, s);
     if (p->act->failed)
         return;
     heads_x(p, u, &keys, s->q_latent, in->q, h.q_stride);
-    p->dev->ops->sparse_attention(p->dev, s->o_latent, lse, s->q_latent, in->q + h.nope,
-                                  h.q_stride, in->latent, in->k_rope, h.rope, s->selected, &shape);
+    p->dev->ops->sparse_attention(p->dev, s->o_latent, lse, s->q_latent, q_rope, h.q_stride,
+                                  in->latent, in->k_rope, h.rope, s->selected, &shape);
     heads_y(p, u, &values, o, h.v, s->o_latent);
 }
 
 void dsa_backward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
-                  const float *d_o, const float *lse, struct dsa_gradients *d,
+                  const elem *d_o, const float *lse, struct dsa_gradients *d,
                   const struct dsa_saved *s)
 {
     struct heads h = heads_of(p->spec);
     struct lora_heads keys = keys_of(&h), values = values_of(&h);
     struct sparse_shape shape = shape_of(p, in->scale, s->columns);
+    const elem *q_rope = const_elem_at(p->dev, in->q, h.nope);
+    elem *dq_rope = elem_at(p->dev, d->q, h.nope);
 
     heads_x(p, u, &values, d->o_latent, d_o, h.v);
     heads_gradients(p, u, &values, d_o, h.v, s->o_latent);
-    p->dev->ops->sparse_attention_backward(p->dev, d->q_latent, d->q + h.nope, h.q_stride,
+    p->dev->ops->sparse_attention_backward(p->dev, d->q_latent, dq_rope, h.q_stride,
                                            d->latent, d->k_rope, h.rope, d->o_latent, s->o_latent,
-                                           lse, s->q_latent, in->q + h.nope, h.q_stride,
+                                           lse, s->q_latent, q_rope, h.q_stride,
                                            in->latent, in->k_rope, h.rope, s->selected, &shape);
     heads_y(p, u, &keys, d->q, h.q_stride, d->q_latent);
     heads_gradients(p, u, &keys, in->q, h.q_stride, d->q_latent);

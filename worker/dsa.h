@@ -13,39 +13,39 @@
 struct dsa_saved {
     int32_t *selected;            /* (n, columns) rows of keys; -1 after the last */
     int32_t  columns;
-    float   *q_latent, *o_latent; /* (n, heads, kv_lora_rank) */
+    elem    *q_latent, *o_latent; /* (n, heads, kv_lora_rank) */
 };
 
 /* Of the layer around it; strides as in mla.h. */
 struct dsa_inputs {
-    const float *x;        /* (n, hidden) */
-    const float *cq;       /* (n, q_lora_rank), the query's normed latent */
-    const float *q;        /* (n, heads, nope + rope), turned */
-    const float *latent;   /* (n, kv_lora_rank), normed */
-    const float *k_rope;   /* (n, rope), turned */
-    float scale;           /* of scores */
+    const elem *x;      /* (n, hidden) */
+    const elem *cq;     /* (n, q_lora_rank), the query's normed latent */
+    const elem *q;      /* (n, heads, nope + rope), turned */
+    const elem *latent; /* (n, kv_lora_rank), normed */
+    const elem *k_rope; /* (n, rope), turned */
+    float scale;        /* of scores */
 };
 
 void dsa_carve(struct pass *p, struct dsa_saved *out);
 
 /* Writes s, o (n, heads, v) and lse (n, heads). */
-void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, float *o,
+void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, elem *o,
                  float *lse, struct dsa_saved *s);
 
 /* The indexer's loss is added to the pass, and its gradients to u's where it has some. kv NULL: the
  * sparse stage, of what dsa_forward chose; else the dense one, over all keys as kv (n, heads,
  * nope + v) expands them. lse is the main attention's. Takes scratch and gives it back. */
 void dsa_learn(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
-               const float *kv, const float *lse, const struct dsa_saved *s);
+               const elem *kv, const float *lse, const struct dsa_saved *s);
 
 struct dsa_gradients {
-    float *q_latent, *o_latent; /* (n, heads, kv_lora_rank), scratch */
-    float *q, *latent, *k_rope; /* assigned, in the shapes of the inputs; still turned */
+    elem *q_latent, *o_latent; /* (n, heads, kv_lora_rank), scratch */
+    elem *q, *latent, *k_rope; /* assigned, in the shapes of the inputs; still turned */
 };
 
 /* The gradient of kv_b is added. */
 void dsa_backward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
-                  const float *d_o, const float *lse, struct dsa_gradients *d,
+                  const elem *d_o, const float *lse, struct dsa_gradients *d,
                   const struct dsa_saved *s);
 
 #endif

@@ -51,7 +51,7 @@ static void point(struct shard *s, struct shard_unit *u, uint32_t n, const float
 {
     for (uint32_t i = 0; i < n; i++) {
         if (weights)
-            u->weight_of[i] = weights + i * stride_of(s, u);
+            u->weight_of[i] = (const elem *)(weights + i * stride_of(s, u));
         if (gradients)
             u->gradient_of[i] = gradients + i * stride_of(s, u);
     }

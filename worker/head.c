@@ -12,10 +12,10 @@ static void carve(struct pass *p, struct head *h)
         .mix = { .norm = ROLE_OUTPUT_RES_NORM, .proj = ROLE_OUTPUT_RES_PROJ, .n_bank = n_bank },
     };
     if (n_bank) {
-        h->mix.weights = activations_take(p->act, p->n * (n_bank + 1));
+        h->mix.weights = activations_take_f32(p->act, p->n * (n_bank + 1));
         h->mixed = activations_take(p->act, n);
     }
-    h->rstd = activations_take(p->act, p->n);
+    h->rstd = activations_take_f32(p->act, p->n);
     h->x = activations_take(p->act, n);
     h->d_x = activations_take(p->act, n);
     h->d_mixed = activations_take(p->act, n);
@@ -60,8 +60,8 @@ void head_loss_backward(struct pass *p, const struct unit_view *u, struct residu
 {
     const struct device_ops *ops = p->dev->ops;
     int64_t hidden = p->spec->hidden;
-    float *d_from = h->mixed ? h->d_mixed : r->d_p;
-    size_t n_bytes = (size_t)(p->n * hidden) * sizeof *d_from;
+    elem *d_from = h->mixed ? h->d_mixed : r->d_p;
+    size_t n_bytes = (size_t)(p->n * hidden) * elem_size(p->dev);
 
     ops->linear_cross_entropy(p->dev, p->acc_loss, h->d_x, gradient_of(u, ROLE_HEAD), h->x,
                               weight_of(u, ROLE_HEAD), labels, p->n, hidden, p->spec->vocab);
@@ -80,7 +80,7 @@ int head_logits(struct pass *p, const struct unit_view *u, const struct head *h,
 {
     struct activations_mark mark = activations_mark(p->act);
     int64_t n = p->n * p->spec->vocab;
-    float *logits = activations_take(p->act, n);
+    float *logits = activations_take_f32(p->act, n);
     int rc = activations_check(p->act, err);
 
     if (rc == 0 && n) {

@@ -6,10 +6,11 @@
 
 struct head {
     struct mix mix;
-    const float *from; /* (n, hidden), what is normed: the mix, or the running sum without one */
-    float *mixed;      /* NULL without a bank */
-    float *rstd, *x;   /* (n), (n, hidden): normed */
-    float *d_x, *d_mixed;
+    const elem *from; /* (n, hidden), what is normed: the mix, or the running sum without one */
+    elem  *mixed;     /* NULL without a bank */
+    elem  *x;         /* (n, hidden): normed */
+    float *rstd;      /* (n) */
+    elem  *d_x, *d_mixed;
 };
 
 /* Takes what it needs from the activations; the caller releases it. */

@@ -36,33 +36,34 @@ void kda_carve(struct pass *p, struct kda_saved *out)
     out->q = activations_take(p->act, wide);
     out->k = activations_take(p->act, wide);
     out->v = activations_take(p->act, wide);
-    out->q_rstd = activations_take(p->act, per_head);
-    out->k_rstd = activations_take(p->act, per_head);
+    out->q_rstd = activations_take_f32(p->act, per_head);
+    out->k_rstd = activations_take_f32(p->act, per_head);
     out->f = activations_take(p->act, p->n * m->kda_head_dim);
     out->z = activations_take(p->act, wide);
-    out->decay = activations_take(p->act, wide);
+    out->decay = activations_take_f32(p->act, wide);
     out->beta = activations_take(p->act, per_head);
     if (!m->kda_gate_full_rank)
         out->gate_low = activations_take(p->act, p->n * m->kda_head_dim);
     out->gate = activations_take(p->act, wide);
     out->o = activations_take(p->act, wide);
-    out->o_rstd = activations_take(p->act, per_head);
+    out->o_rstd = activations_take_f32(p->act, per_head);
     out->gated = activations_take(p->act, wide);
-    out->core = activations_take(p->act,
-                                 (int64_t)p->dev->ops->kda_saved_floats(p->dev, &shape));
+    out->core = activations_take_f32(p->act,
+                                     (int64_t)p->dev->ops->kda_saved_floats(p->dev, &shape));
 }
 
 /* Query, key and value: projected, convolved; query and key brought to length 1 per head. */
-static void forward_qkv(struct pass *p, const struct unit_view *u, float *spare,
+static void forward_qkv(struct pass *p, const struct unit_view *u, elem *spare,
                         struct kda_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
     int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
-    float *out[3] = { s->q, s->k, s->v }, *rstd[2] = { s->q_rstd, s->k_rstd };
+    elem *out[3] = { s->q, s->k, s->v };
+    float *rstd[2] = { s->q_rstd, s->k_rstd };
 
     for (int i = 0; i < 3; i++) {
-        float *y = i < 2 ? spare : out[i];
+        elem *y = i < 2 ? spare : out[i];
         linear_forward(p, u, proj_roles[i], s->in[i], s->x, m->hidden, wide, 0);
         ops->short_conv(p->dev, y, s->pre[i], s->in[i], weight_of(u, conv_roles[i]), p->cu_seqlens,
                         p->n_docs, wide, (int32_t)m->conv_kernel);
@@ -71,7 +72,7 @@ static void forward_qkv(struct pass *p, const struct unit_view *u, float *spare,
     }
 }
 
-static void forward_gates(struct pass *p, const struct unit_view *u, float *spare,
+static void forward_gates(struct pass *p, const struct unit_view *u, elem *spare,
                           struct kda_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
@@ -93,7 +94,7 @@ static void forward_gates(struct pass *p, const struct unit_view *u, float *spar
     }
 }
 
-void kda_layer_forward(struct pass *p, const struct unit_view *u, const float *x, float *y,
+void kda_layer_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
                        float beta, struct kda_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
@@ -101,7 +102,7 @@ void kda_layer_forward(struct pass *p, const struct unit_view *u, const float *x
     int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
     struct activations_mark mark = activations_mark(p->act);
     struct kda_shape shape = shape_of(p);
-    float *spare = activations_take(p->act, p->n * wide);
+    elem *spare = activations_take(p->act, p->n * wide);
 
     s->x = x;
     if (!spare)
@@ -118,28 +119,30 @@ out:
 }
 
 struct scratch {
-    float *d_o, *d_gate, *d_q, *d_k, *d_v, *d_decay, *spare; /* (n, D) each */
-    float *d_beta, *d_low;                                   /* (n, heads), (n, head_dim) */
+    elem  *d_o, *d_gate, *d_q, *d_k, *d_v, *spare; /* (n, D) each */
+    float *d_decay;                                /* the same */
+    elem  *d_beta, *d_low;                         /* (n, heads), (n, head_dim) */
 };
 
 static void carve_scratch(struct pass *p, struct scratch *b)
 {
     int64_t d = p->spec->kda_head_dim, wide = p->n * d * p->spec->kda_heads;
-    float **all[] = { &b->d_o, &b->d_gate, &b->d_q, &b->d_k, &b->d_v, &b->d_decay, &b->spare };
+    elem **all[] = { &b->d_o, &b->d_gate, &b->d_q, &b->d_k, &b->d_v, &b->spare };
 
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         *all[i] = activations_take(p->act, wide);
+    b->d_decay = activations_take_f32(p->act, wide);
     b->d_beta = activations_take(p->act, p->n * p->spec->kda_heads);
     b->d_low = activations_take(p->act, p->n * d);
 }
 
-static void backward_gates(struct pass *p, const struct unit_view *u, struct scratch *b, float *dx,
+static void backward_gates(struct pass *p, const struct unit_view *u, struct scratch *b, elem *dx,
                            const struct kda_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
     int64_t d = m->kda_head_dim, wide = d * m->kda_heads;
-    float *d_z = b->d_o; /* free by now */
+    elem *d_z = b->d_o; /* free by now */
 
     if (m->kda_gate_full_rank) {
         linear_backward(p, u, ROLE_KDA_G, dx, 0, b->d_gate, s->x, m->hidden, wide);
@@ -159,18 +162,18 @@ static void backward_gates(struct pass *p, const struct unit_view *u, struct scr
     linear_backward(p, u, ROLE_KDA_F_A, dx, 1, b->d_low, s->x, m->hidden, d);
 }
 
-static void backward_qkv(struct pass *p, const struct unit_view *u, struct scratch *b, float *dx,
+static void backward_qkv(struct pass *p, const struct unit_view *u, struct scratch *b, elem *dx,
                          const struct kda_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
     int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
-    float *dy[3] = { b->d_q, b->d_k, b->d_v };
-    const float *unit[2] = { s->q, s->k }, *rstd[2] = { s->q_rstd, s->k_rstd };
+    const elem *dy[3] = { b->d_q, b->d_k, b->d_v }, *unit[2] = { s->q, s->k };
+    const float *rstd[2] = { s->q_rstd, s->k_rstd };
 
     for (int i = 0; i < 3; i++) {
-        const float *d_conv = dy[i];
-        float *d_in = b->d_decay; /* free by now */
+        const elem *d_conv = dy[i];
+        elem *d_in = b->d_gate; /* free by now */
         if (i < 2) {
             ops->l2_norm_backward(p->dev, b->spare, dy[i], unit[i], rstd[i], rows, d);
             d_conv = b->spare;
@@ -182,7 +185,7 @@ static void backward_qkv(struct pass *p, const struct unit_view *u, struct scrat
     }
 }
 
-void kda_layer_backward(struct pass *p, const struct unit_view *u, const float *dy, float *dx,
+void kda_layer_backward(struct pass *p, const struct unit_view *u, const elem *dy, elem *dx,
                         const struct kda_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;

@@ -6,27 +6,29 @@
 
 /* D = heads * head_dim; all (n, D) unless said. */
 struct kda_saved {
-    const float *x;              /* (n, hidden), the layer's input; borrowed */
-    float *in[3], *pre[3];       /* q, k, v: before the convolution, before its SiLU */
-    float *q, *k, *v;            /* q, k normalised per head */
-    float *q_rstd, *k_rstd;      /* (n, heads) */
-    float *f;                    /* (n, head_dim) */
-    float *z, *decay;            /* raw and log decay */
-    float *beta;                 /* (n, heads) */
-    float *gate_low;             /* (n, head_dim), low-rank gate only */
-    float *gate;                 /* before its sigmoid */
-    float *o, *o_rstd, *gated;   /* o_rstd (n, heads) */
-    float *core;                 /* what the recurrence keeps */
+    const elem *x;             /* (n, hidden), the layer's input; borrowed */
+    elem  *in[3], *pre[3];     /* q, k, v: before the convolution, before its SiLU */
+    elem  *q, *k, *v;          /* q, k normalised per head */
+    float *q_rstd, *k_rstd;    /* (n, heads) */
+    elem  *f;                  /* (n, head_dim) */
+    elem  *z;                  /* raw decay */
+    float *decay;              /* its log */
+    elem  *beta;               /* (n, heads) */
+    elem  *gate_low;           /* (n, head_dim), low-rank gate only */
+    elem  *gate;               /* before its sigmoid */
+    elem  *o, *gated;
+    float *o_rstd;             /* (n, heads) */
+    float *core;               /* what the recurrence keeps */
 };
 
 void kda_carve(struct pass *p, struct kda_saved *out);
 
 /* y (n, hidden) = beta y + the layer of x. */
-void kda_layer_forward(struct pass *p, const struct unit_view *u, const float *x, float *y,
+void kda_layer_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
                        float beta, struct kda_saved *s);
 
 /* dx (n, hidden) is assigned; takes scratch and gives it back. */
-void kda_layer_backward(struct pass *p, const struct unit_view *u, const float *dy, float *dx,
+void kda_layer_backward(struct pass *p, const struct unit_view *u, const elem *dy, elem *dx,
                         const struct kda_saved *s);
 
 #endif

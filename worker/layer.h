@@ -21,7 +21,8 @@ struct lora_pass {
     int64_t r;       /* 0: there are none, and all weights are trained */
     float   scale;   /* alpha / r */
     bool    on_experts, shared_a; /* routed ones; those of a layer have one A, in its unit */
-    float  *z, *dz, *floats; /* scratch of (the rows of a product, r) */
+    elem   *z, *dz;  /* scratch of (the rows of a product, r) */
+    float  *floats;  /* the same */
 };
 
 /* One micro-batch on its way through the model. */
@@ -30,7 +31,7 @@ struct pass {
     const struct model_spec *spec;
     struct activations *act;
     int64_t n;                 /* tokens */
-    const int32_t *cu_seqlens; /* n_docs + 1 */
+    const int32_t *cu_seqlens; /* n_docs + 1, host */
     int32_t n_docs;
     const float *rotary; /* the device's table of angles, where the model turns its queries */
     enum index_stage index_stage;
@@ -46,15 +47,35 @@ struct adapters_at {
 };
 
 struct unit_view {
-    const float *weights;
+    const struct device *dev;
+    const elem *weights;
     float *gradients;   /* NULL in a forward */
     const uint64_t *at; /* offsets, by role */
     const struct adapters_at *adapters; /* NULL: there are none */
 };
 
-static inline const float *weight_of(const struct unit_view *u, enum tensor_role role)
+/* By offset in the unit. */
+static inline const elem *weight_at(const struct unit_view *u, uint64_t at)
 {
-    return u->weights + u->at[role];
+    return const_elem_at(u->dev, u->weights, (int64_t)at);
+}
+
+static inline const elem *weight_of(const struct unit_view *u, enum tensor_role role)
+{
+    return weight_at(u, u->at[role]);
+}
+
+/* From a row of a matrix on. */
+static inline const elem *weight_rows(const struct unit_view *u, enum tensor_role role,
+                                      int64_t first, int64_t in)
+{
+    return weight_at(u, u->at[role] + (uint64_t)(first * in));
+}
+
+/* The router's selection bias, float32 like its scores. */
+static inline const float *bias_of(const struct unit_view *u)
+{
+    return (const float *)weight_of(u, ROLE_ROUTER_BIAS);
 }
 
 static inline float *gradient_of(const struct unit_view *u, enum tensor_role role)

@@ -4,41 +4,41 @@
 #include "worker/lora.h"
 
 void linear_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                    float *y, const float *x, int64_t in, int64_t out, float beta)
+                    elem *y, const elem *x, int64_t in, int64_t out, float beta)
 {
     linear_rows_forward(p, u, role, y, x, in, 0, out, beta);
 }
 
 void linear_rows_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                         float *y, const float *x, int64_t in, int64_t first, int64_t out,
+                         elem *y, const elem *x, int64_t in, int64_t first, int64_t out,
                          float beta)
 {
-    p->dev->ops->linear(p->dev, y, x, weight_of(u, role) + first * in, p->n, in, out, beta);
+    p->dev->ops->linear(p->dev, y, x, weight_rows(u, role, first, in), p->n, in, out, beta);
     if (lora_has(u, role))
         lora_forward(p, u, role, y, x, in, first, out);
 }
 
 void linear_f32_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                        float *y, const float *x, int64_t in, int64_t out)
+                        float *y, const elem *x, int64_t in, int64_t out)
 {
     p->dev->ops->linear_f32(p->dev, y, x, weight_of(u, role), p->n, in, out, 0);
 }
 
 void linear_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                     float *dx, float beta, const float *dy, const float *x, int64_t in,
+                     elem *dx, float beta, const elem *dy, const elem *x, int64_t in,
                      int64_t out)
 {
     linear_rows_backward(p, u, role, dx, beta, dy, x, in, 0, out);
 }
 
 void linear_rows_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                          float *dx, float beta, const float *dy, const float *x, int64_t in,
+                          elem *dx, float beta, const elem *dy, const elem *x, int64_t in,
                           int64_t first, int64_t out)
 {
     const struct device_ops *ops = p->dev->ops;
 
     if (dx)
-        ops->linear_dx(p->dev, dx, dy, weight_of(u, role) + first * in, p->n, in, out, beta);
+        ops->linear_dx(p->dev, dx, dy, weight_rows(u, role, first, in), p->n, in, out, beta);
     if (!p->lora.r)
         ops->linear_dw(p->dev, gradient_of(u, role) + first * in, dy, x, p->n, in, out);
     else if (lora_has(u, role))

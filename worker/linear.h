@@ -10,20 +10,20 @@
 
 /* y = beta y + x w^T; beta 0 or 1. */
 void linear_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                    float *y, const float *x, int64_t in, int64_t out, float beta);
+                    elem *y, const elem *x, int64_t in, int64_t out, float beta);
 void linear_rows_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                         float *y, const float *x, int64_t in, int64_t first, int64_t out,
+                         elem *y, const elem *x, int64_t in, int64_t first, int64_t out,
                          float beta);
 /* y is float32 whatever elements are: the router's logits. */
 void linear_f32_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                        float *y, const float *x, int64_t in, int64_t out);
+                        float *y, const elem *x, int64_t in, int64_t out);
 
 /* dx = beta dx + dy w, and dw += dy^T x. dx NULL: what x comes from has no gradient. */
 void linear_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                     float *dx, float beta, const float *dy, const float *x, int64_t in,
+                     elem *dx, float beta, const elem *dy, const elem *x, int64_t in,
                      int64_t out);
 void linear_rows_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                          float *dx, float beta, const float *dy, const float *x, int64_t in,
+                          elem *dx, float beta, const elem *dy, const elem *x, int64_t in,
                           int64_t first, int64_t out);
 
 #endif

@@ -59,17 +59,19 @@ void lora_carve(struct pass *p, const struct adapters_at *units, uint32_t n_unit
 
     p->lora.z = activations_take(p->act, rows * p->lora.r);
     p->lora.dz = activations_take(p->act, rows * p->lora.r);
-    p->lora.floats = activations_take(p->act, rows * p->lora.r);
+    p->lora.floats = activations_take_f32(p->act, rows * p->lora.r);
 }
 
-static const float *weight_a(const struct unit_view *u, enum tensor_role role)
+static const elem *weight_a(const struct unit_view *u, enum tensor_role role)
 {
-    return u->weights + u->adapters->a[role];
+    return weight_at(u, u->adapters->a[role]);
 }
 
-static const float *weight_b(const struct unit_view *u, enum tensor_role role)
+/* From row first on. */
+static const elem *weight_b(const struct pass *p, const struct unit_view *u,
+                            enum tensor_role role, int64_t first)
 {
-    return u->weights + u->adapters->b[role];
+    return weight_at(u, u->adapters->b[role] + (uint64_t)(first * p->lora.r));
 }
 
 static float *gradient_a(const struct unit_view *u, enum tensor_role role)
@@ -82,7 +84,7 @@ static float *gradient_b(const struct unit_view *u, enum tensor_role role)
     return u->gradients + u->adapters->b[role];
 }
 
-void lora_scale(const struct pass *p, float *x, float *floats, int64_t n)
+void lora_scale(const struct pass *p, elem *x, float *floats, int64_t n)
 {
     p->dev->ops->to_f32(p->dev, floats, x, n);
     p->dev->ops->scale(p->dev, floats, p->lora.scale, n);
@@ -91,7 +93,7 @@ void lora_scale(const struct pass *p, float *x, float *floats, int64_t n)
 
 /* z (n, r) = s A x */
 static void shrink(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                   const float *x, int64_t n, int64_t in)
+                   const elem *x, int64_t n, int64_t in)
 {
     const struct lora_pass *l = &p->lora;
 
@@ -102,23 +104,23 @@ static void shrink(const struct pass *p, const struct unit_view *u, enum tensor_
 
 /* ---- projections ---------------------------------------------------------------------------- */
 
-void lora_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role, float *y,
-                  const float *x, int64_t in, int64_t first, int64_t out)
+void lora_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role, elem *y,
+                  const elem *x, int64_t in, int64_t first, int64_t out)
 {
     const struct lora_pass *l = &p->lora;
 
     shrink(p, u, role, x, p->n, in);
-    p->dev->ops->linear(p->dev, y, l->z, weight_b(u, role) + first * l->r, p->n, l->r, out, 1);
+    p->dev->ops->linear(p->dev, y, l->z, weight_b(p, u, role, first), p->n, l->r, out, 1);
 }
 
 void lora_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                   float *dx, const float *dy, const float *x, int64_t in, int64_t first,
+                   elem *dx, const elem *dy, const elem *x, int64_t in, int64_t first,
                    int64_t out)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct lora_pass *l = &p->lora;
 
-    ops->linear_dx(p->dev, l->dz, dy, weight_b(u, role) + first * l->r, p->n, l->r, out, 0);
+    ops->linear_dx(p->dev, l->dz, dy, weight_b(p, u, role, first), p->n, l->r, out, 0);
     lora_scale(p, l->dz, l->floats, p->n * l->r);
     shrink(p, u, role, x, p->n, in);
     ops->linear_dw(p->dev, gradient_b(u, role) + first * l->r, dy, l->z, p->n, l->r, out);
@@ -131,29 +133,29 @@ void lora_backward(const struct pass *p, const struct unit_view *u, enum tensor_
 
 /* dz (n, heads, r) = s y B */
 static void shrink_heads(const struct pass *p, const struct unit_view *u,
-                         const struct lora_heads *h, const float *y, int64_t y_stride)
+                         const struct lora_heads *h, const elem *y, int64_t y_stride)
 {
     const struct lora_pass *l = &p->lora;
 
     p->dev->ops->heads_linear_dx(p->dev, l->dz, l->r, y, y_stride,
-                                 weight_b(u, h->role) + h->first * l->r, h->rows * l->r, p->n,
+                                 weight_b(p, u, h->role, h->first), h->rows * l->r, p->n,
                                  h->n_heads, l->r, h->out, 0);
     lora_scale(p, l->dz, l->floats, p->n * h->n_heads * l->r);
 }
 
 void lora_heads_y(const struct pass *p, const struct unit_view *u, const struct lora_heads *h,
-                  float *y, int64_t y_stride, const float *x)
+                  elem *y, int64_t y_stride, const elem *x)
 {
     const struct lora_pass *l = &p->lora;
 
     shrink(p, u, h->role, x, p->n * h->n_heads, h->in);
     p->dev->ops->heads_linear(p->dev, y, y_stride, l->z, l->r,
-                              weight_b(u, h->role) + h->first * l->r, h->rows * l->r, p->n,
+                              weight_b(p, u, h->role, h->first), h->rows * l->r, p->n,
                               h->n_heads, l->r, h->out, 1);
 }
 
 void lora_heads_x(const struct pass *p, const struct unit_view *u, const struct lora_heads *h,
-                  float *x, const float *y, int64_t y_stride)
+                  elem *x, const elem *y, int64_t y_stride)
 {
     shrink_heads(p, u, h, y, y_stride);
     p->dev->ops->linear_dx(p->dev, x, p->lora.dz, weight_a(u, h->role), p->n * h->n_heads, h->in,
@@ -161,8 +163,8 @@ void lora_heads_x(const struct pass *p, const struct unit_view *u, const struct 
 }
 
 void lora_heads_gradients(const struct pass *p, const struct unit_view *u,
-                          const struct lora_heads *h, const float *y, int64_t y_stride,
-                          const float *x)
+                          const struct lora_heads *h, const elem *y, int64_t y_stride,
+                          const elem *x)
 {
     const struct lora_pass *l = &p->lora;
 

@@ -1,8 +1,8 @@
 /* lora.h - low-rank adapters beside a layer's projections: y += s B A x, s = alpha / r
  *
  * What a projection's own weight is, is frozen beside an adapter: only A (r, in) and B (out, r) get
- * gradients. A x is made again in the backward rather than kept. Where one A serves all experts of a
- * layer, its gradient is one sum over all their rows. */
+ * gradients. A x is made again in the backward rather than kept. Where one A serves all experts of
+ * a layer, its gradient is one sum over all their rows. */
 #ifndef WORKER_LORA_H
 #define WORKER_LORA_H
 
@@ -27,11 +27,11 @@ static inline bool lora_has(const struct unit_view *u, enum tensor_role role)
 /* ---- projections, for linear.c; shapes as there ---- */
 
 /* y += the adapter's part. */
-void lora_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role, float *y,
-                  const float *x, int64_t in, int64_t first, int64_t out);
+void lora_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role, elem *y,
+                  const elem *x, int64_t in, int64_t first, int64_t out);
 /* dx += its part, unless NULL; gradients of A and B are added. */
 void lora_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
-                   float *dx, const float *dy, const float *x, int64_t in, int64_t first,
+                   elem *dx, const elem *dy, const elem *x, int64_t in, int64_t first,
                    int64_t out);
 
 /* ---- projections of each head by itself, for dsa.c ---- */
@@ -45,14 +45,14 @@ struct lora_heads {
 };
 /* y += s B A x; x += s (y B) A; and the gradients of both, where one is the other's input. */
 void lora_heads_y(const struct pass *p, const struct unit_view *u, const struct lora_heads *h,
-                  float *y, int64_t y_stride, const float *x);
+                  elem *y, int64_t y_stride, const elem *x);
 void lora_heads_x(const struct pass *p, const struct unit_view *u, const struct lora_heads *h,
-                  float *x, const float *y, int64_t y_stride);
+                  elem *x, const elem *y, int64_t y_stride);
 void lora_heads_gradients(const struct pass *p, const struct unit_view *u,
-                          const struct lora_heads *h, const float *y, int64_t y_stride,
-                          const float *x);
+                          const struct lora_heads *h, const elem *y, int64_t y_stride,
+                          const elem *x);
 
 /* x (n) *= s, through floats (n). */
-void lora_scale(const struct pass *p, float *x, float *floats, int64_t n);
+void lora_scale(const struct pass *p, elem *x, float *floats, int64_t n);
 
 #endif

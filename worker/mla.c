@@ -62,26 +62,26 @@ static struct rotary_shape rotary_shape_of(const struct pass *p)
 }
 
 /* The position parts of q (n, heads, nope + rope) and k_rope (n, rope), turned in place. */
-static void turn(struct pass *p, float *q, float *k_rope)
+static void turn(struct pass *p, elem *q, elem *k_rope)
 {
     const struct model_spec *m = p->spec;
     struct rotary_shape shape = rotary_shape_of(p);
 
     if (!m->mla_rotary)
         return;
-    p->dev->ops->rotary(p->dev, q + m->qk_nope_dim, (int32_t)m->heads,
+    p->dev->ops->rotary(p->dev, elem_at(p->dev, q, m->qk_nope_dim), (int32_t)m->heads,
                         m->qk_nope_dim + m->qk_rope_dim, p->rotary, &shape);
     p->dev->ops->rotary(p->dev, k_rope, 1, m->qk_rope_dim, p->rotary, &shape);
 }
 
-static void turn_back(struct pass *p, float *d_q, float *d_k_rope)
+static void turn_back(struct pass *p, elem *d_q, elem *d_k_rope)
 {
     const struct model_spec *m = p->spec;
     struct rotary_shape shape = rotary_shape_of(p);
 
     if (!m->mla_rotary)
         return;
-    p->dev->ops->rotary_backward(p->dev, d_q + m->qk_nope_dim, (int32_t)m->heads,
+    p->dev->ops->rotary_backward(p->dev, elem_at(p->dev, d_q, m->qk_nope_dim), (int32_t)m->heads,
                                  m->qk_nope_dim + m->qk_rope_dim, p->rotary, &shape);
     p->dev->ops->rotary_backward(p->dev, d_k_rope, 1, m->qk_rope_dim, p->rotary, &shape);
 }
@@ -94,12 +94,12 @@ void mla_carve(struct pass *p, struct mla_saved *out)
     *out = (struct mla_saved){0};
     if (m->q_lora_rank) {
         out->q_low = activations_take(p->act, p->n * m->q_lora_rank);
-        out->q_rstd = activations_take(p->act, p->n);
+        out->q_rstd = activations_take_f32(p->act, p->n);
         out->q_latent = activations_take(p->act, p->n * m->q_lora_rank);
     }
     out->q = activations_take(p->act, p->n * w.q);
     out->low = activations_take(p->act, p->n * w.latent);
-    out->kv_rstd = activations_take(p->act, p->n);
+    out->kv_rstd = activations_take_f32(p->act, p->n);
     out->latent = activations_take(p->act, p->n * w.latent);
     out->k_rope = activations_take(p->act, p->n * w.rope);
     if (is_sparse(p))
@@ -107,7 +107,7 @@ void mla_carve(struct pass *p, struct mla_saved *out)
     else
         out->kv = activations_take(p->act, p->n * w.kv);
     out->o = activations_take(p->act, p->n * w.o);
-    out->lse = activations_take(p->act, p->n * m->heads);
+    out->lse = activations_take_f32(p->act, p->n * m->heads);
     if (m->mla_output_gate) {
         out->gate = activations_take(p->act, p->n * w.o);
         out->gated = activations_take(p->act, p->n * w.o);
@@ -147,13 +147,13 @@ static struct dsa_inputs dsa_inputs_of(const struct pass *p, const struct mla_sa
                                 score_scale(p->spec) };
 }
 
-void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x, float *y,
+void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
                        float beta, struct mla_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
     struct widths w = widths_of(m);
-    const float *out = s->o;
+    const elem *out = s->o;
 
     s->x = x;
     if (!out)
@@ -180,10 +180,10 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const float *x
 }
 
 struct scratch {
-    float *d_gated, *d_o, *d_gate; /* (n, heads * v); d_gated is d_o without a gate */
-    float *d_q, *d_kv, *d_k_rope;
-    float *d_q_latent, *d_o_latent; /* (n, heads, kv_lora_rank), with an indexer only */
-    float *d_latent, *d_low;       /* (n, the wider of the two latents) */
+    elem *d_gated, *d_o, *d_gate;  /* (n, heads * v); d_gated is d_o without a gate */
+    elem *d_q, *d_kv, *d_k_rope;
+    elem *d_q_latent, *d_o_latent; /* (n, heads, kv_lora_rank), with an indexer only */
+    elem *d_latent, *d_low;        /* (n, the wider of the two latents) */
 };
 
 static void carve_scratch(struct pass *p, const struct widths *w, struct scratch *b)
@@ -209,7 +209,7 @@ static void carve_scratch(struct pass *p, const struct widths *w, struct scratch
 
 /* dx += */
 static void backward_q(struct pass *p, const struct unit_view *u, const struct widths *w,
-                       struct scratch *b, float *dx, const struct mla_saved *s)
+                       struct scratch *b, elem *dx, const struct mla_saved *s)
 {
     const struct model_spec *m = p->spec;
 
@@ -226,7 +226,7 @@ static void backward_q(struct pass *p, const struct unit_view *u, const struct w
 
 /* dx = */
 static void backward_kv(struct pass *p, const struct unit_view *u, const struct widths *w,
-                        struct scratch *b, float *dx, const struct mla_saved *s)
+                        struct scratch *b, elem *dx, const struct mla_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     int64_t hidden = p->spec->hidden;
@@ -255,7 +255,7 @@ static void attend_backward(struct pass *p, const struct unit_view *u, const str
     linear_backward(p, u, ROLE_MLA_KV_B, b->d_latent, 0, b->d_kv, s->latent, w->latent, w->kv);
 }
 
-void mla_layer_backward(struct pass *p, const struct unit_view *u, const float *dy, float *dx,
+void mla_layer_backward(struct pass *p, const struct unit_view *u, const elem *dy, elem *dx,
                         const struct mla_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;

@@ -14,7 +14,7 @@ struct mlp_shape mlp_shared_shape(const struct model_spec *m)
                                (int64_t)m->n_shared_experts * m->expert_inter };
 }
 
-void mlp_activate(const struct pass *p, float *y, const float *gate, const float *up, int64_t n)
+void mlp_activate(const struct pass *p, elem *y, const elem *gate, const elem *up, int64_t n)
 {
     const struct model_spec *m = p->spec;
 
@@ -24,8 +24,8 @@ void mlp_activate(const struct pass *p, float *y, const float *gate, const float
         p->dev->ops->swiglu(p->dev, y, gate, up, n);
 }
 
-void mlp_activate_backward(const struct pass *p, float *d_gate, float *d_up, const float *dy,
-                           const float *gate, const float *up, int64_t n)
+void mlp_activate_backward(const struct pass *p, elem *d_gate, elem *d_up, const elem *dy,
+                           const elem *gate, const elem *up, int64_t n)
 {
     const struct model_spec *m = p->spec;
 
@@ -45,7 +45,7 @@ void mlp_carve(struct pass *p, const struct mlp_shape *shape, struct mlp_saved *
 }
 
 void mlp_forward(struct pass *p, const struct unit_view *u, const struct mlp_shape *shape,
-                 const float *x, float *y, struct mlp_saved *s)
+                 const elem *x, elem *y, struct mlp_saved *s)
 {
     int64_t hidden = p->spec->hidden, inter = shape->inter;
 
@@ -60,13 +60,13 @@ void mlp_forward(struct pass *p, const struct unit_view *u, const struct mlp_sha
 }
 
 void mlp_backward(struct pass *p, const struct unit_view *u, const struct mlp_shape *shape,
-                  const float *dy, float *dx, float beta, const struct mlp_saved *s)
+                  const elem *dy, elem *dx, float beta, const struct mlp_saved *s)
 {
     int64_t hidden = p->spec->hidden, inter = shape->inter;
     struct activations_mark mark = activations_mark(p->act);
-    float *d_hidden = activations_take(p->act, p->n * inter);
-    float *d_gate = activations_take(p->act, p->n * inter);
-    float *d_up = activations_take(p->act, p->n * inter);
+    elem *d_hidden = activations_take(p->act, p->n * inter);
+    elem *d_gate = activations_take(p->act, p->n * inter);
+    elem *d_up = activations_take(p->act, p->n * inter);
 
     if (!d_up)
         goto out;

@@ -14,23 +14,23 @@ struct mlp_shape mlp_dense_shape(const struct model_spec *m);
 struct mlp_shape mlp_shared_shape(const struct model_spec *m); /* inter 0: there are none */
 
 struct mlp_saved {
-    const float *x;            /* (n, hidden), the input; borrowed */
-    float *gate, *up, *hidden; /* (n, inter); hidden = activation(gate) * up */
+    const elem *x;            /* (n, hidden), the input; borrowed */
+    elem *gate, *up, *hidden; /* (n, inter); hidden = activation(gate) * up */
 };
 
 void mlp_carve(struct pass *p, const struct mlp_shape *shape, struct mlp_saved *out);
 
 /* y (n, hidden) += the layer of x; y NULL: only what the backward needs. */
 void mlp_forward(struct pass *p, const struct unit_view *u, const struct mlp_shape *shape,
-                 const float *x, float *y, struct mlp_saved *s);
+                 const elem *x, elem *y, struct mlp_saved *s);
 
 /* dx = beta dx + the gradient; takes scratch and gives it back. */
 void mlp_backward(struct pass *p, const struct unit_view *u, const struct mlp_shape *shape,
-                  const float *dy, float *dx, float beta, const struct mlp_saved *s);
+                  const elem *dy, elem *dx, float beta, const struct mlp_saved *s);
 
 /* The model's activation of n elements: y = f(gate) * up. */
-void mlp_activate(const struct pass *p, float *y, const float *gate, const float *up, int64_t n);
-void mlp_activate_backward(const struct pass *p, float *d_gate, float *d_up, const float *dy,
-                           const float *gate, const float *up, int64_t n);
+void mlp_activate(const struct pass *p, elem *y, const elem *gate, const elem *up, int64_t n);
+void mlp_activate_backward(const struct pass *p, elem *d_gate, elem *d_up, const elem *dy,
+                           const elem *gate, const elem *up, int64_t n);
 
 #endif

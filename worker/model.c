@@ -75,7 +75,7 @@ static int64_t rows_expected(const struct model *m)
     return even < most ? even : most;
 }
 
-/* Floats that a step of tokens_max tokens takes when routing is nearly even. */
+/* Bytes that a step of tokens_max tokens takes when routing is nearly even. */
 static size_t plan(struct model *m)
 {
     const struct model_spec *s = m->config.spec;
@@ -84,7 +84,7 @@ static size_t plan(struct model *m)
                                  .n_docs = 1 };
     size_t peak;
 
-    activations_init(&m->act, NULL);
+    activations_init(&m->act, m->config.dev, true);
     m->pass = (struct pass){ m->config.dev, s, &m->act, whole.n_tokens, cu_seqlens, 1 };
     m->pass.index_stage = m->config.index_stage;
     m->pass.lora = lora_of(m->config.lora, m->config.map);
@@ -132,9 +132,9 @@ int model_open(const struct model_config *config, struct model **out, struct err
     if (rc == 0)
         rc = positions_grow(&m->positions, s, config->dev, config->tokens_max, err);
     if (rc == 0) {
-        size_t n_floats = plan(m);
-        activations_init(&m->act, config->dev);
-        rc = activations_reserve(&m->act, n_floats, err);
+        size_t n_bytes = plan(m);
+        activations_init(&m->act, config->dev, false);
+        rc = activations_reserve(&m->act, n_bytes, err);
     }
     if (rc < 0) {
         model_close(m);
@@ -196,10 +196,10 @@ static int check_batch(const struct model_spec *s, const struct model_batch *b, 
     return 0;
 }
 
-/* Uploads n 4-byte elements; from NULL leaves them undefined. */
+/* Uploads n words of 4 bytes; from NULL leaves them undefined. */
 static void *take_words(struct model *m, const void *from, int64_t n)
 {
-    float *p = activations_take(&m->act, n);
+    int32_t *p = activations_take_i32(&m->act, n);
     if (p && from && n)
         m->config.dev->ops->to_device(m->config.dev, p, from, (size_t)n * sizeof *p);
     return p;
@@ -212,9 +212,7 @@ static void take_inputs(struct model *m, const struct model_batch *b)
 
     m->tokens = take_words(m, b->tokens, b->n_tokens);
     m->labels = take_words(m, b->labels, b->n_tokens);
-    m->pass.cu_seqlens = take_words(m, b->n_docs ? b->cu_seqlens : nothing, b->n_docs + 1);
-    if (!m->act.dev) /* while counting, only the host's are there */
-        m->pass.cu_seqlens = b->cu_seqlens;
+    m->pass.cu_seqlens = b->n_docs ? b->cu_seqlens : nothing;
     if (m->config.dispatch)
         m->moe.ones = take_words(m, m->host_ones, b->n_tokens * s->top_k);
     if (m->adapters)
@@ -270,7 +268,7 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
 static int open_unit(struct model *m, uint32_t unit, bool backward, struct unit_view *out,
                      struct err *err)
 {
-    *out = (struct unit_view){ .at = m->at[unit],
+    *out = (struct unit_view){ .dev = m->config.dev, .at = m->at[unit],
                                .adapters = m->adapters ? &m->adapters[unit] : NULL };
     int rc = shard_acquire(m->config.shard, unit, &out->weights, err);
     if (rc == 0 && backward)
@@ -303,7 +301,8 @@ static int embed(struct model *m, struct err *err)
 static int embed_backward(struct model *m, struct err *err)
 {
     struct pass *p = &m->pass;
-    struct unit_view u = { .at = m->at[0], .gradients = shard_gradient(m->config.shard, 0) };
+    struct unit_view u = { .dev = m->config.dev, .at = m->at[0],
+                           .gradients = shard_gradient(m->config.shard, 0) };
 
     p->dev->ops->embedding_backward(p->dev, gradient_of(&u, ROLE_EMBEDDING), m->residuals.d_p,
                                     m->tokens, p->n, p->spec->hidden);

@@ -77,15 +77,15 @@ void moe_carve(struct pass *p, struct moe_saved *out)
     int64_t latent = p->n * m->latent, slots = p->n * m->top_k;
 
     *out = (struct moe_saved){0};
-    out->scores = activations_take(p->act, p->n * m->n_experts);
-    out->weights = activations_take(p->act, slots);
-    out->ids = (int32_t *)activations_take(p->act, slots);
+    out->scores = activations_take_f32(p->act, p->n * m->n_experts);
+    out->weights = activations_take_f32(p->act, slots);
+    out->ids = activations_take_i32(p->act, slots);
     if (m->latent_moe)
         out->latent = activations_take(p->act, latent);
     out->slots = activations_take(p->act, slots * m->latent);
     out->normed = out->sum = activations_take(p->act, latent);
     if (m->latent_norm) {
-        out->sum_rstd = activations_take(p->act, p->n);
+        out->sum_rstd = activations_take_f32(p->act, p->n);
         out->normed = activations_take(p->act, latent);
     }
     if (shared.inter)
@@ -107,8 +107,9 @@ static void carve_scratch(struct pass *p, int64_t n_rows, struct moe_scratch *b)
     const struct model_spec *m = p->spec;
     int64_t slots = p->n * m->top_k;
 
-    b->d_weights = activations_take(p->act, slots);
-    b->d_logits = activations_take(p->act, p->n * m->n_experts);
+    b->d_weights = activations_take_f32(p->act, slots);
+    b->d_logits = activations_take_f32(p->act, p->n * m->n_experts);
+    b->d_router = activations_take(p->act, p->n * m->n_experts);
     b->d_latent = activations_take(p->act, p->n * m->latent);
     b->d_sum = activations_take(p->act, p->n * m->latent);
     b->d_slots = activations_take(p->act, slots * m->latent);
@@ -159,16 +160,16 @@ static void count(struct pass *p, struct moe *e, uint32_t layer, const float *bi
                                   s->ids, bias, *lo, *hi, MARGIN_BINS, shape);
 }
 
-static void route(struct pass *p, const struct unit_view *u, const float *x, struct moe_saved *s,
+static void route(struct pass *p, const struct unit_view *u, const elem *x, struct moe_saved *s,
                   const struct router_shape *shape)
 {
     struct activations_mark mark = activations_mark(p->act);
-    float *logits = activations_take(p->act, p->n * p->spec->n_experts);
+    float *logits = activations_take_f32(p->act, p->n * p->spec->n_experts);
 
     if (logits) {
         linear_f32_forward(p, u, ROLE_ROUTER, logits, x, p->spec->hidden, p->spec->n_experts);
         p->dev->ops->router(p->dev, s->scores, s->ids, s->weights, logits,
-                            weight_of(u, ROLE_ROUTER_BIAS), shape);
+                            bias_of(u), shape);
     }
     activations_release(p->act, mark);
 }
@@ -177,12 +178,12 @@ static void route(struct pass *p, const struct unit_view *u, const float *x, str
 static int travel(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                   struct moe_saved *s, struct err *err)
 {
-    const float *latent = p->spec->latent_moe ? s->latent : s->x;
+    const elem *latent = p->spec->latent_moe ? s->latent : s->x;
     int rc = 0;
 
     carve_rows(p, s);
     struct activations_mark mark = activations_mark(p->act);
-    float *out_rows = activations_take(p->act, s->n_rows * p->spec->latent);
+    elem *out_rows = activations_take(p->act, s->n_rows * p->spec->latent);
     if (!out_rows)
         rc = activations_check(p->act, err);
     if (rc == 0)
@@ -195,7 +196,7 @@ static int travel(struct pass *p, struct moe *e, uint32_t layer, const struct un
     return rc;
 }
 
-static void combine(struct pass *p, const struct unit_view *u, float *y, struct moe_saved *s)
+static void combine(struct pass *p, const struct unit_view *u, elem *y, struct moe_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
@@ -209,11 +210,11 @@ static void combine(struct pass *p, const struct unit_view *u, float *y, struct 
     if (m->latent_moe)
         linear_forward(p, u, ROLE_LATENT_UP, y, s->normed, m->latent, m->hidden, 1);
     else
-        ops->axpy(p->dev, y, 1, s->normed, p->n * m->hidden);
+        ops->add(p->dev, y, s->normed, p->n * m->hidden);
 }
 
 int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                const float *x, float *y, struct moe_saved *s, struct err *err)
+                const elem *x, elem *y, struct moe_saved *s, struct err *err)
 {
     const struct model_spec *m = p->spec;
     struct router_shape shape = router_shape_of(p);
@@ -229,7 +230,7 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
         return rc;
     s->n_rows = dispatch_plan_rows(s->plan);
     if (e->counting)
-        count(p, e, layer, weight_of(u, ROLE_ROUTER_BIAS), s, &shape);
+        count(p, e, layer, bias_of(u), s, &shape);
     if ((rc = travel(p, e, layer, u, s, err)) < 0)
         return rc;
     combine(p, u, y, s);
@@ -241,12 +242,12 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
 /* ---- backward ------------------------------------------------------------------------------- */
 
 /* From dy to the gradient of every slot and weight. */
-static void combine_backward(struct pass *p, const struct unit_view *u, const float *dy,
+static void combine_backward(struct pass *p, const struct unit_view *u, const elem *dy,
                              struct moe_scratch *b, const struct moe_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
-    const float *d_normed = dy, *d_sum;
+    const elem *d_normed = dy, *d_sum;
 
     if (m->latent_moe) {
         linear_backward(p, u, ROLE_LATENT_UP, b->d_latent, 0, dy, s->normed, m->latent, m->hidden);
@@ -275,7 +276,7 @@ static int travel_backward(struct pass *p, struct moe *e, uint32_t layer,
 }
 
 int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                 const float *dy, float *dx, struct moe_saved *s, struct err *err)
+                 const elem *dy, elem *dx, struct moe_saved *s, struct err *err)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
@@ -298,7 +299,8 @@ int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct uni
         ops->combine(p->dev, dx, b.d_slots, e->ones, p->n, (int32_t)m->top_k, m->latent);
     }
     ops->router_backward(p->dev, b.d_logits, b.d_weights, s->scores, s->ids, &shape);
-    linear_backward(p, u, ROLE_ROUTER, dx, 1, b.d_logits, s->x, m->hidden, m->n_experts);
+    ops->to_elem(p->dev, b.d_router, b.d_logits, p->n * m->n_experts);
+    linear_backward(p, u, ROLE_ROUTER, dx, 1, b.d_router, s->x, m->hidden, m->n_experts);
     if (shared.inter)
         mlp_backward(p, u, &shared, dy, dx, 1, &s->shared);
 out:

@@ -14,9 +14,9 @@ struct moe {
     struct shard *shard;       /* borrowed */
     struct dispatch *dispatch; /* borrowed */
     uint32_t n_slots, n_sources; /* of this rank; ranks that send rows here */
-    const float **w;           /* 3 n_slots: gates, ups, downs; NULL before moe_init */
+    const elem **w;            /* 3 n_slots: gates, ups, downs; NULL before moe_init */
     float **dw;                /* 3 times the larger of n_slots and n_sources */
-    const float **a, **b;      /* 3 n_slots: the adapters' beside them */
+    const elem **a, **b;       /* 3 n_slots: the adapters' beside them */
     float **da, **db;          /* as dw */
     const float *ones;         /* n * top_k on the device, of this step */
     /* Counters on the device: (n_layers, n_experts), (n_layers, n_experts, bins) or NULL. */
@@ -35,16 +35,17 @@ int  moe_init(struct moe *e, const struct model_spec *m, const struct slots *slo
 void moe_fini(struct moe *e, struct device *dev);
 
 struct moe_saved {
-    const float *x;             /* (n, hidden), the input; borrowed */
+    const elem *x;              /* (n, hidden), the input; borrowed */
     float   *scores, *weights;  /* (n, n_experts), (n, top_k) */
     int32_t *ids;               /* (n, top_k) */
-    float   *latent;            /* (n, latent); x without a latent projection */
+    elem    *latent;            /* (n, latent); x without a latent projection */
     struct dispatch_plan *plan; /* ended by moe_drop */
     int64_t  n_rows;
-    float   *rows;              /* (n_rows, latent), as they arrived */
-    float   *gate, *up, *hidden; /* (n_rows, expert_inter) */
-    float   *slots;             /* (n, top_k, latent), as they came back */
-    float   *sum, *sum_rstd, *normed; /* (n, latent); normed is sum without a norm */
+    elem    *rows;              /* (n_rows, latent), as they arrived */
+    elem    *gate, *up, *hidden; /* (n_rows, expert_inter) */
+    elem    *slots;             /* (n, top_k, latent), as they came back */
+    elem    *sum, *normed;      /* (n, latent); normed is sum without a norm */
+    float   *sum_rstd;          /* (n) */
     struct mlp_saved shared;
 };
 
@@ -54,11 +55,11 @@ void moe_carve(struct pass *p, struct moe_saved *out);
 /* y (n, hidden) += the layer of x; y NULL: only what the backward needs. Collective over the
  * expert group. */
 int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                const float *x, float *y, struct moe_saved *s, struct err *err);
+                const elem *x, elem *y, struct moe_saved *s, struct err *err);
 
 /* dx (n, hidden) is assigned; the experts' gradients are sent home. Collective. */
 int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                 const float *dy, float *dx, struct moe_saved *s, struct err *err);
+                 const elem *dy, elem *dx, struct moe_saved *s, struct err *err);
 
 /* Ends the plan, if there is one. */
 void moe_drop(struct moe_saved *s);
@@ -71,22 +72,24 @@ void moe_count(struct pass *p, int64_t n_rows);
 /* What lies between A and B of the three matrices' adapters, (n_rows, r) each: s A x, and in a
  * backward s B^T dy. */
 struct moe_lora_scratch {
-    float *z[3], *dz[3], *floats;
-    float *y; /* (n_rows, latent), in a forward */
+    elem  *z[3], *dz[3];
+    float *floats;
+    elem  *y; /* (n_rows, latent), in a forward */
 };
 
 struct moe_scratch { /* of a backward */
-    float *d_weights, *d_logits;    /* (n, top_k), (n, n_experts) */
-    float *d_latent, *d_sum;        /* (n, latent) */
-    float *d_slots;                 /* (n, top_k, latent) */
-    float *d_rows;                  /* (n_rows, latent) */
-    float *d_gate, *d_up, *d_hidden; /* (n_rows, expert_inter) */
+    float *d_weights, *d_logits;     /* (n, top_k), (n, n_experts) */
+    elem  *d_router;                 /* d_logits as elements */
+    elem  *d_latent, *d_sum;         /* (n, latent) */
+    elem  *d_slots;                  /* (n, top_k, latent) */
+    elem  *d_rows;                   /* (n_rows, latent) */
+    elem  *d_gate, *d_up, *d_hidden; /* (n_rows, expert_inter) */
     struct moe_lora_scratch lora;
 };
 
 /* out_rows (n_rows, latent) from what arrived. */
 int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                        float *out_rows, struct moe_saved *s, struct err *err);
+                        elem *out_rows, struct moe_saved *s, struct err *err);
 /* b->d_rows: in, the gradient of what went back; out, of what arrived. Weight gradients are sent
  * home. */
 int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
@@ -98,7 +101,8 @@ int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const st
 void moe_lora_carve_forward(struct pass *p, int64_t n_rows, struct moe_lora_scratch *out);
 void moe_lora_carve_backward(struct pass *p, int64_t n_rows, struct moe_lora_scratch *out);
 
-/* One of the three matrices of the groups of rows at hand; x, dx (n_rows, in); y, dy (n_rows, out). */
+/* One of the three matrices of the groups of rows at hand; x, dx (n_rows, in); y, dy (n_rows,
+ * out). */
 struct moe_product {
     enum tensor_role role;
     const int64_t *offsets; /* n_groups + 1 */
@@ -106,7 +110,8 @@ struct moe_product {
     int64_t n_rows, in, out;
 };
 
-/* Points e's arrays to the adapters in the slots' blocks; in blocks of gradients, of group i of n. */
+/* Points e's arrays to the adapters in the slots' blocks; in blocks of gradients, of group i of
+ * n. */
 void moe_lora_point(const struct pass *p, struct moe *e, const struct shard_experts *x,
                     const struct unit_view *u);
 void moe_lora_point_gradients(const struct pass *p, struct moe *e, uint32_t i, uint32_t n,
@@ -114,20 +119,20 @@ void moe_lora_point_gradients(const struct pass *p, struct moe *e, uint32_t i, u
 
 /* y += the adapter's part; more (n_rows, out) is scratch. */
 void moe_lora_forward(struct pass *p, struct moe *e, const struct unit_view *u,
-                      const struct moe_product *w, float *y, float *more, const float *x,
+                      const struct moe_product *w, elem *y, elem *more, const elem *x,
                       struct moe_lora_scratch *b);
 /* What lies between A and B, from dy and x; then dx += the adapter's part; then the gradients, of
  * a shared A apart, which is one for all groups. */
 void moe_lora_shrink(struct pass *p, struct moe *e, const struct unit_view *u,
-                     const struct moe_product *w, const float *dy, const float *x,
+                     const struct moe_product *w, const elem *dy, const elem *x,
                      struct moe_lora_scratch *b);
 void moe_lora_dx(struct pass *p, struct moe *e, const struct unit_view *u,
-                 const struct moe_product *w, float *dx, const struct moe_lora_scratch *b);
+                 const struct moe_product *w, elem *dx, const struct moe_lora_scratch *b);
 void moe_lora_gradients(struct pass *p, struct moe *e, const struct unit_view *u,
-                        const struct moe_product *w, const float *dy, const float *x,
+                        const struct moe_product *w, const elem *dy, const elem *x,
                         const struct moe_lora_scratch *b);
 void moe_lora_shared_gradient(struct pass *p, const struct unit_view *u,
-                              const struct moe_product *w, const float *x,
+                              const struct moe_product *w, const elem *x,
                               const struct moe_lora_scratch *b);
 
 #endif

@@ -20,9 +20,10 @@ static void point_gradients(const struct pass *p, struct moe *e, uint32_t i, uin
 static void point_weights(struct moe *e, const struct shard_experts *x, const struct unit_view *u)
 {
     for (uint32_t i = 0; i < x->n_slots; i++) {
-        e->w[i] = x->weights[i];
-        e->w[x->n_slots + i] = x->weights[i] + u->at[ROLE_EXPERT_UP];
-        e->w[2 * x->n_slots + i] = x->weights[i] + u->at[ROLE_EXPERT_DOWN];
+        const elem *block = x->weights[i];
+        e->w[i] = block;
+        e->w[x->n_slots + i] = const_elem_at(u->dev, block, (int64_t)u->at[ROLE_EXPERT_UP]);
+        e->w[2 * x->n_slots + i] = const_elem_at(u->dev, block, (int64_t)u->at[ROLE_EXPERT_DOWN]);
     }
 }
 
@@ -48,7 +49,7 @@ static struct products products_of(const struct pass *p, const int64_t *offsets,
 }
 
 static void products_forward(struct pass *p, struct moe *e, const struct unit_view *u,
-                             const struct products *w, float *out_rows, struct moe_saved *s,
+                             const struct products *w, elem *out_rows, struct moe_saved *s,
                              struct moe_lora_scratch *b)
 {
     const struct device_ops *ops = p->dev->ops;
@@ -66,7 +67,7 @@ static void products_forward(struct pass *p, struct moe *e, const struct unit_vi
 }
 
 int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                        float *out_rows, struct moe_saved *s, struct err *err)
+                        elem *out_rows, struct moe_saved *s, struct err *err)
 {
     struct activations_mark mark = activations_mark(p->act);
     struct shard_experts x = {0};
@@ -116,7 +117,8 @@ static void weight_gradients(struct pass *p, struct moe *e, const struct unit_vi
  * then changes no bit. */
 static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
                              const struct shard_experts *x, const struct unit_view *u,
-                             const struct moe_scratch *b, const struct moe_saved *s, struct err *err)
+                             const struct moe_scratch *b, const struct moe_saved *s,
+                             struct err *err)
 {
     struct partials *q;
     uint64_t began = clock_now_ns();

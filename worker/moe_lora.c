@@ -14,9 +14,9 @@ static bool has_own_a(const struct pass *p, const struct unit_view *u, enum tens
     return lora_has(u, role) && !p->lora.shared_a;
 }
 
-static const float *shared_a(const struct unit_view *u, enum tensor_role role)
+static const elem *shared_a(const struct unit_view *u, enum tensor_role role)
 {
-    return u->weights + u->adapters->a[role];
+    return weight_at(u, u->adapters->a[role]);
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -28,7 +28,7 @@ void moe_lora_carve_forward(struct pass *p, int64_t n_rows, struct moe_lora_scra
         return;
     for (int i = 0; i < 3; i++) /* one after another */
         out->z[i] = i ? out->z[0] : activations_take(p->act, n_rows * p->lora.r);
-    out->floats = activations_take(p->act, n_rows * p->lora.r);
+    out->floats = activations_take_f32(p->act, n_rows * p->lora.r);
     out->y = activations_take(p->act, n_rows * p->spec->latent);
 }
 
@@ -40,7 +40,7 @@ void moe_lora_carve_backward(struct pass *p, int64_t n_rows, struct moe_lora_scr
         out->dz[i] = activations_take(p->act, n_rows * p->lora.r);
     }
     if (p->lora.on_experts)
-        out->floats = activations_take(p->act, n_rows * p->lora.r);
+        out->floats = activations_take_f32(p->act, n_rows * p->lora.r);
 }
 
 /* ---- where they are ------------------------------------------------------------------------- */
@@ -51,9 +51,9 @@ void moe_lora_point(const struct pass *p, struct moe *e, const struct shard_expe
     for (int role = ROLE_EXPERT_GATE; p->lora.on_experts && role <= ROLE_EXPERT_DOWN; role++)
         for (uint32_t i = 0; i < x->n_slots && lora_has(u, (enum tensor_role)role); i++) {
             uint32_t at = number_of((enum tensor_role)role) * x->n_slots + i;
-            e->b[at] = x->weights[i] + u->adapters->b[role];
+            e->b[at] = const_elem_at(u->dev, x->weights[i], (int64_t)u->adapters->b[role]);
             if (!p->lora.shared_a)
-                e->a[at] = x->weights[i] + u->adapters->a[role];
+                e->a[at] = const_elem_at(u->dev, x->weights[i], (int64_t)u->adapters->a[role]);
         }
 }
 
@@ -73,7 +73,7 @@ void moe_lora_point_gradients(const struct pass *p, struct moe *e, uint32_t i, u
 
 /* z (n_rows, r) = s A x */
 static void shrink(struct pass *p, struct moe *e, const struct unit_view *u,
-                   const struct moe_product *w, const float *x, float *z, float *floats)
+                   const struct moe_product *w, const elem *x, elem *z, float *floats)
 {
     const struct device_ops *ops = p->dev->ops;
 
@@ -86,10 +86,10 @@ static void shrink(struct pass *p, struct moe *e, const struct unit_view *u,
 }
 
 void moe_lora_forward(struct pass *p, struct moe *e, const struct unit_view *u,
-                      const struct moe_product *w, float *y, float *more, const float *x,
+                      const struct moe_product *w, elem *y, elem *more, const elem *x,
                       struct moe_lora_scratch *b)
 {
-    float *z = b->z[number_of(w->role)];
+    elem *z = b->z[number_of(w->role)];
 
     if (!lora_has(u, w->role))
         return;
@@ -101,7 +101,7 @@ void moe_lora_forward(struct pass *p, struct moe *e, const struct unit_view *u,
 }
 
 void moe_lora_shrink(struct pass *p, struct moe *e, const struct unit_view *u,
-                     const struct moe_product *w, const float *dy, const float *x,
+                     const struct moe_product *w, const elem *dy, const elem *x,
                      struct moe_lora_scratch *b)
 {
     uint32_t i = number_of(w->role);
@@ -115,7 +115,7 @@ void moe_lora_shrink(struct pass *p, struct moe *e, const struct unit_view *u,
 }
 
 void moe_lora_dx(struct pass *p, struct moe *e, const struct unit_view *u,
-                 const struct moe_product *w, float *dx, const struct moe_lora_scratch *b)
+                 const struct moe_product *w, elem *dx, const struct moe_lora_scratch *b)
 {
     const struct device_ops *ops = p->dev->ops;
     uint32_t i = number_of(w->role);
@@ -130,7 +130,7 @@ void moe_lora_dx(struct pass *p, struct moe *e, const struct unit_view *u,
 }
 
 void moe_lora_gradients(struct pass *p, struct moe *e, const struct unit_view *u,
-                        const struct moe_product *w, const float *dy, const float *x,
+                        const struct moe_product *w, const elem *dy, const elem *x,
                         const struct moe_lora_scratch *b)
 {
     const struct device_ops *ops = p->dev->ops;
@@ -145,7 +145,7 @@ void moe_lora_gradients(struct pass *p, struct moe *e, const struct unit_view *u
 }
 
 void moe_lora_shared_gradient(struct pass *p, const struct unit_view *u,
-                              const struct moe_product *w, const float *x,
+                              const struct moe_product *w, const elem *x,
                               const struct moe_lora_scratch *b)
 {
     if (lora_has(u, w->role) && p->lora.shared_a)

@@ -157,7 +157,7 @@ static void set_layer(struct shard *s, uint32_t unit)
     s->coll->layer = is_layer ? (int32_t)unit - 1 : -1;
 }
 
-int shard_acquire(struct shard *s, uint32_t unit, const float **out_weights, struct err *err)
+int shard_acquire(struct shard *s, uint32_t unit, const elem **out_weights, struct err *err)
 {
     struct shard_unit *u = &s->units[unit];
     const float *own = s->weights + u->at;
@@ -165,7 +165,7 @@ int shard_acquire(struct shard *s, uint32_t unit, const float **out_weights, str
     assert(unit < s->map->n_units);
     set_layer(s, unit);
     if (s->fsdp.n_ranks == 1) {
-        *out_weights = own;
+        *out_weights = (const elem *)own;
         return 0;
     }
     if (u->n_users == 0) {
@@ -179,7 +179,7 @@ int shard_acquire(struct shard *s, uint32_t unit, const float **out_weights, str
             return rc;
     }
     u->n_users++;
-    *out_weights = u->whole;
+    *out_weights = (const elem *)u->whole;
     return 0;
 }
 

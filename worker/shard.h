@@ -27,9 +27,9 @@ void shard_close(struct shard *s);
 
 /* ---- dense units, for the model ----------------------------------------------------------- */
 
-/* The whole unit (unit_count floats). Lives until shard_release of the same unit; a unit may be
+/* The whole unit (unit_count elements). Lives until shard_release of the same unit; a unit may be
  * acquired again before that. Collective. */
-int  shard_acquire(struct shard *s, uint32_t unit, const float **out_weights, struct err *err);
+int  shard_acquire(struct shard *s, uint32_t unit, const elem **out_weights, struct err *err);
 void shard_release(struct shard *s, uint32_t unit);
 
 /* The unit's gradient block, to be added to (+=); zeroed where it is not the owner's own sum. The
@@ -41,13 +41,13 @@ int shard_reduce(struct shard *s, uint32_t unit, struct err *err);
 /* ---- routed experts, for the model -------------------------------------------------------- */
 
 /* The slots of layer that this rank serves, up to the last one that is filled: n_slots blocks of
- * stride floats, of which an expert's are the first expert_count. */
+ * stride elements or floats, of which an expert's are the first expert_count. */
 struct shard_experts {
     uint32_t n_slots;
     const int32_t *experts; /* n_slots: which one is there; -1: an empty slot */
     uint64_t stride;
-    const float *const *weights; /* n_slots pointers */
-    float *const *gradients;     /* n_slots pointers; NULL until shard_experts_gradient */
+    const elem *const *weights; /* n_slots pointers */
+    float *const *gradients;    /* n_slots pointers; NULL until shard_experts_gradient */
 };
 int  shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts *out,
                            struct err *err);

@@ -23,7 +23,7 @@ struct shard_unit {
     float   *whole;    /* gathered; NULL: not in use, or my own memory */
     float   *gradient; /* the same */
     uint32_t n_users;
-    const float **weight_of; /* slots: n_slots pointers */
+    const elem  **weight_of; /* slots: n_slots pointers */
     float       **gradient_of;
 };
 
