@@ -1,0 +1,307 @@
+/* cuda_ops_products.c - cases of products: dense, a head at a time, per expert, over packed weights
+ */
+#include "tests/cuda_ops.h"
+
+#include "kernels/mxfp4.h"
+
+/* Sums of k products of unit numbers, one beside other orders of summation. */
+#define TOLERANCE_SUM_F32 2e-5
+
+static double product_flops(int64_t n, int64_t in, int64_t out)
+{
+    return 2.0 * (double)n * (double)in * (double)out;
+}
+
+/* ---- dense: n, in, out, beta ---- */
+
+static void count_dense(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[1], out = t->d[2];
+    t->flops = product_flops(n, in, out);
+    t->bytes = (double)elem_size(t->dev) * (double)(n * in + in * out + n * out);
+}
+
+/* With beta 0 what is assigned starts as NaN. */
+static elem *assigned(struct trial *t, const char *name, int64_t n, int64_t beta)
+{
+    return beta ? inout_elems(t, name, n, 1) : out_elems(t, name, n);
+}
+
+static void linear(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[1], out = t->d[2], beta = t->d[3];
+    const elem *x = in_elems(t, n * in, 1), *w = in_elems(t, out * in, 0.1f);
+    elem *y = assigned(t, "y", n * out, beta);
+    count_dense(t);
+    TRIAL_RUN(t)
+        t->dev->ops->linear(t->dev, y, x, w, n, in, out, (float)beta);
+}
+
+static void linear_f32(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[1], out = t->d[2], beta = t->d[3];
+    const elem *x = in_elems(t, n * in, 1), *w = in_elems(t, out * in, 0.1f);
+    float *y = beta ? inout_floats(t, "y", n * out, 1) : out_floats(t, "y", n * out);
+    t->tolerance_bf16 = TOLERANCE_SUM_F32;
+    count_dense(t);
+    TRIAL_RUN(t)
+        t->dev->ops->linear_f32(t->dev, y, x, w, n, in, out, (float)beta);
+}
+
+static void linear_dx(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[1], out = t->d[2], beta = t->d[3];
+    const elem *dy = in_elems(t, n * out, 1), *w = in_elems(t, out * in, 0.1f);
+    elem *dx = assigned(t, "dx", n * in, beta);
+    count_dense(t);
+    TRIAL_RUN(t)
+        t->dev->ops->linear_dx(t->dev, dx, dy, w, n, in, out, (float)beta);
+}
+
+static void linear_dw(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[1], out = t->d[2];
+    const elem *dy = in_elems(t, n * out, 1), *x = in_elems(t, n * in, 1);
+    float *acc_dw = inout_floats(t, "acc_dw", out * in, 1);
+    t->tolerance_bf16 = TOLERANCE_SUM_F32;
+    count_dense(t);
+    TRIAL_RUN(t)
+        t->dev->ops->linear_dw(t->dev, acc_dw, dy, x, n, in, out);
+}
+
+/* ---- a head at a time: n, heads, in, out, extra width of rows, beta ---- */
+
+static void heads_linear(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[2], out = t->d[3], extra = t->d[4], beta = t->d[5];
+    int32_t heads = (int32_t)t->d[1];
+    int64_t x_stride = in + extra, w_stride = out * in + extra * in;
+    const elem *x = in_elems(t, n * heads * x_stride, 1);
+    const elem *w = in_elems(t, heads * w_stride, 0.1f);
+    elem *y = inout_elems(t, "y", n * heads * (out + extra), 1);
+    t->flops = product_flops(n * heads, in, out);
+    TRIAL_RUN(t)
+        t->dev->ops->heads_linear(t->dev, y, out + extra, x, x_stride, w, w_stride, n, heads, in,
+                                  out, (float)beta);
+}
+
+static void heads_linear_dx(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[2], out = t->d[3], extra = t->d[4], beta = t->d[5];
+    int32_t heads = (int32_t)t->d[1];
+    int64_t w_stride = out * in + extra * in;
+    const elem *dy = in_elems(t, n * heads * (out + extra), 1);
+    const elem *w = in_elems(t, heads * w_stride, 0.1f);
+    elem *dx = inout_elems(t, "dx", n * heads * (in + extra), 1);
+    t->flops = product_flops(n * heads, in, out);
+    TRIAL_RUN(t)
+        t->dev->ops->heads_linear_dx(t->dev, dx, in + extra, dy, out + extra, w, w_stride, n,
+                                     heads, in, out, (float)beta);
+}
+
+static void heads_linear_dw(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[2], out = t->d[3], extra = t->d[4];
+    int32_t heads = (int32_t)t->d[1];
+    int64_t w_stride = out * in + extra * in;
+    const elem *dy = in_elems(t, n * heads * (out + extra), 1);
+    const elem *x = in_elems(t, n * heads * (in + extra), 1);
+    float *acc_dw = inout_floats(t, "acc_dw", heads * w_stride, 1);
+    t->tolerance_bf16 = TOLERANCE_SUM_F32;
+    t->flops = product_flops(n * heads, in, out);
+    TRIAL_RUN(t)
+        t->dev->ops->heads_linear_dw(t->dev, acc_dw, w_stride, dy, out + extra, x, in + extra, n,
+                                     heads, in, out);
+}
+
+/* ---- per expert: rows, groups, in, out, kind of sizes, beta ---- */
+
+enum { EVEN, SKEWED, ONE_HAS_ALL };
+
+/* The rows of groups: empty ones, one-row ones and a large one among them unless even. */
+static const int64_t *offsets_of(struct trial *t, int64_t n_rows, int32_t n_groups, int64_t kind)
+{
+    int64_t *offsets = trial_host(t, (size_t)(n_groups + 1) * sizeof *offsets);
+    for (int32_t g = 0; g < n_groups; g++) {
+        int64_t left = n_rows - offsets[g], groups_left = n_groups - g;
+        int64_t rows = left / groups_left;
+        if (kind == SKEWED)
+            rows = g % 5 == 1 ? 0 : g % 5 == 3 ? 1 : trial_below(t, 2 * rows + 1);
+        if (kind == ONE_HAS_ALL)
+            rows = g == n_groups / 2 ? left : 0;
+        if (g == n_groups - 1)
+            rows = left;
+        offsets[g + 1] = offsets[g] + (rows < left ? rows : left);
+    }
+    return offsets;
+}
+
+/* Pointers to n_groups blocks of stride elements; each group's lies at its own place. */
+static const elem **elem_groups(struct trial *t, const elem *all, int32_t n_groups, int64_t stride)
+{
+    const elem **to = trial_host(t, (size_t)n_groups * sizeof *to);
+    for (int32_t g = 0; g < n_groups; g++)
+        to[g] = const_elem_at(t->dev, all, (n_groups - 1 - g) * stride);
+    return to;
+}
+
+static void count_grouped(struct trial *t)
+{
+    int64_t n = t->d[0], groups = t->d[1], in = t->d[2], out = t->d[3];
+    t->flops = product_flops(n, in, out);
+    t->bytes = (double)elem_size(t->dev) * (double)(n * in + groups * in * out + n * out);
+}
+
+static void grouped_linear(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[2], out = t->d[3];
+    int32_t groups = (int32_t)t->d[1];
+    const int64_t *offsets = offsets_of(t, n, groups, t->d[4]);
+    const elem *x = in_elems(t, n * in, 1), *all = in_elems(t, groups * in * out, 0.1f);
+    const elem **w = elem_groups(t, all, groups, in * out);
+    elem *y = out_elems(t, "y", n * out);
+    count_grouped(t);
+    TRIAL_RUN(t)
+        t->dev->ops->grouped_linear(t->dev, y, x, w, offsets, groups, in, out);
+}
+
+static void grouped_linear_dx(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[2], out = t->d[3], beta = t->d[5];
+    int32_t groups = (int32_t)t->d[1];
+    const int64_t *offsets = offsets_of(t, n, groups, t->d[4]);
+    const elem *dy = in_elems(t, n * out, 1), *all = in_elems(t, groups * in * out, 0.1f);
+    const elem **w = elem_groups(t, all, groups, in * out);
+    elem *dx = assigned(t, "dx", n * in, beta);
+    count_grouped(t);
+    TRIAL_RUN(t)
+        t->dev->ops->grouped_linear_dx(t->dev, dx, dy, w, offsets, groups, in, out, (float)beta);
+}
+
+static void grouped_linear_dw(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[2], out = t->d[3];
+    int32_t groups = (int32_t)t->d[1];
+    const int64_t *offsets = offsets_of(t, n, groups, t->d[4]);
+    const elem *dy = in_elems(t, n * out, 1), *x = in_elems(t, n * in, 1);
+    float *all = inout_floats(t, "acc_dw", groups * in * out, 1);
+    float **acc_dw = trial_host(t, (size_t)groups * sizeof *acc_dw);
+    for (int32_t g = 0; g < groups; g++)
+        acc_dw[g] = all + (groups - 1 - g) * in * out;
+    t->tolerance_bf16 = TOLERANCE_SUM_F32;
+    count_grouped(t);
+    TRIAL_RUN(t)
+        t->dev->ops->grouped_linear_dw(t->dev, acc_dw, dy, x, offsets, groups, in, out);
+}
+
+/* ---- packed weights ---- */
+
+struct packed {
+    const uint8_t **codes, **scales;
+};
+
+/* Any codes; scales around one, and among them the smallest there is. */
+static struct packed packed_of(struct trial *t, int32_t groups, int64_t n)
+{
+    struct packed p = {
+        trial_host(t, (size_t)groups * sizeof *p.codes),
+        trial_host(t, (size_t)groups * sizeof *p.scales),
+    };
+    int64_t n_codes = n / 2, n_scales = n / MXFP4_GROUP;
+    uint8_t *codes = trial_host(t, (size_t)(groups * n_codes));
+    uint8_t *scales = trial_host(t, (size_t)(groups * n_scales));
+    for (int64_t i = 0; i < groups * n_codes; i++)
+        codes[i] = (uint8_t)trial_below(t, 256);
+    for (int64_t i = 0; i < groups * n_scales; i++)
+        scales[i] = (uint8_t)(i % 17 == 0 ? i % 3 : 120 + trial_below(t, 5));
+    const uint8_t *all_codes = in_bytes(t, codes, (size_t)(groups * n_codes));
+    const uint8_t *all_scales = in_bytes(t, scales, (size_t)(groups * n_scales));
+    for (int32_t g = 0; g < groups; g++) {
+        p.codes[g] = all_codes + g * n_codes;
+        p.scales[g] = all_scales + g * n_scales;
+    }
+    return p;
+}
+
+static void grouped_linear_mxfp4(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[2], out = t->d[3];
+    int32_t groups = (int32_t)t->d[1];
+    const int64_t *offsets = offsets_of(t, n, groups, t->d[4]);
+    const elem *x = in_elems(t, n * in, 1);
+    struct packed p = packed_of(t, groups, in * out);
+    elem *y = out_elems(t, "y", n * out);
+    count_grouped(t);
+    TRIAL_RUN(t)
+        t->dev->ops->grouped_linear_mxfp4(t->dev, y, x, p.codes, p.scales, offsets, groups, in,
+                                          out);
+}
+
+static void grouped_linear_mxfp4_dx(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[2], out = t->d[3], beta = t->d[5];
+    int32_t groups = (int32_t)t->d[1];
+    const int64_t *offsets = offsets_of(t, n, groups, t->d[4]);
+    const elem *dy = in_elems(t, n * out, 1);
+    struct packed p = packed_of(t, groups, in * out);
+    elem *dx = assigned(t, "dx", n * in, beta);
+    count_grouped(t);
+    TRIAL_RUN(t)
+        t->dev->ops->grouped_linear_mxfp4_dx(t->dev, dx, dy, p.codes, p.scales, offsets, groups,
+                                             in, out, (float)beta);
+}
+
+#define DENSE(op)                                                                                  \
+    {#op, op, {0, 8, 8}},                                                                          \
+    {#op, op, {1, 1, 1}},                                                                          \
+    {#op, op, {1, 64, 128}},                                                                       \
+    {#op, op, {3, 5, 7, 1}},                                                                       \
+    {#op, op, {17, 33, 129}},                                                                      \
+    {#op, op, {128, 256, 64, 1}},                                                                  \
+    {#op, op, {257, 72, 200}},                                                                     \
+    {#op, op, {300, 511, 130, 1}},                                                                 \
+    {#op, op, {1000, 1024, 512}, CASE_LARGE},                                                      \
+    {#op, op, {512, 7168, 3072}, CASE_LARGE},                                                      \
+    {#op, op, {8192, 7168, 7168}, CASE_BENCH},                                                     \
+    {#op, op, {16384, 1024, 3072}, CASE_BENCH}
+
+#define HEADS(op)                                                                                  \
+    {#op, op, {0, 2, 8, 8, 0, 0}},                                                                 \
+    {#op, op, {1, 1, 3, 5, 0, 0}},                                                                 \
+    {#op, op, {5, 3, 7, 9, 3, 1}},                                                                 \
+    {#op, op, {130, 4, 64, 32, 0, 0}},                                                             \
+    {#op, op, {65, 2, 32, 48, 16, 1}},                                                             \
+    {#op, op, {256, 16, 512, 128, 64, 0}, CASE_LARGE},                                             \
+    {#op, op, {8192, 64, 512, 128, 64, 0}, CASE_BENCH}
+
+#define GROUPED(op)                                                                                \
+    {#op, op, {0, 3, 8, 8, EVEN, 0}},                                                              \
+    {#op, op, {1, 1, 3, 5, EVEN, 0}},                                                              \
+    {#op, op, {40, 7, 17, 9, SKEWED, 1}},                                                          \
+    {#op, op, {200, 5, 64, 96, SKEWED, 0}},                                                        \
+    {#op, op, {301, 4, 130, 136, ONE_HAS_ALL, 1}},                                                 \
+    {#op, op, {600, 16, 256, 64, SKEWED, 1}},                                                      \
+    {#op, op, {2000, 32, 512, 256, SKEWED, 0}, CASE_LARGE},                                        \
+    {#op, op, {1500, 3, 3584, 3072, EVEN, 1}, CASE_LARGE},                                         \
+    {#op, op, {131072, 14, 3584, 3072, EVEN, 0}, CASE_BENCH},                                      \
+    {#op, op, {131072, 14, 3584, 3072, SKEWED, 0}, CASE_BENCH},                                    \
+    {#op, op, {131072, 112, 3584, 3072, EVEN, 0}, CASE_BENCH},                                     \
+    {#op, op, {65536, 64, 2048, 1024, EVEN, 0}, CASE_BENCH},                                       \
+    {#op, op, {65536, 64, 2048, 1024, SKEWED, 0}, CASE_BENCH}
+
+#define PACKED(op)                                                                                 \
+    {#op, op, {0, 3, 32, 8, EVEN, 0}},                                                             \
+    {#op, op, {1, 1, 32, 5, EVEN, 0}},                                                             \
+    {#op, op, {40, 7, 96, 9, SKEWED, 1}},                                                          \
+    {#op, op, {301, 4, 160, 136, SKEWED, 0}},                                                      \
+    {#op, op, {1500, 3, 3584, 3072, EVEN, 1}, CASE_LARGE},                                         \
+    {#op, op, {131072, 14, 3584, 3072, EVEN, 0}, CASE_BENCH}
+
+static const struct op_case cases[] = {
+    DENSE(linear), DENSE(linear_f32), DENSE(linear_dx), DENSE(linear_dw),
+    HEADS(heads_linear), HEADS(heads_linear_dx), HEADS(heads_linear_dw),
+    GROUPED(grouped_linear), GROUPED(grouped_linear_dx), GROUPED(grouped_linear_dw),
+    PACKED(grouped_linear_mxfp4), PACKED(grouped_linear_mxfp4_dx),
+};
+
+OP_FAMILY(products, cases)
