@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/hf_config.h"
+#include "common/lora_map.h"
 #include "common/memory_model.h"
 #include "proto/job_file.h"
 
@@ -17,6 +18,26 @@ static int refuse_key(const struct ctl *c, const struct job_file_places *places,
     problems_add(&p, job_file_place(places, key), key, "%s%s", text, hint);
     int rc = ctl_fail_problems(c, &p);
     problems_fini(&p);
+    return rc;
+}
+
+static bool is_lora(const Ballast__JobSpec *spec)
+{
+    return !strcmp(spec->train_mode, "lora");
+}
+
+static int check_adapters(const Ballast__JobSpec *spec, const struct model_spec *model,
+                          struct err *err)
+{
+    struct lora_config lora = {
+        .r = spec->lora_r, .alpha = spec->lora_alpha, .shared_a = spec->lora_shared_a,
+        .targets = (const char *const *)spec->lora_targets, .n_targets = spec->n_lora_targets,
+    };
+    struct tensor_map map = {0};
+    int rc = 0;
+    if (is_lora(spec) && (rc = tensor_map_init(model, &map, err)) == 0)
+        rc = lora_map_add(&map, &lora, err);
+    tensor_map_fini(&map);
     return rc;
 }
 
@@ -37,7 +58,10 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
     } else if (!strcmp(spec->train_mode, "indexer") && !model->index_top_k) {
         rc = refuse_key(c, places, "train.mode", "indexer, but the model has no indexer",
                         "; expected full");
-    } else if (!strcmp(spec->moe_bias_update, "quantile") && model->n_expert_groups > 1) {
+    } else if (check_adapters(spec, model, &err) < 0) {
+        rc = refuse_key(c, places, "train.lora.targets", err.text, "");
+    } else if (!is_lora(spec) && !strcmp(spec->moe_bias_update, "quantile") &&
+               model->n_expert_groups > 1) {
         rc = refuse_key(c, places, "moe.bias_update",
                         "quantile does not go with a model that chooses experts in groups",
                         "; expected sign or off");

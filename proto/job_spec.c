@@ -30,7 +30,8 @@ static const struct field fields[] = {
     {"model.init_seed", FIELD_U64, AT(model_init_seed), .preset = "1", .max = 0x1p63,
      .help = "of the weights of a model without weights"},
     {"model.base_precision", FIELD_WORD, AT(model_base_precision), .preset = "bf16",
-     WORDS("bf16", "mxfp4", "fp8", "f32"), .help = "of frozen weights in LoRA"},
+     WORDS("bf16", "mxfp4", "fp8", "f32"),
+     .help = "of the frozen matrices in `train.mode: lora`"},
 
     {"data.train", FIELD_PATHS, LIST(data_train), .n_min = 1, .n_max = DATA_GLOBS_MAX,
      .help = "files or globs: .txt (bytes), .bin (u16, u32), .jsonl; of Megatron, prefixes without "
@@ -96,9 +97,11 @@ static const struct field fields[] = {
     {"train.lora.alpha", FIELD_DOUBLE, AT(lora_alpha), .preset = "16", .max = 1e6,
      .min_open = true, .help = "their scale is alpha / r"},
     {"train.lora.targets", FIELD_STRINGS, LIST(lora_targets), .preset = "[q_proj, o_proj]",
-     .n_max = 64, .help = "which products get adapters"},
+     .n_max = 64, .help = "ends of module paths that get adapters, or experts: the routed ones"},
     {"train.lora.shared_a", FIELD_PB_BOOL, AT(lora_shared_a), .preset = "false",
      .help = "one A for all experts of a layer"},
+    {"train.lora.adapter", FIELD_PATH, AT(lora_adapter), .preset = "",
+     .help = "a PEFT folder with an adapter to begin from; without: A random, B zero"},
     {"train.indexer.stage", FIELD_WORD, AT(indexer_stage), .preset = "sparse",
      WORDS("dense", "sparse"), .help = "what the indexer learns from"},
     {"train.indexer.loss_coefficient", FIELD_DOUBLE, AT(indexer_loss_coefficient),
@@ -192,7 +195,8 @@ struct unsupported {
 };
 
 static const struct unsupported unsupported[] = {
-    {"train.mode", "lora", 0, "full or indexer"},
+    {"model.base_precision", "mxfp4", 0, "bf16 or f32"},
+    {"model.base_precision", "fp8", 0, "bf16 or f32"},
     {"train.precision", "bf16", 0, "f32"},
     {"parallel.sequence_parallel_degree", NULL, 1, "1"},
     {"parallel.tensor_parallel_degree", NULL, 1, "1"},
@@ -269,6 +273,18 @@ static void check_schedule(const Ballast__JobSpec *s, struct problems *out)
                      "%g is above train.optimizer.lr (%g)", s->schedule_min_lr, s->optimizer_lr);
 }
 
+static void check_lora(const Ballast__JobSpec *s, struct problems *out)
+{
+    if (strcmp(s->train_mode, "lora") != 0)
+        return;
+    if (s->n_lora_targets == 0)
+        problems_add(out, NULL, "train.lora.targets", "is empty; expected ends of module paths, as "
+                     "in [q_proj, o_proj, experts]");
+    if (s->lora_shared_a && s->train_deterministic)
+        problems_add(out, NULL, "train.lora.shared_a", "the sum over the experts of a rank changes "
+                     "bits when they move, which train.deterministic excludes; expected false");
+}
+
 static bool ends_with(const char *text, const char *end)
 {
     size_t n = strlen(text), n_end = strlen(end);
@@ -310,6 +326,8 @@ static void check_paths(const Ballast__JobSpec *s, struct problems *out)
 {
     check_absolute("model.path", s->model_path, out);
     check_absolute("checkpoint.path", s->checkpoint_path, out);
+    if (s->lora_adapter && *s->lora_adapter)
+        check_absolute("train.lora.adapter", s->lora_adapter, out);
     for (size_t i = 0; i < s->n_data_train; i++)
         check_absolute("data.train", s->data_train[i], out);
     for (size_t i = 0; i < s->n_data_validation; i++)
@@ -325,6 +343,7 @@ int job_spec_check_together(const Ballast__JobSpec *spec, struct problems *out)
     check_supported(spec, out);
     check_degrees(spec, out);
     check_schedule(spec, out);
+    check_lora(spec, out);
     check_paths(spec, out);
     return out->n_total > before ? -EINVAL : 0;
 }

@@ -216,8 +216,15 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
     {"its other half", {"data.train=[a.bin]", "data.format=megatron"},
      "--set: key 'data.train': '/jobs/a.bin' is half of a Megatron dataset, which is named by its "
      "prefix without .idx and .bin, with data.format megatron"},
-    {"not yet: LoRA", {"train.mode=lora"},
-     "--set: key 'train.mode': lora is not supported yet; this version runs full or indexer"},
+    {"adapters without a target", {"train.mode=lora", "train.lora.targets=[]"},
+     "--set: key 'train.lora.targets': is empty; expected ends of module paths, as in "
+     "[q_proj, o_proj, experts]"},
+    {"one A for experts that may move", {"train.mode=lora", "train.deterministic=true",
+                                         "train.lora.shared_a=true"},
+     "--set: key 'train.lora.shared_a': the sum over the experts of a rank changes bits when they "
+     "move, which train.deterministic excludes; expected false"},
+    {"not yet: a base that stays packed", {"train.mode=lora", "model.base_precision=mxfp4"},
+     "--set: key 'model.base_precision': mxfp4 is not supported yet; this version runs bf16 or f32"},
     {"not yet: sequence parallel", {"parallel.workers=4", "parallel.sequence_parallel_degree=2"},
      "--set: key 'parallel.sequence_parallel_degree': 2 is not supported yet; this version runs 1"},
     {"not yet: capacity", {"moe.capacity_factor=1.25"},

@@ -192,7 +192,8 @@ static void adapters_lie_behind_what_was_there(void **state)
         uint64_t *ends = xcalloc(map.n_units, sizeof *ends), block_end = 0;
         for (size_t i = 0; i < bare.n_entries; i++) {
             const struct tensor_entry *e = tensor_map_find(&map, bare.entries[i].name);
-            assert_true(e && e->offset == bare.entries[i].offset && e->unit == bare.entries[i].unit);
+            assert_true(e && e->offset == bare.entries[i].offset);
+            assert_int_equal(e->unit, bare.entries[i].unit);
         }
         for (size_t i = 0; i < map.n_entries; i++) {
             const struct tensor_entry *e = &map.entries[i];
@@ -404,10 +405,11 @@ static int logits(struct stack *s, void *arg, struct err *err)
             if (a->adapter != ADAPTER_A ||
                 strcmp(lora_base_of(&beside, a)->name, map->entries[t].name) != 0)
                 continue;
-            for (uint64_t i = 0; i < part.count; i++)
-                for (uint64_t r = 0; r < c.r; r++)
-                    part.weights[i] += (float)(c.alpha / c.r * initial(b, i / a->dims[1] * c.r + r) *
-                                               initial(a, r * a->dims[1] + i % a->dims[1]));
+            for (uint64_t i = 0; i < c.r * part.count; i++) {
+                uint64_t r = i % c.r, row = i / c.r / a->dims[1], column = i / c.r % a->dims[1];
+                part.weights[i / c.r] += (float)(c.alpha / c.r * initial(b, row * c.r + r) *
+                                                 initial(a, r * a->dims[1] + column));
+            }
         }
         tensor_map_fini(&beside);
     }
@@ -545,7 +547,9 @@ static void every_layout_trains_the_same(void **state)
 static void moving_experts_changes_no_bit(void **state)
 {
     (void)state;
-    static const struct layout_degrees layouts[] = { { 2, 2, 2, 0 }, { 4, 2, 2, 2 }, { 4, 1, 4, 0 } };
+    static const struct layout_degrees layouts[] = {
+        { 2, 2, 2, 0 }, { 4, 2, 2, 2 }, { 4, 1, 4, 0 },
+    };
     struct model_spec m = kimi();
     struct lora_config c = LORA(all, false);
     for (size_t i = 0; i < COUNT(layouts); i++) {

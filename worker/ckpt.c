@@ -213,11 +213,18 @@ static struct ckpt_tensors tensors_of(const struct ckpt_config *c, enum ckpt_wha
                                                                      : FILE_BYTES_MAX};
 }
 
+int ckpt_load_base(const char *model_path, struct shard *s, const struct tensor_map *map,
+                   enum base_precision precision, struct err *err)
+{
+    struct ckpt_tensors t = {.map = map, .shard = s, .what = CKPT_WEIGHTS,
+                             .rounds_matrices = precision == BASE_BF16};
+    return ckpt_files_read(&t, model_path, err);
+}
+
 int ckpt_load_weights(const char *model_path, struct shard *s, const struct tensor_map *map,
                       struct err *err)
 {
-    struct ckpt_tensors t = {.map = map, .shard = s, .what = CKPT_WEIGHTS};
-    return ckpt_files_read(&t, model_path, err);
+    return ckpt_load_base(model_path, s, map, BASE_F32, err);
 }
 
 int ckpt_load_adapters(const char *path, struct shard *s, const struct tensor_map *map,

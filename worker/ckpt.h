@@ -3,8 +3,8 @@
  * PATH/step-N/ holds config.json, the weights under their published names, and ballast/ with the
  * optimizer's state under the same names and state.json. It is written as step-N.tmp by all ranks
  * and renamed by rank 0 when every byte is on disk: a crash leaves the old or the new. A run
- * resumes on any layout. Where adapters are trained, they are all of the weights that it holds, as a
- * PEFT folder, with the hash of the base that they belong to. */
+ * resumes on any layout. Where adapters are trained, it holds these alone, as a PEFT folder, with
+ * the hash of the base that they belong to. */
 #ifndef WORKER_CKPT_H
 #define WORKER_CKPT_H
 
@@ -13,8 +13,8 @@
 #include "worker/coll.h"
 #include "worker/shard.h"
 
-/* Initial weights of the model, or of its adapters: a stream of random numbers per tensor, a function
- * of seed, the tensor's name and the element's index alone. */
+/* Initial weights, and adapters: a stream of random numbers per tensor, a function of seed, the
+ * tensor's name and the element's index alone. */
 void ckpt_init_adapters(struct shard *s, const struct tensor_map *map, uint64_t seed);
 void ckpt_init_weights(struct shard *s, const struct tensor_map *map,
                        const struct model_spec *spec, uint64_t seed);
@@ -23,6 +23,11 @@ void ckpt_init_weights(struct shard *s, const struct tensor_map *map,
  * there in its shape. */
 int ckpt_load_weights(const char *model_path, struct shard *s, const struct tensor_map *map,
                       struct err *err);
+
+/* The same of a base that is frozen: its matrices as they would be in that precision. */
+enum base_precision { BASE_F32, BASE_BF16 };
+int ckpt_load_base(const char *model_path, struct shard *s, const struct tensor_map *map,
+                   enum base_precision precision, struct err *err);
 
 /* The adapters of a PEFT folder, which must be just those of the map. */
 int ckpt_load_adapters(const char *path, struct shard *s, const struct tensor_map *map,

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/bf16.h"
 #include "common/failpoint.h"
 #include "common/json.h"
 #include "common/mem.h"
@@ -236,15 +237,18 @@ int ckpt_files_write(const struct ckpt_tensors *t, const char *folder, struct er
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-static int read_part(const struct ckpt_tensors *t, const struct ckpt_source *source,
+static int read_part(const struct ckpt_tensors *t, const struct ckpt_source *source, bool rounds,
                      const struct shard_part *p, float *chunk, struct err *err)
 {
     struct device *dev = shard_device(t->shard);
     int rc = 0;
     for (uint64_t done = 0; done < p->count && rc == 0; done += CHUNK_FLOATS) {
         uint64_t n = p->count - done < CHUNK_FLOATS ? p->count - done : CHUNK_FLOATS;
-        if ((rc = ckpt_source_read(source, p->first + done, n, chunk, err)) == 0)
-            dev->ops->to_device(dev, floats_of(t, p) + done, chunk, n * sizeof *chunk);
+        if ((rc = ckpt_source_read(source, p->first + done, n, chunk, err)) < 0)
+            break;
+        for (uint64_t i = 0; rounds && i < n; i++)
+            chunk[i] = bf16_value(bf16_of(chunk[i]));
+        dev->ops->to_device(dev, floats_of(t, p) + done, chunk, n * sizeof *chunk);
     }
     return rc;
 }
@@ -299,7 +303,7 @@ static int read_tensor(const struct ckpt_tensors *t, const struct safetensors *s
     if (rc == 0 && t->what == CKPT_ADAPTERS)
         rc = check_same(st, e, err);
     if (rc == 0 && shard_part(t->shard, e, &p))
-        rc = read_part(t, &source, &p, chunk, err);
+        rc = read_part(t, &source, t->rounds_matrices && e->is_matrix, &p, chunk, err);
     return rc;
 }
 

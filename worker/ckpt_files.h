@@ -16,7 +16,8 @@ struct ckpt_tensors {
     struct shard  *shard;
     enum ckpt_what what;           /* m and v: only of tensors that are trained */
     uint64_t       file_bytes_max; /* a tensor larger than that has a file of its own */
-    bool           is_one_of_many; /* the folder gets other files of tensors, so there is an index */
+    bool           is_one_of_many; /* the folder gets more files of tensors, so there is an index */
+    bool           rounds_matrices; /* to bf16, when they are read */
 };
 
 /* By one rank: makes folder with files of their final size; carried, for is_one_of_many, are whole

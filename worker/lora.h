@@ -1,8 +1,8 @@
 /* lora.h - low-rank adapters beside a layer's projections: y += s B A x, s = alpha / r
  *
- * What a projection's own weight is, is frozen beside an adapter: only A (r, in) and B (out, r) get
- * gradients. A x is made again in the backward rather than kept. Where one A serves all experts of
- * a layer, its gradient is one sum over all their rows. */
+ * A model with adapters is frozen: only A (r, in) and B (out, r) get gradients. A x is made again
+ * in the backward rather than kept. Where one A serves all experts of a layer, its gradient is one
+ * sum over all their rows. */
 #ifndef WORKER_LORA_H
 #define WORKER_LORA_H
 

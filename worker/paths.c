@@ -120,5 +120,7 @@ int paths_check(const Ballast__JobSpec *spec, char *const *roots, size_t n_roots
                             spec->data_format, roots, n_roots, err);
     if (rc == 0 && spec->checkpoint_path[0])
         rc = path_check("checkpoint.path", spec->checkpoint_path, roots, n_roots, err);
+    if (rc == 0 && spec->lora_adapter && spec->lora_adapter[0])
+        rc = path_check("train.lora.adapter", spec->lora_adapter, roots, n_roots, err);
     return rc;
 }

@@ -19,6 +19,7 @@
 #include "proto/job_spec.h"
 #include "worker/agree.h"
 #include "worker/paths.h"
+#include "worker/run_lora.h"
 
 #define OPEN_TIMEOUT_NS (120 * NS_PER_S) /* from the first rank's START to the last one's */
 #define CALL_TIMEOUT_NS (600 * NS_PER_S) /* a member that lives but does not come */
@@ -78,6 +79,7 @@ static int parse_words(struct run *run, struct err *err)
         run->index_stage = strcmp(s->indexer_stage, "dense") == 0 ? INDEX_DENSE : INDEX_SPARSE;
         run->bias_rule = BIAS_OFF; /* the router is frozen */
     }
+    run_lora_read(run);
     run->nan_rule = strcmp(s->train_on_nan, "skip") == 0       ? NAN_SKIP
                     : strcmp(s->train_on_nan, "rollback") == 0 ? NAN_ROLLBACK
                                                                : NAN_STOP;
@@ -148,8 +150,8 @@ static int open_model(struct run *run, struct err *err)
         run->dispatch = dispatch_open(&run->layout, &run->slots, run->coll, run->dev, m->top_k,
                                       m->latent);
     struct model_config c = {
-        .spec = m, .map = &run->map, .layout = &run->layout, .slots = &run->slots,
-        .shard = run->shard, .dispatch = run->dispatch, .dev = run->dev,
+        .spec = m, .map = &run->map, .lora = run->lora, .layout = &run->layout,
+        .slots = &run->slots, .shard = run->shard, .dispatch = run->dispatch, .dev = run->dev,
         .tokens_max = (int64_t)s->train_micro_batch * s->data_sequence_length,
         .recompute = strcmp(s->parallel_activation_checkpointing, "off") == 0 ? RECOMPUTE_OFF
                                                                               : RECOMPUTE_FULL,
@@ -176,7 +178,7 @@ static int open_map(struct run *run, struct err *err)
     int rc = tensor_map_init(&run->model_spec, &run->map, err);
     if (rc == 0 && run->index_stage != INDEX_FROZEN)
         tensor_map_train_indexers(&run->map);
-    return rc;
+    return rc < 0 ? rc : run_lora_map(run, err);
 }
 
 /* Everything that needs no other rank. */
@@ -258,7 +260,9 @@ static int load_first_weights(struct run *run, struct err *err)
 int run_restore(struct run *run, struct err *err)
 {
     int rc;
-    if (run->checkpoint_step == 0) {
+    if (run->lora) {
+        rc = run_lora_restore(run, err);
+    } else if (run->checkpoint_step == 0) {
         shard_zero_optimizer(run->shard);
         rc = load_first_weights(run, err);
     } else {
@@ -287,6 +291,7 @@ int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wi
     run->ckpt = (struct ckpt_config){
         .path = run->spec->checkpoint_path, .model_path = run->spec->model_path,
         .keep = run->spec->checkpoint_keep, .spec = &run->model_spec, .map = &run->map,
+        .lora = run->lora,
         .shard = run->shard, .coll = run->coll,
     };
     if ((rc = ckpt_find(&run->ckpt, LOCK_PATIENCE_NS, &run->ckpt_lock, &run->checkpoint_step,

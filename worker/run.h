@@ -49,6 +49,9 @@ struct run {
     struct data_batch  batch;
     struct schedule    schedule;
     struct optim_config optim;
+    struct lora_config lora_keys;   /* of the job file */
+    const struct lora_config *lora; /* those; NULL: the job trains no adapters */
+    bool               has_base;    /* the frozen weights are loaded */
     enum index_stage   index_stage; /* not frozen: the job trains the indexers */
     enum bias_rule     bias_rule;
     enum nan_rule      nan_rule;
