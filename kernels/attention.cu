@@ -1,10 +1,11 @@
 /* attention.cu - latent attention in expanded form: causal softmax attention in each document
  *
- * bf16 of the usual widths goes to flash_attention.cuh. Else, for every width: one pass finds each
+ * bf16 of the usual widths goes to flash_attention.cu. Else, for every width: one pass finds each
  * query's log-sum-exp, a second one computes the weights anew for every 64 columns of values. */
 #include "kernels/cuda_attention.h"
 
 #include "kernels/attention.cuh"
+#include "kernels/flash.cuh"
 
 template <typename T>
 static __global__ void __launch_bounds__(TILE_THREADS)
@@ -85,6 +86,19 @@ static void attention_plain(struct device *dev, T *o, float *lse, const attentio
     attention_values<T><<<value_tiles, TILE_THREADS, 0, cuda_stream(dev)>>>(o, lse, x);
 }
 
+static void forward(struct device *dev, float *o, float *lse, const attention_view<float> &x)
+{
+    attention_plain(dev, o, lse, x);
+}
+
+static void forward(struct device *dev, bf16 *o, float *lse, const attention_view<bf16> &x)
+{
+    if (flash_fits(x) && is_aligned16(o))
+        flash_forward(dev, o, lse, x);
+    else
+        attention_plain(dev, o, lse, x);
+}
+
 extern "C" void cuda_attention(struct device *dev, void *o, float *lse, const void *q,
                                const void *kv, const void *k_rope, int64_t k_rope_stride,
                                const struct attention_shape *shape)
@@ -95,9 +109,8 @@ extern "C" void cuda_attention(struct device *dev, void *o, float *lse, const vo
         return;
     cuda_scratch_begin(dev);
     ELEM_DISPATCH(dev, T,
-                  attention_plain<T>(dev, (T *)o, lse,
-                                     attention_view_of<T>(dev, q, kv, k_rope, k_rope_stride,
-                                                          shape)));
+                  forward(dev, (T *)o, lse,
+                          attention_view_of<T>(dev, q, kv, k_rope, k_rope_stride, shape)));
     cuda_check(dev, "attention", "n=%lld heads=%d nope=%d rope=%d v=%d",
                (long long)shape->n_tokens, shape->n_heads, shape->nope_dim, shape->rope_dim,
                shape->v_dim);
