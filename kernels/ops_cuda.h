@@ -29,8 +29,16 @@
     OP(embedding) OP(embedding_backward) OP(linear_cross_entropy)                                  \
     OP(adamw) OP(muon) OP(newton_schulz)
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* The table says what an op takes, so that is its declaration. */
 #define DECLARE(op) extern __typeof__(*((struct device_ops *)0)->op) cuda_##op __attribute__((weak));
 CUDA_OPS(DECLARE)
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
