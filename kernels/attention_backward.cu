@@ -1,11 +1,13 @@
 /* attention_backward.cu - gradients of latent attention
  *
  * The weights come back from the scores and the forward's log-sum-exp. With D = o . dO per query:
- * dS = scale P (dO V^T - D). A block owns what it writes, 64 rows of 64 columns, and computes P and
- * dS anew for it; the shared key part collects per head, and the heads are added in order. */
+ * dS = scale P (dO V^T - D). bf16 of the usual widths goes to flash_attention_backward.cu. Else a
+ * block owns what it writes, 64 rows of 64 columns, and computes P and dS anew for it; the shared
+ * key part collects per head, and the heads are added in order. */
 #include "kernels/cuda_attention.h"
 
 #include "kernels/attention.cuh"
+#include "kernels/flash.cuh"
 #include "kernels/output_dots.cuh"
 
 template <typename T>
@@ -154,6 +156,19 @@ static void backward_plain(struct device *dev, const attention_gradients<T> &g)
         <<<dim3(n_tiles, n_heads, n_key_tiles + n_value_tiles), TILE_THREADS, 0, stream>>>(g);
 }
 
+static void gradients(struct device *dev, const attention_gradients<float> &g)
+{
+    backward_plain(dev, g);
+}
+
+static void gradients(struct device *dev, const attention_gradients<bf16> &g)
+{
+    if (flash_fits(g.x) && is_aligned16(g.d_o) && is_aligned16(g.dq) && is_aligned16(g.dkv))
+        flash_backward(dev, g.dq, g.dkv, g.dk_rope_heads, g.d_o, g.lse, g.along, g.x);
+    else
+        backward_plain(dev, g);
+}
+
 template <typename T>
 static void backward(struct device *dev, T *dq, T *dkv, T *dk_rope, int64_t dk_rope_stride,
                      const T *d_o, const T *o, const float *lse, const attention_view<T> &x)
@@ -163,7 +178,7 @@ static void backward(struct device *dev, T *dq, T *dkv, T *dk_rope, int64_t dk_r
     float *of_heads =
         (float *)cuda_scratch_take(dev, n_rows * (size_t)x.rope * sizeof *of_heads);
     output_dots_of(dev, along, d_o, o, (int64_t)n_rows, x.v);
-    backward_plain<T>(dev, {dq, dkv, of_heads, d_o, lse, along, x});
+    gradients(dev, attention_gradients<T>{dq, dkv, of_heads, d_o, lse, along, x});
     if (x.rope > 0)
         attention_dk_rope<T>
             <<<(unsigned)ceil_div(x.n * x.rope, 256), 256, 0, cuda_stream(dev)>>>(

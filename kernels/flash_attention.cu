@@ -81,13 +81,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int64_t first_key = x.docs.first[query], key_of_all = x.docs.first[last];
     int head = (int)blockIdx.y, group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
     int row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
-    int64_t first_of_row[2];
+    int row_of_tile = row + (int)(query - first_key); /* keys count from first_key */
+    int first_of_row[2];
     for (int half = 0; half < 2; half++) {
         int64_t t = query + row + half * 8;
-        first_of_row[half] = x.docs.first[t < x.n ? t : last];
+        first_of_row[half] = x.docs.first[t < x.n ? t : last] - (int)first_key;
     }
     rows<const bf16> queries = x.queries(head);
-    panel_load<QUERIES, key_dim / 8, THREADS>(memory, queries.a, queries.a_stride, query, x.n);
+    panel_load<QUERIES, 16, THREADS>(memory, queries.a, queries.a_stride, query, x.n);
+    if (ROPE > 0)
+        panel_load<QUERIES, 8, THREADS>(memory + 2 * QUERIES * PANEL_ROW_BYTES, queries.a + 128,
+                                        queries.a_stride, query, x.n);
     load_keys<ROPE>(stages, x, head, first_key);
 
     float s[KEYS / 2], sums[VALUE / 2];
@@ -126,9 +130,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         if (key + KEYS > query || key < key_of_all) {
 #pragma unroll
             for (int i = 0; i < KEYS / 2; i++) {
-                int half = i / 2 % 2;
-                int64_t at = key + i / 4 * 8 + column + i % 2;
-                if (at > query + row + half * 8 || at < first_of_row[half])
+                int half = i / 2 % 2, at = tile * KEYS + i / 4 * 8 + column + i % 2;
+                if (at > row_of_tile + half * 8 || at < first_of_row[half])
                     s[i] = -INFINITY;
             }
         }

@@ -65,15 +65,16 @@ template <int N_ROWS, int N_CHUNKS, int N_THREADS>
 __device__ __forceinline__ void panel_load(char *to, const bf16 *from, int64_t stride, int64_t row,
                                            int64_t n)
 {
-    static_assert(N_ROWS * N_CHUNKS % N_THREADS == 0, "every thread copies as many chunks");
+    constexpr int n_rows = N_THREADS / N_CHUNKS; /* at a time */
+    static_assert(N_THREADS % N_CHUNKS == 0 && N_ROWS % n_rows == 0 && n_rows % 8 == 0,
+                  "every thread copies one column of chunks");
+    int r = (int)threadIdx.x % N_THREADS / N_CHUNKS, chunk = (int)threadIdx.x % N_CHUNKS;
+    int n_left = n - row < N_ROWS ? (int)(n - row) : N_ROWS;
+    const bf16 *at = from + (row + r) * stride + chunk * 8;
+    to += panel_offset<N_ROWS>(r, chunk);
 #pragma unroll
-    for (int i = 0; i < N_ROWS * N_CHUNKS / N_THREADS; i++) {
-        int at = (int)threadIdx.x % N_THREADS + i * N_THREADS;
-        int r = at / N_CHUNKS, chunk = at % N_CHUNKS;
-        bool valid = row + r < n;
-        copy_async(to + panel_offset<N_ROWS>(r, chunk),
-                   from + (valid ? row + r : 0) * stride + chunk * 8, valid);
-    }
+    for (int i = 0; i < N_ROWS; i += n_rows, at += n_rows * stride)
+        copy_async(to + i * PANEL_ROW_BYTES, r + i < n_left ? at : from, r + i < n_left);
 }
 
 /* ---- order ---- */
