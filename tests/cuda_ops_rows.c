@@ -1,0 +1,246 @@
+/* cuda_ops_rows.c - cases of ops that move and add rows, of routes, and of the two ends */
+#include "tests/cuda_ops.h"
+
+static void count(struct trial *t, int64_t n, int n_elems)
+{
+    t->bytes = (double)n * (double)elem_size(t->dev) * n_elems;
+}
+
+/* ---- combine: d: n, top_k, d ---- */
+
+static void combine(struct trial *t)
+{
+    int64_t n = t->d[0], k = t->d[1], d = t->d[2];
+    const elem *slots = in_elems(t, n * k * d, 1);
+    const float *weights = in_floats(t, n * k, 1);
+    elem *y = out_elems(t, "y", n * d);
+    count(t, n * d, (int)k + 1);
+    TRIAL_RUN(t)
+        t->dev->ops->combine(t->dev, y, slots, weights, n, (int32_t)k, d);
+}
+
+static void combine_backward(struct trial *t)
+{
+    int64_t n = t->d[0], k = t->d[1], d = t->d[2];
+    const elem *slots = in_elems(t, n * k * d, 1), *dy = in_elems(t, n * d, 1);
+    const float *weights = in_floats(t, n * k, 1);
+    elem *d_slots = out_elems(t, "d_slots", n * k * d);
+    float *d_weights = out_floats(t, "d_weights", n * k);
+    count(t, n * d, 2 * (int)k + 1);
+    TRIAL_RUN(t)
+        t->dev->ops->combine_backward(t->dev, d_slots, d_weights, dy, slots, weights, n,
+                                      (int32_t)k, d);
+}
+
+/* ---- rows by index: d: n, rows, d ---- */
+
+/* Half of them among the first tenth of the rows, so that some come often. */
+static int64_t *some_rows(struct trial *t, int64_t n, int64_t n_rows)
+{
+    int64_t *index = trial_host(t, (size_t)n * sizeof *index);
+    for (int64_t i = 0; i < n; i++)
+        index[i] = trial_below(t, i % 2 ? n_rows : 1 + n_rows / 10);
+    return index;
+}
+
+static void gather_rows(struct trial *t)
+{
+    int64_t n = t->d[0], n_rows = t->d[1], d = t->d[2], *host = some_rows(t, n, n_rows);
+    for (int64_t i = 2; i < n; i += 5)
+        host[i] = -1;
+    const int64_t *index = in_bytes(t, host, (size_t)n * sizeof *index);
+    const elem *in = in_elems(t, n_rows * d, 1);
+    elem *out = out_elems(t, "out", n * d);
+    count(t, n * d, 2);
+    TRIAL_RUN(t)
+        t->dev->ops->gather_rows(t->dev, out, in, index, n, d);
+}
+
+static void scatter_add_rows(struct trial *t)
+{
+    int64_t n = t->d[0], n_rows = t->d[1], d = t->d[2];
+    const int64_t *index = in_bytes(t, some_rows(t, n, n_rows), (size_t)n * sizeof *index);
+    const elem *in = in_elems(t, n * d, 1);
+    elem *acc = inout_elems(t, "acc", n_rows * d, 1);
+    count(t, n * d, 3);
+    TRIAL_RUN(t)
+        t->dev->ops->scatter_add_rows(t->dev, acc, in, index, n, d);
+}
+
+static const int32_t *in_tokens(struct trial *t, int64_t n, int64_t vocab)
+{
+    int64_t *rows = some_rows(t, n, vocab);
+    int32_t *tokens = trial_host(t, (size_t)n * sizeof *tokens);
+    for (int64_t i = 0; i < n; i++)
+        tokens[i] = (int32_t)rows[i];
+    return in_bytes(t, tokens, (size_t)n * sizeof *tokens);
+}
+
+static void embedding(struct trial *t)
+{
+    int64_t n = t->d[0], vocab = t->d[1], d = t->d[2];
+    const int32_t *tokens = in_tokens(t, n, vocab);
+    const elem *table = in_elems(t, vocab * d, 1);
+    elem *y = out_elems(t, "y", n * d);
+    count(t, n * d, 2);
+    TRIAL_RUN(t)
+        t->dev->ops->embedding(t->dev, y, table, tokens, n, d);
+}
+
+static void embedding_backward(struct trial *t)
+{
+    int64_t n = t->d[0], vocab = t->d[1], d = t->d[2];
+    const int32_t *tokens = in_tokens(t, n, vocab);
+    const elem *dy = in_elems(t, n * d, 1);
+    float *acc_table = inout_floats(t, "acc_table", vocab * d, 1);
+    t->bytes = (double)(n * d) * ((double)elem_size(t->dev) + 8);
+    TRIAL_RUN(t)
+        t->dev->ops->embedding_backward(t->dev, acc_table, dy, tokens, n, d);
+}
+
+/* ---- routes: d: pairs, experts, top_k, rows of a part at most ---- */
+
+static int32_t *some_ids(struct trial *t, int64_t n_pairs, int32_t n_experts)
+{
+    int32_t *ids = trial_host(t, (size_t)n_pairs * sizeof *ids);
+    for (int64_t i = 0; i < n_pairs; i++) {
+        double u = trial_uniform(t);
+        ids[i] = trial_below(t, 20) == 0 ? -1 : (int32_t)(u * u * n_experts);
+    }
+    return ids;
+}
+
+static void route_counts(struct trial *t)
+{
+    int64_t n_pairs = t->d[0];
+    int32_t n_experts = (int32_t)t->d[1];
+    int32_t *host = some_ids(t, n_pairs, n_experts);
+    const int32_t *ids = in_bytes(t, host, (size_t)n_pairs * sizeof *ids);
+    int32_t *counts = out_i32(t, "counts", n_experts, 0);
+    TRIAL_RUN(t)
+        t->dev->ops->route_counts(t->dev, counts, ids, n_pairs, n_experts);
+}
+
+/* Every expert's rows in parts of at most d[3], and the parts of all in reverse order. */
+static void make_parts(struct trial *t, struct route *route, const int32_t *ids)
+{
+    int64_t part_rows = t->d[3], n_rows = 0, at = 0;
+    int32_t n_experts = route->n_experts;
+    int64_t *counts = trial_host(t, (size_t)n_experts * sizeof *counts);
+    int32_t *first = trial_host(t, (size_t)(n_experts + 1) * sizeof *first);
+    for (int64_t i = 0; i < route->n_pairs; i++)
+        if (ids[i] >= 0)
+            counts[ids[i]]++;
+    for (int32_t e = 0; e < n_experts; e++) {
+        first[e + 1] = first[e] + (int32_t)((counts[e] + part_rows - 1) / part_rows);
+        n_rows += counts[e];
+    }
+    int64_t *end = trial_host(t, (size_t)(first[n_experts] + 1) * sizeof *end);
+    int64_t *place = trial_host(t, (size_t)(first[n_experts] + 1) * sizeof *place);
+    for (int32_t e = 0; e < n_experts; e++)
+        for (int32_t p = first[e]; p < first[e + 1]; p++) {
+            int64_t begin = (p - first[e]) * part_rows;
+            end[p] = begin + part_rows < counts[e] ? begin + part_rows : counts[e];
+            at += end[p] - begin;
+            place[p] = n_rows - at - begin;
+        }
+    route->first = first;
+    route->end = end;
+    route->place = place;
+}
+
+static void route_pairs(struct trial *t)
+{
+    int64_t n = t->d[0], n_rows = 0;
+    struct route route = {.n_pairs = n, .n_experts = (int32_t)t->d[1], .top_k = (int32_t)t->d[2]};
+    int32_t *host = some_ids(t, n, route.n_experts);
+    for (int64_t i = 0; i < n; i++)
+        n_rows += host[i] >= 0;
+    make_parts(t, &route, host);
+    const int32_t *ids = in_bytes(t, host, (size_t)n * sizeof *ids);
+    int64_t *place_of = out_i64(t, "place_of", n, 0);
+    int64_t *pair_at = out_i64(t, "pair_at", n_rows, 0);
+    int64_t *token_at = out_i64(t, "token_at", n_rows, 0);
+    TRIAL_RUN(t)
+        t->dev->ops->route_pairs(t->dev, place_of, pair_at, token_at, ids, &route);
+}
+
+/* d: blocks, rows of one at most */
+static void route_blocks(struct trial *t)
+{
+    int32_t n_blocks = (int32_t)t->d[0];
+    int64_t *from = trial_host(t, (size_t)(n_blocks + 1) * sizeof *from);
+    int64_t *to = trial_host(t, (size_t)n_blocks * sizeof *to);
+    for (int32_t b = 0; b < n_blocks; b++)
+        from[b + 1] = from[b] + trial_below(t, t->d[1] + 1);
+    int64_t n = from[n_blocks];
+    for (int32_t b = 0; b < n_blocks; b++)
+        to[b] = n - from[b + 1]; /* the last one first */
+    int64_t *to_of = out_i64(t, "to_of", n, 0), *from_of = out_i64(t, "from_of", n, 0);
+    TRIAL_RUN(t)
+        t->dev->ops->route_blocks(t->dev, to_of, from_of, from, to, n_blocks);
+}
+
+/* ---- the head: d: n, d, vocab, the loss alone ---- */
+
+static void linear_cross_entropy(struct trial *t)
+{
+    int64_t n = t->d[0], d = t->d[1], vocab = t->d[2];
+    bool is_loss_alone = t->d[3];
+    const elem *x = in_elems(t, n * d, 1), *w = in_elems(t, vocab * d, 0.1f);
+    int32_t *host = trial_host(t, (size_t)n * sizeof *host);
+    for (int64_t i = 0; i < n; i++)
+        host[i] = i % 7 == 3 ? -1 : (int32_t)trial_below(t, vocab);
+    const int32_t *labels = in_bytes(t, host, (size_t)n * sizeof *labels);
+    elem *dx = is_loss_alone ? NULL : out_elems(t, "dx", n * d);
+    float *acc_dw = is_loss_alone ? NULL : inout_floats(t, "acc_dw", vocab * d, 0.01f);
+    double *acc_loss = inout_double(t, "acc_loss", 1.5);
+    t->flops = 2.0 * (double)(n * d) * (double)vocab * (is_loss_alone ? 1 : 3);
+    TRIAL_RUN(t)
+        t->dev->ops->linear_cross_entropy(t->dev, acc_loss, dx, acc_dw, x, w, labels, n, d, vocab);
+}
+
+#define COMBINATIONS(op)                                                                           \
+    {#op, op, {1, 1, 1}}, {#op, op, {5, 3, 7}}, {#op, op, {9, 4, 64}}, {#op, op, {33, 2, 129}},    \
+        {#op, op, {20, 16, 1032}}, {#op, op, {200, 16, 3584}, CASE_LARGE},                         \
+        {#op, op, {8192, 16, 3584}, CASE_BENCH}, {#op, op, {16384, 8, 512}, CASE_BENCH}
+
+#define ROWS(op)                                                                                   \
+    {#op, op, {1, 1, 1}}, {#op, op, {9, 4, 5}}, {#op, op, {100, 30, 8}}, {#op, op, {77, 200, 33}}, \
+        {#op, op, {3000, 7, 64}}, {#op, op, {50, 20, 2056}},                                       \
+        {#op, op, {3000, 5000, 7168}, CASE_LARGE}
+
+static const struct op_case cases[] = {
+    COMBINATIONS(combine),
+    COMBINATIONS(combine_backward),
+    ROWS(gather_rows),
+    {"gather_rows", gather_rows, {131072, 8192, 3584}, CASE_BENCH},
+    ROWS(scatter_add_rows),
+    {"scatter_add_rows", scatter_add_rows, {65536, 8192, 3584}, CASE_BENCH},
+    ROWS(embedding),
+    {"embedding", embedding, {16384, 32768, 7168}, CASE_BENCH},
+    ROWS(embedding_backward),
+    {"embedding_backward", embedding_backward, {16384, 32768, 7168}, CASE_BENCH},
+    {"route_counts", route_counts, {1, 1, 1}},
+    {"route_counts", route_counts, {1000, 7, 1}},
+    {"route_counts", route_counts, {131072, 896, 16}, CASE_BENCH},
+    {"route_pairs", route_pairs, {1, 1, 1, 1}},
+    {"route_pairs", route_pairs, {60, 5, 3, 4}},
+    {"route_pairs", route_pairs, {4000, 64, 8, 1000000}},
+    {"route_pairs", route_pairs, {16000, 896, 16, 7}},
+    {"route_pairs", route_pairs, {131072, 896, 16, 64}, CASE_BENCH},
+    {"route_blocks", route_blocks, {1, 3}},
+    {"route_blocks", route_blocks, {40, 9}},
+    {"route_blocks", route_blocks, {3000, 2}},
+    {"route_blocks", route_blocks, {896, 300}, CASE_BENCH},
+    {"linear_cross_entropy", linear_cross_entropy, {1, 1, 1}},
+    {"linear_cross_entropy", linear_cross_entropy, {5, 8, 3}},
+    {"linear_cross_entropy", linear_cross_entropy, {33, 40, 257}},
+    {"linear_cross_entropy", linear_cross_entropy, {33, 40, 264, 1}},
+    {"linear_cross_entropy", linear_cross_entropy, {64, 96, 1000}},
+    {"linear_cross_entropy", linear_cross_entropy, {200, 64, 4096}},
+    {"linear_cross_entropy", linear_cross_entropy, {1700, 64, 163840}, CASE_LARGE},
+    {"linear_cross_entropy", linear_cross_entropy, {8192, 4096, 131072}, CASE_BENCH},
+    {"linear_cross_entropy", linear_cross_entropy, {16384, 1024, 32768}, CASE_BENCH},
+};
+OP_FAMILY(rows, cases)
