@@ -50,7 +50,7 @@ static void unknown_names_are_refused(void **state)
         const char *text;
     } rows[] = {
         {{.op = "matmul"}, "op 'matmul': unknown"},
-        {{.device = "tpu"}, "device 'tpu': not in this build"},
+        {{.device = "tpu"}, "device 'tpu': expected cpu or cuda:N"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct err err = {0};
@@ -74,7 +74,7 @@ static void every_case_leaves_finite_numbers(void **state)
     for (size_t i = 0; i < n; i++) {
         struct bench_case c = cases[i];
         float *in[BENCH_TENSORS_MAX], *out[BENCH_TENSORS_MAX];
-        c.declare(&c);
+        c.declare(&c, dev);
         assert_true(c.flops > 0 && c.bytes > 0);
         for (int k = 0; k < BENCH_TENSORS_MAX; k++) {
             in[k] = random_floats(&r, c.n_in[k], c.width[k] / 4);

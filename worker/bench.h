@@ -1,7 +1,7 @@
 /* bench.h - times every op of a device beside the floor that the machine sets
  *
  * floor_ms is the larger of operations over the best rate of a large product and least bytes over
- * the best rate of a large update, both measured first on the same threads. Small tensors live in
+ * the best rate of a large update, both measured first on the same device. Small tensors live in
  * the caches, so a ratio below 1 is possible there. */
 #ifndef WORKER_BENCH_H
 #define WORKER_BENCH_H
@@ -13,7 +13,7 @@
 
 struct bench_options {
     const char *op;        /* only ops of this name; NULL: all */
-    const char *device;    /* "cpu"; NULL: cpu */
+    const char *device;    /* "cpu" or "cuda:N"; NULL: cpu */
     uint32_t    n_threads; /* 0: all cores */
     bool        json;      /* one object a line, else a table */
 };

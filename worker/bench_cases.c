@@ -29,8 +29,9 @@ static void count_bytes(struct bench_case *c)
 
 /* ---- products: n rows, d in, m out ---- */
 
-static void declare_product(struct bench_case *c)
+static void declare_product(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     set_in(c, 0, c->n * c->d, 1);
     set_in(c, 1, c->m * c->d, 1);
     set_in(c, 2, c->n * c->m, 1);
@@ -59,9 +60,9 @@ static void run_linear_dw(const struct bench_case *c, struct device *dev, float 
 }
 
 /* The experts get rows in the ratio 1 : 3, in steps. */
-static void declare_grouped(struct bench_case *c)
+static void declare_grouped(struct bench_case *c, struct device *dev)
 {
-    declare_product(c);
+    declare_product(c, dev);
     set_in(c, 1, EXPERTS * c->m * c->d, 1);
     c->n_out[1] = EXPERTS * c->m * c->d;
     c->bytes = 4.0 * (double)(c->n * c->d + EXPERTS * c->m * c->d + c->n * c->m);
@@ -126,18 +127,21 @@ static void declare_rows(struct bench_case *c, int n_inputs, int n_outputs, doub
     c->n_out[n_outputs + 1] = c->d;
 }
 
-static void declare_1_1(struct bench_case *c)
+static void declare_1_1(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     declare_rows(c, 1, 1, 10);
 }
 
-static void declare_2_1(struct bench_case *c)
+static void declare_2_1(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     declare_rows(c, 2, 1, 10);
 }
 
-static void declare_3_2(struct bench_case *c)
+static void declare_3_2(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     declare_rows(c, 3, 2, 20);
 }
 
@@ -224,8 +228,9 @@ static void run_axpy(const struct bench_case *c, struct device *dev, float *cons
 
 #define CONV_KERNEL 4
 
-static void declare_conv(struct bench_case *c)
+static void declare_conv(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     for (int i = 0; i < 3; i++)
         set_in(c, i, c->n * c->d, 1);
     set_in(c, 3, CONV_KERNEL * c->d, 1);
@@ -248,8 +253,9 @@ static void run_short_conv_backward(const struct bench_case *c, struct device *d
                                   c->d, CONV_KERNEL);
 }
 
-static void declare_gate(struct bench_case *c)
+static void declare_gate(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     int64_t width = HEADS * c->d;
     set_in(c, 0, c->n * width, 1);
     set_in(c, 1, c->n * width, 1);
@@ -281,19 +287,16 @@ static struct kda_shape kda_shape_of(const struct bench_case *c)
 }
 
 /* Operations per token and head: 6 d^2 + 3 C d + C^2 forward, about 2.5 times that backward. */
-static void declare_kda(struct bench_case *c)
+static void declare_kda(struct bench_case *c, struct device *dev)
 {
-    struct device *cpu = NULL;
     struct kda_shape shape = kda_shape_of(c);
     int64_t rows = c->n * HEADS;
     double core = 6.0 * (double)(c->d * c->d) + 3.0 * 64 * (double)c->d + 64 * 64;
     for (int i = 0; i < 5; i++)
         set_in(c, i, rows * c->d, 0.12f); /* q, k, v, g, dO; about unit rows */
     set_in(c, 5, rows, 0.2f);
-    if (device_cpu_open(1, false, &cpu, NULL) == 0) {
-        c->n_out[0] = (int64_t)cpu->ops->kda_saved_floats(cpu, &shape);
-        cpu->ops->close(cpu);
-    }
+    c->n_out[0] = (int64_t)dev->ops->kda_saved_floats(dev, &shape);
+    c->is_own[0] = true;
     for (int i = 1; i <= 5; i++)
         c->n_out[i] = rows * c->d;
     c->n_out[6] = rows;
@@ -301,9 +304,9 @@ static void declare_kda(struct bench_case *c)
     c->bytes = 4.0 * 5 * (double)(rows * c->d);
 }
 
-static void declare_kda_backward(struct bench_case *c)
+static void declare_kda_backward(struct bench_case *c, struct device *dev)
 {
-    declare_kda(c);
+    declare_kda(c, dev);
     c->flops *= 3.5; /* the forward again, for its saved state, and the backward */
     c->bytes *= 3;
 }
@@ -338,8 +341,9 @@ static struct attention_shape attention_shape_of(const struct bench_case *c)
     };
 }
 
-static void declare_attention(struct bench_case *c)
+static void declare_attention(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     int64_t rows = c->n * HEADS;
     double pairs = (double)rows * (TOKENS / DOCS) / 2;
     set_in(c, 0, rows * (c->d + c->m), 1);
@@ -355,9 +359,9 @@ static void declare_attention(struct bench_case *c)
     c->bytes = 4.0 * (double)(rows * (4 * c->d + c->m));
 }
 
-static void declare_attention_backward(struct bench_case *c)
+static void declare_attention_backward(struct bench_case *c, struct device *dev)
 {
-    declare_attention(c);
+    declare_attention(c, dev);
     c->flops *= 3.5;
     c->bytes *= 3;
 }
@@ -380,8 +384,9 @@ static void run_attention_backward(const struct bench_case *c, struct device *de
 
 /* ---- the rest ---- */
 
-static void declare_combine(struct bench_case *c)
+static void declare_combine(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     set_in(c, 0, c->n * TOP_K * c->d, 1);
     set_in(c, 1, c->n * TOP_K, 1);
     c->n_out[0] = c->n * c->d;
@@ -395,8 +400,9 @@ static void run_combine(const struct bench_case *c, struct device *dev, float *c
     dev->ops->combine(dev, out[0], in[0], in[1], c->n, TOP_K, c->d);
 }
 
-static void declare_router(struct bench_case *c)
+static void declare_router(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     set_in(c, 0, c->n * c->d, 1);
     set_in(c, 1, c->d, 0.1f);
     c->n_out[0] = c->n * c->d;
@@ -413,8 +419,9 @@ static void run_router(const struct bench_case *c, struct device *dev, float *co
     dev->ops->router(dev, out[0], (int32_t *)out[2], out[1], in[0], in[1], &shape);
 }
 
-static void declare_attn_res(struct bench_case *c)
+static void declare_attn_res(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     for (int i = 0; i < 4; i++)
         set_in(c, i, c->n * c->d, 1);
     set_in(c, 4, c->d, 0.1f);
@@ -432,12 +439,16 @@ static void run_attn_res(const struct bench_case *c, struct device *dev, float *
 }
 
 /* n rows of d against a vocabulary of m; the labels are the shape's own. */
-static void declare_head(struct bench_case *c)
+static void declare_head(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     set_in(c, 0, c->n * c->d, 1);
     set_in(c, 1, c->m * c->d, 0.1f);
     c->n_out[0] = c->n * c->d;
     c->n_out[1] = c->m * c->d;
+    c->n_out[2] = c->n;                                   /* the labels, as bits */
+    c->n_out[3] = sizeof(double) / sizeof(float);         /* the loss */
+    c->is_own[2] = c->is_own[3] = true;
     c->flops = 6.0 * (double)(c->n * c->d * c->m);
     count_bytes(c);
 }
@@ -448,13 +459,15 @@ static void run_head(const struct bench_case *c, struct device *dev, float *cons
     static int32_t labels[TOKENS];
     for (int64_t i = 0; i < c->n; i++)
         labels[i] = (int32_t)(i * 7919 % c->m);
-    double loss = 0;
-    dev->ops->linear_cross_entropy(dev, &loss, out[0], out[1], in[0], in[1], labels, c->n, c->d,
-                                   c->m);
+    int32_t *to = (int32_t *)out[2];
+    dev->ops->to_device(dev, to, labels, (size_t)c->n * sizeof *labels);
+    dev->ops->linear_cross_entropy(dev, (double *)out[3], out[0], out[1], in[0], in[1], to, c->n,
+                                   c->d, c->m);
 }
 
-static void declare_adamw(struct bench_case *c)
+static void declare_adamw(struct bench_case *c, struct device *dev)
 {
+    (void)dev;
     set_in(c, 0, c->n, 1);
     for (int i = 0; i < 3; i++)
         c->n_out[i] = c->n;

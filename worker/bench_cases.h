@@ -10,8 +10,8 @@
 struct bench_case {
     const char *op;
     const char *shape; /* as printed */
-    /* Sizes, costs and the width of the random inputs. */
-    void (*declare)(struct bench_case *c);
+    /* Sizes on that device, costs and the width of the random inputs. */
+    void (*declare)(struct bench_case *c, struct device *dev);
     /* One call; in and out are the device's buffers. */
     void (*run)(const struct bench_case *c, struct device *dev, float *const *in,
                 float *const *out);
@@ -19,6 +19,7 @@ struct bench_case {
 
     int64_t n_in[BENCH_TENSORS_MAX], n_out[BENCH_TENSORS_MAX]; /* floats, 0 ends */
     float   width[BENCH_TENSORS_MAX];                          /* of the inputs */
+    bool    is_own[BENCH_TENSORS_MAX]; /* outputs whose content is the device's own affair */
     double  flops, bytes;
 };
 

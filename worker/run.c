@@ -28,6 +28,11 @@
 
 /* ---- what the rank sees by itself ----------------------------------------------------------- */
 
+static const char *device_name(const Ballast__Start *s)
+{
+    return s->device && s->device[0] ? s->device : "cpu";
+}
+
 static int check_start(const Ballast__Start *s, struct err *err)
 {
     struct problems problems = {0};
@@ -41,9 +46,7 @@ static int check_start(const Ballast__Start *s, struct err *err)
     if (rc == 0 && s->spec->parallel_workers != s->n_gang)
         rc = err_set(err, -EPROTO, "START has a gang of %zu for parallel.workers %u", s->n_gang,
                      s->spec->parallel_workers);
-    if (rc == 0 && s->device && s->device[0] && strcmp(s->device, "cpu") != 0)
-        rc = err_set(err, -ENOTSUP, "device %s: this build trains on cpu", s->device);
-    return rc;
+    return rc == 0 ? device_check(device_name(s), err) : rc;
 }
 
 /* The cores of this process, shared with the ranks of its node, unless the daemon says. */
@@ -181,6 +184,14 @@ static int open_map(struct run *run, struct err *err)
     return rc < 0 ? rc : run_lora_map(run, err);
 }
 
+static int open_device(struct run *run, struct err *err)
+{
+    const Ballast__JobSpec *spec = run->spec;
+    enum elem_type type = strcmp(spec->train_precision, "bf16") == 0 ? ELEM_BF16 : ELEM_F32;
+    return device_open(device_name(run->start), type, count_threads(run->start),
+                       spec->train_deterministic, &run->dev, err);
+}
+
 /* Everything that needs no other rank. */
 static int open_local(struct run *run, struct err *err)
 {
@@ -193,8 +204,7 @@ static int open_local(struct run *run, struct err *err)
         (rc = open_map(run, err)) < 0 ||
         (rc = layout_init(job_spec_degrees(run->spec), run->model_spec.n_experts, s->rank,
                           &run->layout, err)) < 0 ||
-        (rc = device_cpu_open(count_threads(s), run->spec->train_deterministic, &run->dev, err)) <
-            0 ||
+        (rc = open_device(run, err)) < 0 ||
         (rc = open_texts(run, err)) < 0)
         return rc;
     run->coll->dev = run->dev;

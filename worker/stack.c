@@ -39,7 +39,8 @@ static int stack_open(struct stack *s, struct run *run, struct err *err)
 
     if ((rc = layout_init(c->degrees, c->spec->n_experts, s->rank, &s->layout, err)) < 0 ||
         (rc = coll_host_open(&host, &s->coll, err)) < 0 ||
-        (rc = device_cpu_open(1, c->deterministic, &s->dev, err)) < 0 ||
+        (rc = device_open(c->device ? c->device : "cpu", c->elem, 1, c->deterministic, &s->dev,
+                          err)) < 0 ||
         (rc = slots_init(&s->slots, c->spec, &s->layout, c->n_spare, err)) < 0)
         return rc;
     s->coll->dev = s->dev;

@@ -1,7 +1,7 @@
 /* stack.h - everything one rank computes with, opened in order; and ranks as threads
  *
  * For validation and tests, which run all ranks of a layout in one process over the host
- * collective. Each rank has its own device of one thread. */
+ * collective. Each rank opens the device for itself, with one thread. */
 #ifndef WORKER_STACK_H
 #define WORKER_STACK_H
 
@@ -15,6 +15,8 @@ struct stack_config { /* borrowed while the ranks run */
     const struct tensor_map *map;
     const struct lora_config *lora; /* NULL: the map has no adapters */
     struct layout_degrees degrees;
+    const char *device; /* of all ranks; NULL: cpu */
+    enum elem_type elem;
     uint32_t n_spare;   /* empty slots on each rank */
     int64_t tokens_max; /* per rank */
     enum recompute recompute;

@@ -11,14 +11,17 @@
 #include "common/mem.h"
 
 static const char usage[] =
-    "usage: ballast-worker validate MODEL_DIR --expect FIXTURE_DIR [--steps N] [--device cpu]\n"
-    "           [--dtype f32] [--layout ranks=4,fsdp=2,ep=4,expert_shard=1] [--dump DIR]\n"
+    "usage: ballast-worker validate MODEL_DIR --expect FIXTURE_DIR [--steps N]\n"
+    "           [--device cpu|cuda:N] [--dtype f32|bf16] [--layout ranks=4,fsdp=2,ep=4,expert_shard=1] [--dump DIR]\n"
     "           [--moves-every N] [--seed S] [--deterministic]\n"
     "\n"
     "Runs the model on the fixture's tokens and compares logits, loss, gradients and the loss\n"
     "curve with what the fixture expects. Exit code 1: something is above its tolerance.\n"
     "\n"
     "  --steps N     optimizer steps of the curve to run; default: all\n"
+    "  --device D    cpu or cuda:N, which all ranks share; default: cpu\n"
+    "  --dtype T     of activations and of the weights that they meet: f32, or bf16 on a GPU;\n"
+    "                default: f32\n"
     "  --layout L    run sharded over ranks of this process: ranks, fsdp, ep, expert_shard\n"
     "  --dump DIR    write logits.safetensors, gradients.safetensors and report.json there\n"
     "  --moves-every N   go to a random placement of experts, homes and copies, every N steps of\n"
@@ -28,7 +31,8 @@ static const char usage[] =
     "                    every loss, are those of a run without\n";
 
 struct options {
-    const char *model, *expect, *dump;
+    const char *model, *expect, *dump, *device;
+    enum elem_type elem;
     struct layout_degrees degrees;
     struct validation_moves moves;
     bool deterministic;
@@ -78,11 +82,12 @@ static int parse_layout(char *text, struct layout_degrees *d, struct err *err)
     return 0;
 }
 
-static int expect_word(const char *option, const char *given, const char *only, struct err *err)
+static int parse_dtype(const char *value, enum elem_type *out, struct err *err)
 {
-    if (strcmp(given, only) == 0)
-        return 0;
-    return err_set(err, -EINVAL, "%s '%s' is not supported; supported: %s", option, given, only);
+    if (strcmp(value, "f32") != 0 && strcmp(value, "bf16") != 0)
+        return err_set(err, -EINVAL, "--dtype '%s' is not supported; supported: f32, bf16", value);
+    *out = strcmp(value, "bf16") == 0 ? ELEM_BF16 : ELEM_F32;
+    return 0;
 }
 
 enum {
@@ -97,8 +102,8 @@ static int parse_option(int which, char *value, struct options *o, struct err *e
     switch (which) {
     case OPTION_EXPECT: o->expect = value; return 0;
     case OPTION_DUMP: o->dump = value; return 0;
-    case OPTION_DEVICE: return expect_word("--device", value, "cpu", err);
-    case OPTION_DTYPE: return expect_word("--dtype", value, "f32", err);
+    case OPTION_DEVICE: o->device = value; return device_check(value, err);
+    case OPTION_DTYPE: return parse_dtype(value, &o->elem, err);
     case OPTION_LAYOUT: return parse_layout(value, &o->degrees, err);
     case OPTION_STEPS:
         if (parse_number(value, INT32_MAX, &n) < 0)
@@ -177,7 +182,7 @@ static int validate(const struct options *o, const struct model_spec *spec,
                     const struct tensor_map *map, const struct fixture *f, struct err *err)
 {
     struct stack_config config = {
-        .spec = spec, .map = map, .degrees = o->degrees,
+        .spec = spec, .map = map, .degrees = o->degrees, .device = o->device, .elem = o->elem,
         .n_spare = o->moves.every > 0 ? 1 : 0, .deterministic = o->deterministic,
         .tokens_max = validation_tokens_max(f),
     };

@@ -61,6 +61,7 @@ struct validation_moves { /* random placements while the curve runs */
 struct validation { /* what the ranks computed */
     const char *model_path;
     const struct fixture *fixture;
+    enum elem_type elem; /* of the device */
     uint32_t n_steps;
     struct validation_moves moves;
     uint32_t n_migrations;

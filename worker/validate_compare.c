@@ -8,17 +8,21 @@
 
 #include "worker/validate.h"
 
-/* Asked of float32 code; all relative. Fixtures with a gentle curve are closer to float64. */
-#define TOLERANCE_LOGITS 3e-5
-#define TOLERANCE_LOGITS_GENTLE 2e-5
-#define TOLERANCE_LOSS 3e-6
-#define TOLERANCE_GRADIENT 3e-4
-#define TOLERANCE_GRADIENT_GATE 1e-3 /* A_log and dt_bias */
-#define TOLERANCE_CURVE 1e-4
-#define TOLERANCE_CURVE_GENTLE 1e-5
-#define TOLERANCE_PARTED 5e-2 /* of a parting curve, once it parted */
+/* All relative. Fixtures with a gentle curve are closer to float64. */
+struct tolerances {
+    double logits, logits_gentle, loss, gradient;
+    double gradient_gate; /* A_log and dt_bias */
+    double curve, curve_gentle, curve_norm;
+    double parted; /* of a parting curve, once it parted */
+};
+
+/* What is asked of float32 code, and of bfloat16, whose own rounding is 4e-3. */
+static const struct tolerances tolerances[] = {
+    [ELEM_F32] = {3e-5, 2e-5, 3e-6, 3e-4, 1e-3, 1e-4, 1e-5, 1e-3, 5e-2},
+    [ELEM_BF16] = {3e-2, 3e-2, 1e-2, 1e-1, 2e-1, 2e-2, 1e-2, 1e-1, 2e-1},
+};
+
 #define STEPS_TOGETHER 3u
-#define TOLERANCE_CURVE_NORM 1e-3
 #define GRADIENT_FLOOR 1e-6 /* a reference's norm counts as at least this */
 
 /* ---- distances ------------------------------------------------------------------------------ */
@@ -59,12 +63,12 @@ static double relative(double mine, double expected)
     return fabs(mine - expected) / fabs(expected);
 }
 
-static double gradient_tolerance(const char *name)
+static double gradient_tolerance(const struct tolerances *t, const char *name)
 {
     size_t n = strlen(name);
     bool is_gate = (n > 6 && strcmp(name + n - 6, ".A_log") == 0) ||
                    (n > 8 && strcmp(name + n - 8, ".dt_bias") == 0);
-    return is_gate ? TOLERANCE_GRADIENT_GATE : TOLERANCE_GRADIENT;
+    return is_gate ? t->gradient_gate : t->gradient;
 }
 
 /* The module of the first gradient above its tolerance, in the order the backward runs. */
@@ -83,7 +87,8 @@ static int compare_gradients(const struct validation *v, const struct tensor_map
             return err_set(err, -EINVAL, "%s: tensor '%s' has %llu elements, expected the "
                            "gradient of %llu", x->file, e->name,
                            (unsigned long long)x->n_elements, (unsigned long long)e->stored_count);
-        double d = distance(v->gradients[i], x, GRADIENT_FLOOR), t = gradient_tolerance(e->name);
+        double d = distance(v->gradients[i], x, GRADIENT_FLOOR);
+        double t = gradient_tolerance(&tolerances[v->elem], e->name);
         worst_note(w, d, t, e->name);
         if (!*out_first && !(d <= t))
             *out_first = e->name;
@@ -100,9 +105,10 @@ static bool is_gentle(const struct fixture *f)
     return f->n_curves && strcmp(f->curves[0].name, "gentle") == 0;
 }
 
-static double logits_tolerance(const struct fixture *f)
+static double logits_tolerance(const struct validation *v)
 {
-    return is_gentle(f) ? TOLERANCE_LOGITS_GENTLE : TOLERANCE_LOGITS;
+    const struct tolerances *t = &tolerances[v->elem];
+    return is_gentle(v->fixture) ? t->logits_gentle : t->logits;
 }
 
 static void compare_steps(const double *mine, const double *expected, uint32_t n, double tolerance,
@@ -128,22 +134,23 @@ static void compare_packed(const struct validation *v, struct worst *rows)
     const struct st_view *logits = safetensors_find(f->expected, "packed_logits");
 
     worst_note(&rows[ROW_PACKED_LOGITS], distance(v->packed_logits, logits, 0),
-               logits_tolerance(f), "packed row");
-    worst_note(&rows[ROW_PACKED_LOSS], relative(v->packed_loss, f->packed_loss), TOLERANCE_LOSS,
+               logits_tolerance(v), "packed row");
+    worst_note(&rows[ROW_PACKED_LOSS], relative(v->packed_loss, f->packed_loss), tolerances[v->elem].loss,
                "packed row");
     if (!isnan(f->packed_norm))
         worst_note(&rows[ROW_PACKED_NORM], relative(v->packed_norm, f->packed_norm),
-                   TOLERANCE_GRADIENT, "packed row");
+                   tolerances[v->elem].gradient, "packed row");
 }
 
 static void compare_curve(const struct validation *v, struct worst *rows)
 {
     const struct curve *c = &v->fixture->curves[0];
-    double tolerance = is_gentle(v->fixture) ? TOLERANCE_CURVE_GENTLE : TOLERANCE_CURVE;
+    const struct tolerances *t = &tolerances[v->elem];
+    double tolerance = is_gentle(v->fixture) ? t->curve_gentle : t->curve;
 
     compare_steps(v->curves[0].losses, c->losses, v->n_steps, tolerance, &rows[ROW_CURVE]);
     if (c->norms)
-        compare_steps(v->curves[0].norms, c->norms, v->n_steps, TOLERANCE_CURVE_NORM,
+        compare_steps(v->curves[0].norms, c->norms, v->n_steps, t->curve_norm,
                       &rows[ROW_CURVE_NORMS]);
     if (!isnan(v->curves[0].after) && !isnan(c->after))
         worst_note(&rows[ROW_AFTER], relative(v->curves[0].after, c->after), tolerance,
@@ -157,20 +164,21 @@ static void compare_curve(const struct validation *v, struct worst *rows)
 static void compare_parting_curve(const struct validation *v, struct verdict *out)
 {
     const struct curve *c = &v->fixture->curves[1];
+    const struct tolerances *t = &tolerances[v->elem];
     bool parted = false;
 
     for (uint32_t i = 0; i < v->n_steps; i++) {
         double off = c->exact ? 10 * relative(c->losses[i], c->exact[i]) : 0;
         double mine = relative(v->curves[1].losses[i], c->losses[i]);
-        double strict = fmax(TOLERANCE_CURVE_GENTLE, off);
+        double strict = fmax(t->curve_gentle, off);
         char where[32];
-        parted = parted || off > TOLERANCE_CURVE;
+        parted = parted || off > t->curve;
         if (!parted && mine > strict && i >= STEPS_TOGETHER) {
             out->parted_at = i + 1;
             parted = true;
         }
         snprintf(where, sizeof where, "step %u", i + 1);
-        worst_note(&out->rows[ROW_PARTING_CURVE], mine, parted ? TOLERANCE_PARTED : strict, where);
+        worst_note(&out->rows[ROW_PARTING_CURVE], mine, parted ? t->parted : strict, where);
     }
 }
 
@@ -182,9 +190,9 @@ int verdict_of(const struct validation *v, const struct tensor_map *map, struct 
     struct verdict verdict = { .is_met = true };
     struct worst *rows = verdict.rows;
 
-    worst_note(&rows[ROW_LOGITS], distance(v->logits, logits, 0), logits_tolerance(f),
+    worst_note(&rows[ROW_LOGITS], distance(v->logits, logits, 0), logits_tolerance(v),
                "batch 0");
-    worst_note(&rows[ROW_LOSS], relative(v->loss, f->loss), TOLERANCE_LOSS, "batch 0");
+    worst_note(&rows[ROW_LOSS], relative(v->loss, f->loss), tolerances[v->elem].loss, "batch 0");
     if (f->packed.n_rows)
         compare_packed(v, rows);
     if (f->n_curves)

@@ -297,7 +297,8 @@ int validation_run(const struct stack_config *config, const char *model_path,
     const struct tensor_map *map = config->map;
     uint32_t vocab = config->spec->vocab;
     struct validation v = {
-        .model_path = model_path, .fixture = f, .n_steps = n_steps, .moves = moves,
+        .model_path = model_path, .fixture = f, .elem = config->elem, .n_steps = n_steps,
+        .moves = moves,
         .packed_loss = NAN, .packed_norm = NAN,
     };
 
