@@ -12,18 +12,23 @@
 
 static const char usage[] =
     "usage: ballast-worker validate MODEL_DIR --expect FIXTURE_DIR [--steps N]\n"
-    "           [--device cpu|cuda:N] [--dtype f32|bf16] [--layout ranks=4,fsdp=2,ep=4,expert_shard=1] [--dump DIR]\n"
+    "           [--device cpu|cuda:N] [--dtype f32|bf16] [--dump DIR] [--lora ADAPTER_DIR]\n"
+    "           [--layout ranks=4,fsdp=2,ep=4,expert_shard=1]\n"
     "           [--moves-every N] [--seed S] [--deterministic]\n"
     "\n"
     "Runs the model on the fixture's tokens and compares logits, loss, gradients and the loss\n"
-    "curve with what the fixture expects. Exit code 1: something is above its tolerance.\n"
+    "curve with what the fixture expects; where it trains an adapter, that one's curve and end,\n"
+    "too. Exit code 1: something is above its tolerance.\n"
     "\n"
     "  --steps N     optimizer steps of the curve to run; default: all\n"
     "  --device D    cpu or cuda:N, which all ranks share; default: cpu\n"
     "  --dtype T     of activations and of the weights that they meet: f32, or bf16 on a GPU;\n"
     "                default: f32\n"
     "  --layout L    run sharded over ranks of this process: ranks, fsdp, ep, expert_shard\n"
-    "  --dump DIR    write logits.safetensors, gradients.safetensors and report.json there\n"
+    "  --lora DIR    the PEFT folder that training of an adapter begins from; default: lora-start\n"
+    "                of the fixture, where it has one\n"
+    "  --dump DIR    write logits.safetensors, gradients.safetensors, report.json and, where one is\n"
+    "                trained, the adapter as lora-end/ there\n"
     "  --moves-every N   go to a random placement of experts, homes and copies, every N steps of\n"
     "                    the curve, each rank with one spare slot; default: 0, never\n"
     "  --seed S          of the placements; default: 1\n"
@@ -31,7 +36,7 @@ static const char usage[] =
     "                    every loss, are those of a run without\n";
 
 struct options {
-    const char *model, *expect, *dump, *device;
+    const char *model, *expect, *dump, *device, *lora;
     enum elem_type elem;
     struct layout_degrees degrees;
     struct validation_moves moves;
@@ -92,7 +97,7 @@ static int parse_dtype(const char *value, enum elem_type *out, struct err *err)
 
 enum {
     OPTION_EXPECT = 256, OPTION_STEPS, OPTION_DEVICE, OPTION_DTYPE, OPTION_LAYOUT, OPTION_DUMP,
-    OPTION_MOVES_EVERY, OPTION_SEED, OPTION_DETERMINISTIC
+    OPTION_LORA, OPTION_MOVES_EVERY, OPTION_SEED, OPTION_DETERMINISTIC
 };
 
 static int parse_option(int which, char *value, struct options *o, struct err *err)
@@ -104,6 +109,7 @@ static int parse_option(int which, char *value, struct options *o, struct err *e
     case OPTION_DUMP: o->dump = value; return 0;
     case OPTION_DEVICE: o->device = value; return device_check(value, err);
     case OPTION_DTYPE: return parse_dtype(value, &o->elem, err);
+    case OPTION_LORA: o->lora = value; return 0;
     case OPTION_LAYOUT: return parse_layout(value, &o->degrees, err);
     case OPTION_STEPS:
         if (parse_number(value, INT32_MAX, &n) < 0)
@@ -138,6 +144,7 @@ static int parse_options(int argc, char **argv, struct options *o, struct err *e
         { "dtype", required_argument, NULL, OPTION_DTYPE },
         { "layout", required_argument, NULL, OPTION_LAYOUT },
         { "dump", required_argument, NULL, OPTION_DUMP },
+        { "lora", required_argument, NULL, OPTION_LORA },
         { "moves-every", required_argument, NULL, OPTION_MOVES_EVERY },
         { "seed", required_argument, NULL, OPTION_SEED },
         { "deterministic", no_argument, NULL, OPTION_DETERMINISTIC },
@@ -188,13 +195,19 @@ static int validate(const struct options *o, const struct model_spec *spec,
     };
     uint32_t n_steps = o->n_steps < 0 || o->n_steps > f->n_steps ? f->n_steps
                                                                  : (uint32_t)o->n_steps;
+    const char *adapter = o->lora ? o->lora : f->lora_start;
     struct verdict verdict;
     struct validation v;
 
+    if (o->lora && !f->lora.losses)
+        return err_set(err, -EINVAL, "--lora: the fixture at %s trains no adapter", o->expect);
     int rc = validation_run(&config, o->model, f, n_steps, o->moves, &v, err);
     if (rc < 0)
         return rc;
-    rc = verdict_of(&v, map, &verdict, err);
+    if (adapter && n_steps)
+        rc = validation_lora(&config, adapter, &v, err);
+    if (rc == 0)
+        rc = verdict_of(&v, map, &verdict, err);
     if (rc == 0 && o->dump)
         rc = validation_dump(o->dump, &v, spec, map, err);
     if (rc == 0) {

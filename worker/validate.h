@@ -1,7 +1,8 @@
 /* validate.h - runs a model on a fixture's tokens and compares with what the fixture expects
  *
  * A fixture is a folder: expected.safetensors (tokens, logits), gradients/model.safetensors (some
- * gradients under the checkpoint's names), expected.json (losses, optimizer settings, curve). */
+ * gradients under the checkpoint's names), expected.json (losses, optimizer settings, curve), and
+ * where adapters are trained, too, lora-start/ and lora-end/. */
 #ifndef WORKER_VALIDATE_H
 #define WORKER_VALIDATE_H
 
@@ -9,6 +10,7 @@
 #include "common/safetensors.h"
 #include "common/tensor_map.h"
 #include "worker/optim.h"
+#include "worker/peft.h"
 #include "worker/stack.h"
 
 /* The command: argv[0] is the word `validate`. 0: within tolerance; 1: not, or it failed; 2: usage
@@ -27,7 +29,7 @@ struct token_rows {
 
 /* Settings of an optimizer and the losses before each of its steps. */
 struct curve {
-    const char *name; /* "gentle" or "adamw" */
+    const char *name; /* "gentle", "adamw" or "lora" */
     struct optim_config optim;
     double  lr;
     double *losses, *norms; /* n_steps of the fixture; norms may be NULL */
@@ -43,6 +45,9 @@ struct fixture {
     struct token_rows *steps; /* n_steps batches, of every curve */
     uint32_t n_steps, n_curves;
     struct curve curves[CURVES_MAX]; /* one where float32 runs stay together first */
+    struct curve lora;            /* of adapters; losses NULL: none */
+    char *lora_start;             /* where they begin; NULL: not given */
+    struct safetensors *lora_end; /* what they become; may be NULL */
     double loss, packed_loss, packed_norm; /* NAN: not given */
 };
 
@@ -71,6 +76,7 @@ struct validation { /* what the ranks computed */
     float  *logits, *packed_logits; /* (rows, length, vocab) */
     double  loss, norm, packed_loss, packed_norm;
     float **gradients;              /* by entry of the map: stored_count, of the mean loss */
+    struct lora_validation *lora;   /* NULL: not asked for */
     struct {
         double *losses, *norms;     /* n_steps */
         double  after;              /* NAN: the curve was not run to its end */
@@ -86,6 +92,28 @@ void validation_fini(struct validation *v, const struct tensor_map *map);
 /* Tokens that a rank holds at most in one call. */
 int64_t validation_tokens_max(const struct fixture *f);
 
+/* Of one rank: the mean loss of rows over all ranks, and with backward the gradients' norm; the
+ * gradient sums stay. Documents go to the ranks in turn, from rank turn on. Collective. */
+int validation_loss(struct stack *s, const struct token_rows *rows, uint32_t turn, bool backward,
+                    double *out_loss, double *out_norm, double *out_labels, struct err *err);
+/* All ranks go to the same random placement. Collective. */
+int validation_migrate(struct stack *s, struct validation *v, uint32_t step, struct err *err);
+
+/* ---- adapters (validate_lora.c) ---- */
+
+struct lora_validation {
+    struct peft peft;
+    struct tensor_map map; /* the model's with adapters */
+    double *losses;        /* n_steps of the validation */
+    float **adapters;      /* by entry of the map, after the last step; NULL: no adapter */
+};
+
+/* Trains the adapter of a folder along the fixture's curve, in place of the model's weights; v holds
+ * what it is part of. */
+int validation_lora(const struct stack_config *config, const char *adapter, struct validation *v,
+                    struct err *err);
+void lora_validation_destroy(struct lora_validation *l);
+
 /* ---- the verdict (validate_compare.c) ---- */
 
 /* A quantity's element that is furthest above, or least below, its tolerance. */
@@ -96,13 +124,14 @@ struct worst {
 
 enum verdict_row {
     ROW_LOGITS, ROW_LOSS, ROW_GRADIENTS, ROW_PACKED_LOGITS, ROW_PACKED_LOSS, ROW_PACKED_NORM,
-    ROW_CURVE, ROW_CURVE_NORMS, ROW_AFTER, ROW_PARTING_CURVE,
+    ROW_CURVE, ROW_CURVE_NORMS, ROW_AFTER, ROW_PARTING_CURVE, ROW_LORA_CURVE, ROW_LORA_ADAPTER,
     VERDICT_ROWS
 };
 
 struct verdict {
     struct worst rows[VERDICT_ROWS];
     uint32_t parted_at; /* step at which the parting curve left the fixture's; 0: as it may */
+    uint32_t lora_parted_at; /* and that of adapters; 0: nowhere */
     const char *first; /* first gradient above tolerance in the order of the backward, or NULL */
     bool is_met;
 };

@@ -99,6 +99,8 @@ static int dump_report(const char *folder, const struct validation *v,
     }
     if (v->fixture->n_curves > 1)
         json_put(o, "parting_loss_curve", list_of(v->curves[1].losses, v->n_steps));
+    if (v->lora)
+        json_put(o, "lora_loss_curve", list_of(v->lora->losses, v->n_steps));
     json_put(o, "parameters", json_new_u64(model_spec_count(spec).total));
     if (v->fixture->packed.n_rows) {
         json_put(o, "packed_loss", json_new_double(v->packed_loss));
@@ -116,6 +118,36 @@ static int dump_report(const char *folder, const struct validation *v,
     return rc;
 }
 
+/* As PEFT has it, beside the reference's name for it. */
+static int dump_adapter(const char *folder, const struct lora_validation *l,
+                        const char *model_path, struct err *err)
+{
+    char *path = xasprintf("%s/lora-end", folder);
+    struct st_tensor *tensors = xcalloc(l->map.n_entries, sizeof *tensors);
+    const float **values = xcalloc(l->map.n_entries, sizeof *values);
+    struct lora_config c = peft_lora(&l->peft);
+    size_t n = 0;
+    int rc = 0;
+
+    for (size_t i = 0; i < l->map.n_entries; i++) {
+        const struct tensor_entry *e = &l->map.entries[i];
+        if (!l->adapters[i])
+            continue;
+        tensors[n] = (struct st_tensor){ e->name, ST_F32, 2, { e->dims[0], e->dims[1] } };
+        values[n++] = l->adapters[i];
+    }
+    if (mkdir(path, 0777) < 0 && errno != EEXIST)
+        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
+    if (rc == 0)
+        rc = dump_tensors(path, PEFT_TENSORS_FILE, tensors, values, n, err);
+    if (rc == 0)
+        rc = peft_write_config(path, &c, &l->map, model_path, err);
+    free(tensors);
+    free(values);
+    free(path);
+    return rc;
+}
+
 int validation_dump(const char *folder, const struct validation *v, const struct model_spec *spec,
                     const struct tensor_map *map, struct err *err)
 {
@@ -124,7 +156,8 @@ int validation_dump(const char *folder, const struct validation *v, const struct
     if (mkdir(folder, 0777) < 0 && errno != EEXIST)
         return err_set(err, -errno, "%s: %s", folder, strerror(errno));
     if ((rc = dump_logits(folder, v, spec->vocab, err)) < 0 ||
-        (rc = dump_gradients(folder, v, map, err)) < 0)
+        (rc = dump_gradients(folder, v, map, err)) < 0 ||
+        (v->lora && (rc = dump_adapter(folder, v->lora, v->model_path, err)) < 0))
         return rc;
     return dump_report(folder, v, spec, err);
 }

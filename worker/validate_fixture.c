@@ -207,6 +207,19 @@ static int read_curves(const struct json *root, struct fixture *f, struct err *e
     return read_list(root, "loss_curve_float64", f, &f->curves[1].exact, err);
 }
 
+/* Adapters' settings stand beside their curve. */
+static int read_lora(const struct json *lora, struct fixture *f, struct err *err)
+{
+    int rc = 0;
+
+    f->lora.name = "lora";
+    f->lora.after = NAN;
+    if (json_count(json_get(lora, "loss_curve")) > 0 &&
+        (rc = read_list(lora, "loss_curve", f, &f->lora.losses, err)) == 0)
+        rc = read_optim(lora, &f->lora, err);
+    return rc;
+}
+
 static int read_numbers(const char *folder, struct fixture *f, struct err *err)
 {
     char *path = xasprintf("%s/expected.json", folder);
@@ -218,12 +231,27 @@ static int read_numbers(const char *folder, struct fixture *f, struct err *err)
         f->loss = number(root, "loss");
         f->packed_loss = number(packed, "loss");
         f->packed_norm = number(packed, "gradient_norm");
-        rc = read_curves(root, f, err);
+        if ((rc = read_curves(root, f, err)) == 0)
+            rc = read_lora(json_get(root, "lora"), f, err);
         json_destroy(root);
         if (rc < 0)
             err_prefix(err, "%s", path);
     }
     free(path);
+    return rc;
+}
+
+static int open_adapters(const char *folder, struct fixture *f, struct err *err)
+{
+    char *start = xasprintf("%s/lora-start", folder);
+    char *end = xasprintf("%s/lora-end/" PEFT_TENSORS_FILE, folder);
+    int rc = access(end, F_OK) == 0 ? safetensors_open(end, &f->lora_end, err) : 0;
+
+    if (rc == 0 && access(start, F_OK) == 0)
+        f->lora_start = start;
+    else
+        free(start);
+    free(end);
     return rc;
 }
 
@@ -235,6 +263,8 @@ int fixture_open(const char *folder, const struct model_spec *spec, struct fixtu
 
     if (rc == 0)
         rc = read_tensors(folder, spec, &f, err);
+    if (rc == 0 && f.lora.losses)
+        rc = open_adapters(folder, &f, err);
     if (rc < 0) {
         fixture_close(&f);
         return rc;
@@ -263,5 +293,8 @@ void fixture_close(struct fixture *f)
         free(f->curves[i].norms);
         free(f->curves[i].exact);
     }
+    free(f->lora.losses);
+    free(f->lora_start);
+    safetensors_close(f->lora_end);
     *f = (struct fixture){0};
 }

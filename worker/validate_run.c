@@ -116,9 +116,8 @@ static int logits(struct stack *s, const struct token_rows *r, float *out, struc
     return rc;
 }
 
-/* Mean loss over all ranks, and with backward the gradients' norm; the gradient sums stay. */
-static int loss(struct stack *s, const struct token_rows *r, uint32_t turn, bool backward,
-                double *out_loss, double *out_norm, double *out_labels, struct err *err)
+int validation_loss(struct stack *s, const struct token_rows *r, uint32_t turn, bool backward,
+                    double *out_loss, double *out_norm, double *out_labels, struct err *err)
 {
     struct part p = part_of(s, r, turn);
     struct model_loss mine = {0};
@@ -154,8 +153,7 @@ static void collect_gradients(const struct stack *s, struct validation *v, doubl
     }
 }
 
-/* All ranks to the same random placement. */
-static int migrate(struct stack *s, struct validation *v, uint32_t step, struct err *err)
+int validation_migrate(struct stack *s, struct validation *v, uint32_t step, struct err *err)
 {
     struct transfer_result r = {0};
     struct transfer *t = NULL;
@@ -215,7 +213,7 @@ static int curve_step(struct stack *s, struct validation *v, uint32_t c, uint32_
     const struct curve *curve = &v->fixture->curves[c];
     uint64_t began = clock_now_ns();
     double value, norm, n_labels;
-    int rc = loss(s, &v->fixture->steps[i], i, true, &value, &norm, &n_labels, err);
+    int rc = validation_loss(s, &v->fixture->steps[i], i, true, &value, &norm, &n_labels, err);
 
     if (rc < 0)
         return rc;
@@ -244,14 +242,14 @@ static int run_curve(struct stack *s, struct validation *v, uint32_t c, struct e
         if ((rc = curve_step(s, v, c, i, err)) < 0)
             return rc;
         if (v->moves.every > 0 && (i + 1) % v->moves.every == 0 &&
-            (rc = migrate(s, v, i + 1, err)) < 0)
+            (rc = validation_migrate(s, v, i + 1, err)) < 0)
             return rc;
     }
     if (c == 0)
         add_digest(s, v);
     if (v->n_steps < v->fixture->n_steps)
         return 0;
-    rc = loss(s, &v->fixture->steps[0], 0, false, &value, &norm, &n_labels, err);
+    rc = validation_loss(s, &v->fixture->steps[0], 0, false, &value, &norm, &n_labels, err);
     if (rc == 0 && s->rank == 0)
         v->curves[c].after = value;
     return rc;
@@ -266,7 +264,7 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
 
     if ((rc = ckpt_load_weights(v->model_path, s->shard, s->config->map, err)) < 0 ||
         (rc = logits(s, &f->batch, v->logits, err)) < 0 ||
-        (rc = loss(s, &f->batch, 0, true, &value, &norm, &n_labels, err)) < 0)
+        (rc = validation_loss(s, &f->batch, 0, true, &value, &norm, &n_labels, err)) < 0)
         return rc;
     collect_gradients(s, v, n_labels);
     if (s->rank == 0) {
@@ -275,7 +273,7 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
     }
     if (f->packed.n_rows) {
         if ((rc = logits(s, &f->packed, v->packed_logits, err)) < 0 ||
-            (rc = loss(s, &f->packed, 0, true, &value, &norm, &n_labels, err)) < 0)
+            (rc = validation_loss(s, &f->packed, 0, true, &value, &norm, &n_labels, err)) < 0)
             return rc;
         if (s->rank == 0) {
             v->packed_loss = value;
@@ -327,6 +325,7 @@ int validation_run(const struct stack_config *config, const char *model_path,
 
 void validation_fini(struct validation *v, const struct tensor_map *map)
 {
+    lora_validation_destroy(v->lora);
     free(v->logits);
     free(v->packed_logits);
     for (size_t i = 0; v->gradients && i < map->n_entries; i++)
