@@ -83,8 +83,8 @@ int st_create(const char *path, const struct st_layout *l, struct err *err);
 /* Opens what st_create made. Keeps l until close. Gives *out. */
 int st_writer_open(const char *path, const struct st_layout *l, struct st_writer **out,
                    struct err *err);
-/* Elements first .. first + n of tensor i, converted to its dtype (F32, BF16 round to nearest
- * even). */
+/* Elements first .. first + n of tensor i, converted to its dtype: F32, BF16 or F16, to nearest,
+ * ties to even. -ERANGE names a finite number that the dtype has no room for. */
 int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, const float *values,
                  struct err *err);
 /* The whole of tensor i as it lies in a file: what its dtype and shape make in bytes. */

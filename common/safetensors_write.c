@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -221,6 +222,35 @@ int st_writer_open(const char *path, const struct st_layout *l, struct st_writer
     return 0;
 }
 
+/* As bf16_of in fewer bits of exponent: what is below its smallest normal number keeps fewer
+ * digits, what is beyond its largest becomes infinite. */
+static uint16_t f16_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u)
+        return sign | 0x7e00;
+    if (bits < 0x38800000u) { /* below 2^-14: in steps of 2^-24, which the sum rounds to */
+        float tiny = fabsf(x) + 0.5f;
+        memcpy(&bits, &tiny, sizeof bits);
+        return sign | (uint16_t)(bits - 0x3f000000u);
+    }
+    bits += 0xfff + (bits >> 13 & 1);
+    return bits >= 0x47800000u ? sign | 0x7c00 : sign | (uint16_t)((bits - 0x38000000u) >> 13);
+}
+
+static int check_fits(const struct st_writer *w, const struct st_tensor *t, uint64_t at, float x,
+                      uint16_t written, struct err *err)
+{
+    uint16_t exponent = t->dtype == ST_BF16 ? 0x7f80 : 0x7c00;
+    if ((written & exponent) != exponent || !isfinite(x))
+        return 0;
+    return err_set(err, -ERANGE, "%s: tensor '%.200s', element %" PRIu64 ": %g is beyond %s",
+                   w->path, t->name, at, (double)x, st_dtype_name(t->dtype));
+}
+
 int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, const float *values,
                  struct err *err)
 {
@@ -231,14 +261,18 @@ int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, cons
 
     if (t->dtype == ST_F32)
         return write_all(w->fd, w->path, values, 4 * n, at + 4 * first, err);
-    if (t->dtype != ST_BF16)
-        return err_set(err, -ENOTSUP, "%s: tensor '%.200s' is %s; F32 and BF16 can be written",
+    if (t->dtype != ST_BF16 && t->dtype != ST_F16)
+        return err_set(err, -ENOTSUP, "%s: tensor '%.200s' is %s; F32, BF16 and F16 can be written",
                        w->path, t->name, st_dtype_name(t->dtype));
     while (n) {
         uint64_t some = n < CHUNK_ELEMENTS ? n : CHUNK_ELEMENTS;
-        for (uint64_t k = 0; k < some; k++)
-            w->chunk[k] = bf16_of(values[k]);
-        int rc = write_all(w->fd, w->path, w->chunk, 2 * some, at + 2 * first, err);
+        int rc = 0;
+        for (uint64_t k = 0; k < some && rc == 0; k++) {
+            w->chunk[k] = t->dtype == ST_BF16 ? bf16_of(values[k]) : f16_of(values[k]);
+            rc = check_fits(w, t, first + k, values[k], w->chunk[k], err);
+        }
+        if (rc == 0)
+            rc = write_all(w->fd, w->path, w->chunk, 2 * some, at + 2 * first, err);
         if (rc < 0)
             return rc;
         values += some;

@@ -171,6 +171,10 @@ static const struct field fields[] = {
      .max = 1e9, .unit = "steps", .help = "between checkpoints; one more at the end"},
     {"checkpoint.keep", FIELD_U32, AT(checkpoint_keep), .preset = "3", .min = 1, .max = 1e6,
      .help = "newest ones that stay"},
+    {"checkpoint.dtype", FIELD_WORD, AT(checkpoint_dtype), .preset = "source",
+     WORDS("source", "f32", "bf16", "f16"),
+     .help = "of the weights; source: each tensor's in model.path, f32 without weights there. What "
+             "it rounds is kept in f32 beside it, for resuming"},
 
     {"scheduling.priority", FIELD_I32, AT(scheduling_priority), .preset = "0",
      .min = -PRIORITY_MAX, .max = PRIORITY_MAX, .help = "higher starts first"},

@@ -147,37 +147,75 @@ static void an_empty_file_of_no_tensors_is_fine(void **state)
     st_layout_fini(&l);
 }
 
-static uint16_t bf16_written(float x)
+/* n floats as a tensor of a half's dtype; what the writer said. */
+static int halves_written(enum st_dtype dtype, const float *x, size_t n, uint16_t *out,
+                          struct err *err)
 {
-    static const struct st_tensor one[] = { { "x", ST_BF16, 1, { 1 } } };
+    const struct st_tensor one[] = { { "x", dtype, 1, { n } } };
     struct st_layout l;
     struct st_writer *w;
     struct safetensors *st;
-    uint16_t bits;
     assert_int_equal(st_layout_init(one, 1, &l, NULL), 0);
     assert_int_equal(st_create(path_of("x.safetensors"), &l, NULL), 0);
     assert_int_equal(st_writer_open(path_of("x.safetensors"), &l, &w, NULL), 0);
-    assert_int_equal(st_write_f32(w, 0, 0, 1, &x, NULL), 0);
+    int rc = st_write_f32(w, 0, 0, n, x, err);
     assert_int_equal(st_writer_close(w, NULL), 0);
     assert_int_equal(safetensors_open(path_of("x.safetensors"), &st, NULL), 0);
-    memcpy(&bits, safetensors_at(st, 0)->data, 2);
+    memcpy(out, safetensors_at(st, 0)->data, 2 * n);
     safetensors_close(st);
     st_layout_fini(&l);
-    return bits;
+    return rc;
 }
 
-static void bf16_rounds_to_nearest_even(void **state)
+static void halves_round_to_nearest_even(void **state)
 {
     (void)state;
-    static const struct { float x; uint16_t bits; } cases[] = {
-        { 1.0f, 0x3f80 },        { -0.0f, 0x8000 },        { 0x1.01p0f, 0x3f80 }, /* tie, down */
-        { 0x1.03p0f, 0x3f82 },   { 0x1.010002p0f, 0x3f81 }, { INFINITY, 0x7f80 },
-        { 0x1.fffffep127f, 0x7f80 }, { 0x1p-149f, 0x0000 },
+    static const struct { enum st_dtype dtype; float x; uint16_t bits; } cases[] = {
+        { ST_BF16, 1.0f, 0x3f80 },      { ST_BF16, -0.0f, 0x8000 },
+        { ST_BF16, 0x1.01p0f, 0x3f80 }, /* a tie, down */
+        { ST_BF16, 0x1.03p0f, 0x3f82 }, { ST_BF16, 0x1.010002p0f, 0x3f81 },
+        { ST_BF16, INFINITY, 0x7f80 },  { ST_BF16, 0x1p-149f, 0x0000 },
+        { ST_F16, 1.0f, 0x3c00 },       { ST_F16, -0.0f, 0x8000 },
+        { ST_F16, 0x1.002p0f, 0x3c00 }, /* a tie, down */
+        { ST_F16, 0x1.006p0f, 0x3c02 }, { ST_F16, 0x1.002002p0f, 0x3c01 },
+        { ST_F16, 65519, 0x7bff },      { ST_F16, -INFINITY, 0xfc00 },
+        { ST_F16, 0x1p-25f, 0x0000 },   /* a tie below the smallest */
+        { ST_F16, 0x1.8p-24f, 0x0002 }, { ST_F16, -0x1.ffcp-15f, 0x8400 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(bf16_written(cases[i].x), cases[i].bits);
-    uint16_t nan = bf16_written(NAN);
-    assert_true((nan & 0x7f80) == 0x7f80 && (nan & 0x7f));
+    uint16_t bits = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(halves_written(cases[i].dtype, &cases[i].x, 1, &bits, NULL), 0);
+        assert_int_equal(bits, cases[i].bits);
+    }
+    halves_written(ST_BF16, &(float){NAN}, 1, &bits, NULL);
+    assert_true((bits & 0x7f80) == 0x7f80 && (bits & 0x7f));
+    halves_written(ST_F16, &(float){NAN}, 1, &bits, NULL);
+    assert_true((bits & 0x7c00) == 0x7c00 && (bits & 0x3ff));
+    struct err err = {0};
+    assert_int_equal(halves_written(ST_F16, (const float[]){1, 65520}, 2, (uint16_t[2]){0}, &err),
+                     -ERANGE);
+    assert_non_null(strstr(err.text, "tensor 'x', element 1: 65520 is beyond F16"));
+    assert_int_equal(halves_written(ST_BF16, &(float){0x1.fffffep127f}, 1, &bits, &err), -ERANGE);
+}
+
+static void every_half_that_is_read_is_written_back(void **state)
+{
+    (void)state;
+    static uint16_t halves[65536], back[65536];
+    static float x[65536];
+    for (int k = 0; k < 2; k++) {
+        enum st_dtype dtype = k ? ST_BF16 : ST_F16;
+        uint16_t exponent = k ? 0x7f80 : 0x7c00;
+        size_t n = 0;
+        for (uint32_t i = 0; i < 65536; i++)
+            if ((i & exponent) != exponent)
+                halves[n++] = (uint16_t)i;
+        struct st_view v = { .tensor = { "x", dtype, 1, { n } }, .n_elements = n, .n_bytes = 2 * n,
+                             .data = (const uint8_t *)halves, .file = "f" };
+        assert_int_equal(st_read_f32(&v, 0, n, x, NULL), 0);
+        assert_int_equal(halves_written(dtype, x, n, back, NULL), 0);
+        assert_memory_equal(back, halves, 2 * n);
+    }
 }
 
 static void f16_of_every_kind_is_read(void **state)
@@ -424,7 +462,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slices_of_many_writers_make_one_file),
         cmocka_unit_test(an_empty_file_of_no_tensors_is_fine),
-        cmocka_unit_test(bf16_rounds_to_nearest_even),
+        cmocka_unit_test(halves_round_to_nearest_even),
+        cmocka_unit_test(every_half_that_is_read_is_written_back),
         cmocka_unit_test(f16_of_every_kind_is_read),
         cmocka_unit_test(other_dtypes_are_listed_but_not_numbers),
         cmocka_unit_test(a_range_beyond_the_end_is_refused),

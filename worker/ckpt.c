@@ -199,16 +199,20 @@ int ckpt_find(const struct ckpt_config *c, uint64_t patience_ns, int *out_lock,
 
 /* Where each kind of number lies in a checkpoint. */
 static const char *const folders_of[] = {[CKPT_WEIGHTS] = "", [CKPT_ADAPTERS] = "",
-                                         [CKPT_M] = "/ballast/m", [CKPT_V] = "/ballast/v"};
+                                         [CKPT_M] = "/ballast/m", [CKPT_V] = "/ballast/v",
+                                         [CKPT_MASTERS] = "/ballast/masters"};
 
 static bool is_kept(const struct ckpt_config *c, int what)
 {
+    if (what == CKPT_MASTERS)
+        return c->forms && !c->lora && c->forms->n_masters > 0;
     return what != (c->lora ? CKPT_WEIGHTS : CKPT_ADAPTERS);
 }
 
 static struct ckpt_tensors tensors_of(const struct ckpt_config *c, enum ckpt_what what)
 {
     return (struct ckpt_tensors){.map = c->map, .shard = c->shard, .what = what,
+                                 .forms = c->forms,
                                  .file_bytes_max = c->file_bytes_max ? c->file_bytes_max
                                                                      : FILE_BYTES_MAX};
 }
@@ -258,16 +262,18 @@ static int check_adapter(const struct ckpt_config *c, const char *folder, struct
     return rc;
 }
 
+/* Masters come last: what they hold replaces what was rounded. */
 static int read_all(const struct ckpt_config *c, const char *folder, struct ckpt_state *out,
                     struct err *err)
 {
     int rc = ckpt_state_read(c, folder, out, err);
     if (rc == 0 && c->lora)
         rc = check_adapter(c, folder, err);
-    for (int what = CKPT_WEIGHTS; what <= CKPT_V && rc == 0; what++) {
+    for (int what = 0; what < CKPT_WHATS && rc == 0; what++) {
         struct ckpt_tensors t = tensors_of(c, (enum ckpt_what)what);
-        if (!is_kept(c, what))
+        if (what == CKPT_MASTERS ? out->n_masters == 0 : !is_kept(c, what))
             continue;
+        t.n_masters = out->n_masters;
         char *path = xasprintf("%s%s", folder, folders_of[what]);
         rc = ckpt_files_read(&t, path, err);
         free(path);
@@ -299,32 +305,33 @@ static int create_all(const struct ckpt_config *c, const struct ckpt_carried *ca
                       const char *tmp, struct err *err)
 {
     struct ckpt_tensors t = tensors_of(c, c->lora ? CKPT_ADAPTERS : CKPT_WEIGHTS);
-    char *extra = xasprintf("%s/ballast", tmp), *path = NULL;
+    char *extra = xasprintf("%s/ballast", tmp);
     int rc = remove_tree(tmp);
     if (rc < 0)
         err_set(err, rc, "%s: %s", tmp, strerror(-rc));
     t.is_one_of_many = carried->n > 0;
     if (rc == 0 && (rc = ckpt_files_create(&t, carried, tmp, err)) == 0 && mkdir(extra, 0777) < 0)
         rc = err_set(err, -errno, "%s: %s", extra, strerror(errno));
-    for (int what = CKPT_M; what <= CKPT_V && rc == 0; what++) {
-        t.what = (enum ckpt_what)what;
-        t.is_one_of_many = false;
-        path = xasprintf("%s%s", tmp, folders_of[what]);
-        rc = ckpt_files_create(&t, NULL, path, err);
+    for (int what = CKPT_M; what < CKPT_WHATS && rc == 0; what++) {
+        struct ckpt_tensors part = tensors_of(c, (enum ckpt_what)what);
+        if (!is_kept(c, what))
+            continue;
+        char *path = xasprintf("%s%s", tmp, folders_of[what]);
+        rc = ckpt_files_create(&part, NULL, path, err);
         free(path);
     }
     free(extra);
     if (rc < 0)
         return rc;
     return c->lora ? peft_write_config(tmp, c->lora, c->map, c->model_path, err)
-                   : ckpt_copy_model_files(c->model_path, tmp, err);
+                   : ckpt_copy_model_files(c->model_path, c->forms && c->forms->is_packed, tmp, err);
 }
 
 static int write_all(const struct ckpt_config *c, bool has_carried, const char *tmp,
                      struct err *err)
 {
     int rc = 0;
-    for (int what = CKPT_WEIGHTS; what <= CKPT_V && rc == 0; what++) {
+    for (int what = 0; what < CKPT_WHATS && rc == 0; what++) {
         struct ckpt_tensors t = tensors_of(c, (enum ckpt_what)what);
         if (!is_kept(c, what))
             continue;
@@ -339,10 +346,12 @@ static int write_all(const struct ckpt_config *c, bool has_carried, const char *
 static int commit(const struct ckpt_config *c, const char *tmp, const char *folder,
                   const struct ckpt_state *state, struct err *err)
 {
-    static const char *const folders[] = {"/ballast/m", "/ballast/v", "/ballast", ""};
+    static const char *const outer[] = {"/ballast", ""};
     int rc = ckpt_state_write(c, tmp, state, err);
-    for (size_t i = 0; i < 4 && rc == 0; i++) {
-        char *path = xasprintf("%s%s", tmp, folders[i]);
+    for (int i = CKPT_M; i < CKPT_WHATS + 2 && rc == 0; i++) {
+        if (i < CKPT_WHATS && !is_kept(c, i))
+            continue;
+        char *path = xasprintf("%s%s", tmp, i < CKPT_WHATS ? folders_of[i] : outer[i - CKPT_WHATS]);
         rc = sync_folder(path, err);
         free(path);
     }

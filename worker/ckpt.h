@@ -1,8 +1,9 @@
 /* ckpt.h - a model's weights and a run's state, from and to HuggingFace folders
  *
- * PATH/step-N/ holds config.json, the weights under their published names, and ballast/ with the
- * optimizer's state under the same names and state.json. It is written as step-N.tmp by all ranks
- * and renamed by rank 0 when every byte is on disk: a crash leaves the old or the new. A run
+ * PATH/step-N/ holds config.json, the weights under their published names in the dtypes of
+ * ckpt_forms.h, and ballast/ with the optimizer's state under the same names, the F32 weights of
+ * those that their dtype rounds (masters/), and state.json. It is written as step-N.tmp by all
+ * ranks and renamed by rank 0 when every byte is on disk: a crash leaves the old or the new. A run
  * resumes on any layout. Where adapters are trained, it holds these alone, as a PEFT folder, with
  * the hash of the base that they belong to. */
 #ifndef WORKER_CKPT_H
@@ -10,6 +11,7 @@
 
 #include "common/lora_map.h"
 #include "common/model_spec.h"
+#include "worker/ckpt_forms.h"
 #include "worker/coll.h"
 #include "worker/shard.h"
 
@@ -43,6 +45,7 @@ struct ckpt_config { /* borrowed while it is used */
     uint64_t file_bytes_max; /* of one file of tensors; 0: 4 GiB */
     const struct model_spec *spec;
     const struct tensor_map *map;
+    const struct ckpt_forms *forms; /* of the model's weights; NULL: all are written as F32 */
     const struct lora_config *lora; /* NULL: no adapters */
     uint64_t base_hash;             /* with adapters */
     struct shard *shard;
@@ -55,6 +58,7 @@ struct ckpt_state {
     uint64_t seed;  /* of data */
     uint64_t next_sample; /* global index */
     double   validation_loss; /* NaN: none was taken */
+    uint64_t n_masters; /* given by ckpt_load: tensors that a checkpoint keeps in F32 besides */
 };
 
 /* Rank 0 makes the folder if it is missing, takes its lock (it waits patience_ns for a run that is

@@ -43,20 +43,21 @@ static int copy_file(const char *from, const char *to, struct err *err)
     return rc;
 }
 
-/* As it is, but weights that were read packed are written plain and must not be called packed. */
-static int copy_config(const char *from, const char *to, struct err *err)
+/* As it is, but weights that are written plain must not be called packed. */
+static int copy_config(const char *from, bool is_packed, const char *to, struct err *err)
 {
     struct json *o;
     int rc = json_read_file(from, HF_CONFIG_BYTES_MAX, &o, err);
     if (rc < 0)
         return rc;
-    rc = json_remove(o, "quantization_config") ? ckpt_write_json(o, to, err)
+    rc = !is_packed && json_remove(o, "quantization_config") ? ckpt_write_json(o, to, err)
                                                : copy_file(from, to, err);
     json_destroy(o);
     return rc;
 }
 
-int ckpt_copy_model_files(const char *model_path, const char *folder, struct err *err)
+int ckpt_copy_model_files(const char *model_path, bool is_packed, const char *folder,
+                          struct err *err)
 {
     static const char *const names[] = {
         "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -67,7 +68,7 @@ int ckpt_copy_model_files(const char *model_path, const char *folder, struct err
         char *from = xasprintf("%s/%s", model_path, names[i]);
         char *to = xasprintf("%s/%s", folder, names[i]);
         if (i == 0)
-            rc = copy_config(from, to, err);
+            rc = copy_config(from, is_packed, to, err);
         else if (access(from, R_OK) == 0)
             rc = copy_file(from, to, err);
         free(from);

@@ -10,7 +10,9 @@
 /* Indented. */
 int ckpt_write_json(const struct json *o, const char *path, struct err *err);
 
-/* config.json, and what other tools want beside it where the model has it. */
-int ckpt_copy_model_files(const char *model_path, const char *folder, struct err *err);
+/* config.json, without what it says about quantization unless is_packed; and what other tools want
+ * beside it where the model has it. */
+int ckpt_copy_model_files(const char *model_path, bool is_packed, const char *folder,
+                          struct err *err);
 
 #endif

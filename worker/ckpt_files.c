@@ -27,6 +27,7 @@ struct file {
     size_t n;
     struct st_tensor *tensors;              /* n; names of the file's own are in made */
     const struct tensor_entry **entries;    /* n */
+    const uint8_t **bytes;                  /* n: written as they are; NULL: the entry's floats */
     char **made;
     size_t n_made;
 };
@@ -34,34 +35,81 @@ struct file {
 struct files {
     struct file *items;
     size_t n;
+    uint64_t last_bytes, n_bytes; /* of tensors in the last file; in all */
 };
+
+static const struct ckpt_form *form_of(const struct ckpt_tensors *t, const struct tensor_entry *e)
+{
+    static const struct ckpt_form plain = {.dtype = ST_F32, .is_exact = true};
+    bool has_forms = t->forms && (t->what == CKPT_WEIGHTS || t->what == CKPT_MASTERS);
+    return has_forms ? &t->forms->of[e - t->map->entries] : &plain;
+}
 
 static bool is_stored(const struct ckpt_tensors *t, const struct tensor_entry *e)
 {
-    if (t->what == CKPT_WEIGHTS || t->what == CKPT_ADAPTERS)
-        return (e->adapter != ADAPTER_NONE) == (t->what == CKPT_ADAPTERS);
+    bool is_adapter = e->adapter != ADAPTER_NONE;
+    switch (t->what) {
+    case CKPT_WEIGHTS:
+        return !is_adapter && !form_of(t, e)->is_left_out;
+    case CKPT_MASTERS:
+        return !is_adapter && !form_of(t, e)->is_exact;
+    case CKPT_ADAPTERS:
+        return is_adapter;
+    case CKPT_M:
+    case CKPT_V:
+    case CKPT_WHATS:
+        break;
+    }
     return !e->is_buffer && !e->is_unreached;
 }
 
-static void add_tensor(struct file *f, const struct tensor_entry *e, const char *name)
+static void add_file(struct files *f)
 {
+    f->items = xrealloc(f->items, (f->n + 1) * sizeof *f->items);
+    f->items[f->n++] = (struct file){0};
+    f->last_bytes = 0;
+}
+
+/* bytes NULL: the entry's floats. */
+static void add_tensor(const struct ckpt_tensors *t, struct files *out,
+                       const struct tensor_entry *e, const struct st_tensor *tensor,
+                       const uint8_t *bytes)
+{
+    uint64_t n_bytes = st_dtype_bits(tensor->dtype) / 8;
+    for (uint32_t i = 0; i < tensor->n_dims; i++)
+        n_bytes *= tensor->dims[i];
+    if (out->n == 0 || (t->what != CKPT_ADAPTERS && out->last_bytes + n_bytes > t->file_bytes_max))
+        add_file(out);
+    struct file *f = &out->items[out->n - 1];
     f->tensors = xrealloc(f->tensors, (f->n + 1) * sizeof *f->tensors);
     f->entries = xrealloc(f->entries, (f->n + 1) * sizeof *f->entries);
-    struct st_tensor *to = &f->tensors[f->n];
-    *to = (struct st_tensor){.name = name, .dtype = ST_F32, .n_dims = e->n_dims};
-    memcpy(to->dims, e->dims, sizeof to->dims);
-    f->entries[f->n++] = e;
+    f->bytes = xrealloc(f->bytes, (f->n + 1) * sizeof *f->bytes);
+    f->tensors[f->n] = *tensor;
+    f->entries[f->n] = e;
+    f->bytes[f->n++] = bytes;
+    out->last_bytes += n_bytes;
+    out->n_bytes += n_bytes;
+}
+
+static void add_floats(const struct ckpt_tensors *t, struct files *out,
+                       const struct tensor_entry *e, const char *name)
+{
+    struct st_tensor tensor = {.name = name, .n_dims = e->n_dims,
+                               .dtype = t->what == CKPT_MASTERS ? ST_F32 : form_of(t, e)->dtype};
+    memcpy(tensor.dims, e->dims, sizeof tensor.dims);
+    add_tensor(t, out, e, &tensor, NULL);
 }
 
 /* An A that experts share is a tensor of each of them to other tools. */
-static void add_same(struct file *f, const struct tensor_entry *e)
+static void add_same(const struct ckpt_tensors *t, struct files *out, const struct tensor_entry *e)
 {
+    struct file *f = &out->items[out->n - 1]; /* adapters are one file */
     f->made = xrealloc(f->made, (f->n_made + e->n_same) * sizeof *f->made);
     for (uint32_t k = 1; k < e->n_same; k++) {
         char name[LORA_NAME_BYTES];
         lora_name_of_expert(e, k, name);
         f->made[f->n_made] = xstrdup(name);
-        add_tensor(f, e, f->made[f->n_made++]);
+        add_floats(t, out, e, f->made[f->n_made++]);
     }
 }
 
@@ -73,25 +121,25 @@ static char *file_name(const struct ckpt_tensors *t, size_t i, size_t n)
                                         : xasprintf("model-%05zu-of-%05zu.safetensors", i + 1, n);
 }
 
+static void add_entry(const struct ckpt_tensors *t, struct files *out, const struct tensor_entry *e)
+{
+    const struct ckpt_form *form = form_of(t, e);
+    if (t->what == CKPT_WEIGHTS && form->packed) {
+        add_tensor(t, out, e, &form->packed->tensor, form->packed->data);
+        add_tensor(t, out, e, &form->scales->tensor, form->scales->data);
+        return;
+    }
+    add_floats(t, out, e, e->name);
+    if (t->what == CKPT_ADAPTERS && e->n_same)
+        add_same(t, out, e);
+}
+
 static void plan_files(const struct ckpt_tensors *t, struct files *out)
 {
-    uint64_t bytes = 0, bytes_max = t->what == CKPT_ADAPTERS ? UINT64_MAX : t->file_bytes_max;
     *out = (struct files){0};
-    for (size_t i = 0; i < t->map->n_entries; i++) {
-        const struct tensor_entry *e = &t->map->entries[i];
-        uint64_t more = e->stored_count * sizeof(float);
-        if (!is_stored(t, e))
-            continue;
-        if (out->n == 0 || bytes + more > bytes_max) {
-            out->items = xrealloc(out->items, (out->n + 1) * sizeof *out->items);
-            out->items[out->n++] = (struct file){0};
-            bytes = 0;
-        }
-        add_tensor(&out->items[out->n - 1], e, e->name);
-        if (t->what == CKPT_ADAPTERS && e->n_same)
-            add_same(&out->items[out->n - 1], e);
-        bytes += more;
-    }
+    for (size_t i = 0; i < t->map->n_entries; i++)
+        if (is_stored(t, &t->map->entries[i]))
+            add_entry(t, out, &t->map->entries[i]);
     for (size_t i = 0; i < out->n; i++)
         out->items[i].name = file_name(t, i, out->n);
 }
@@ -105,6 +153,7 @@ static void files_fini(struct files *f)
         free(f->items[i].name);
         free(f->items[i].tensors);
         free(f->items[i].entries);
+        free(f->items[i].bytes);
     }
     free(f->items);
 }
@@ -132,15 +181,12 @@ static int write_index(const struct files *f, const struct ckpt_carried *carried
                        const char *folder, struct err *err)
 {
     struct json *root = json_new_object(), *about = json_new_object(), *where = json_new_object();
-    uint64_t bytes = carried->n_bytes;
     for (size_t i = 0; i < carried->n; i++)
         json_put(where, carried->tensors[i].name, json_new_string(CKPT_CARRIED_FILE));
     for (size_t i = 0; i < f->n; i++)
-        for (size_t k = 0; k < f->items[i].n; k++) {
-            bytes += f->items[i].entries[k]->stored_count * sizeof(float);
+        for (size_t k = 0; k < f->items[i].n; k++)
             json_put(where, f->items[i].tensors[k].name, json_new_string(f->items[i].name));
-        }
-    json_put(about, "total_size", json_new_u64(bytes));
+    json_put(about, "total_size", json_new_u64(f->n_bytes + carried->n_bytes));
     json_put(root, "metadata", about);
     json_put(root, "weight_map", where);
     char *text = json_text(root, true);
@@ -204,7 +250,7 @@ static int write_file(const struct ckpt_tensors *t, const struct file *f, const 
         return rc;
     for (size_t i = 0; i < f->n && rc == 0; i++) {
         struct shard_part p;
-        if (!shard_part(t->shard, f->entries[i], &p) || !p.is_first)
+        if (!shard_part(t->shard, f->entries[i], &p) || !p.is_first || (f->bytes[i] && p.first > 0))
             continue;
         if (!w) {
             char *path = xasprintf("%s/%s", folder, f->name);
@@ -212,7 +258,8 @@ static int write_file(const struct ckpt_tensors *t, const struct file *f, const 
             free(path);
         }
         if (rc == 0)
-            rc = write_part(t, w, i, &p, chunk, err);
+            rc = f->bytes[i] ? st_write_bytes(w, i, f->bytes[i], err)
+                             : write_part(t, w, i, &p, chunk, err);
     }
     if (w) {
         int closed = st_writer_close(w, rc == 0 ? err : NULL);
@@ -307,6 +354,15 @@ static int read_tensor(const struct ckpt_tensors *t, const struct safetensors *s
     return rc;
 }
 
+/* Masters are those that the run which wrote them had. */
+static bool is_wanted(const struct ckpt_tensors *t, const struct safetensors *st,
+                      const struct tensor_entry *e)
+{
+    bool is_there = safetensors_find(st, e->name) != NULL;
+    bool is_expected = t->what == CKPT_WEIGHTS ? e->adapter == ADAPTER_NONE : is_stored(t, e);
+    return t->what == CKPT_MASTERS ? is_there : is_expected && (is_there || !e->is_optional);
+}
+
 int ckpt_files_read(const struct ckpt_tensors *t, const char *folder, struct err *err)
 {
     bool is_adapter = t->what == CKPT_ADAPTERS;
@@ -318,9 +374,12 @@ int ckpt_files_read(const struct ckpt_tensors *t, const char *folder, struct err
         return rc;
     float *chunk = xcalloc(CHUNK_FLOATS, sizeof *chunk);
     rc = is_adapter ? check_adapters(st, t->map, err) : ckpt_source_check_names(st, t->map, err);
+    if (rc == 0 && t->what == CKPT_MASTERS && safetensors_count(st) != t->n_masters)
+        rc = err_set(err, -EINVAL, "%s: holds %zu tensors, expected %" PRIu64, folder,
+                     safetensors_count(st), t->n_masters);
     for (size_t i = 0; i < t->map->n_entries && rc == 0; i++) {
         const struct tensor_entry *e = &t->map->entries[i];
-        if (is_stored(t, e) && !(e->is_optional && !safetensors_find(st, e->name)))
+        if (is_wanted(t, st, e))
             rc = read_tensor(t, st, e, folder, chunk, err);
     }
     free(chunk);

@@ -12,7 +12,7 @@
 #include "common/mem.h"
 #include "worker/ckpt_beside.h"
 
-#define STATE_FORMAT    1u
+#define STATE_FORMAT    2u
 #define STATE_BYTES_MAX (1u << 16)
 #define HASH_TEXT_BYTES 17
 
@@ -26,6 +26,7 @@ int ckpt_state_write(const struct ckpt_config *c, const char *folder, const stru
     json_put(o, "next_sample", json_new_u64(s->next_sample));
     json_put(o, "validation_loss", json_new_double(s->validation_loss));
     json_put(o, "world", json_new_u64(c->coll->world));
+    json_put(o, "masters", json_new_u64(c->forms && !c->lora ? c->forms->n_masters : 0));
     if (c->lora) {
         char hash[HASH_TEXT_BYTES];
         snprintf(hash, sizeof hash, "%016" PRIx64, c->base_hash);
@@ -69,6 +70,7 @@ int ckpt_state_read(const struct ckpt_config *c, const char *folder, struct ckpt
          (rc = json_get_u64(o, "step", 1, UINT64_MAX, &s.step, err)) < 0 ||
          (rc = json_get_u64(o, "seed", 0, UINT64_MAX, &s.seed, err)) < 0 ||
          (rc = json_get_u64(o, "next_sample", 0, UINT64_MAX, &s.next_sample, err)) < 0 ||
+         (rc = json_get_u64(o, "masters", 0, UINT64_MAX, &s.n_masters, err)) < 0 ||
          (rc = check_base(c, o, err)) < 0))
         err_prefix(err, "%s", path);
     if (rc == 0) {

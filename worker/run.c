@@ -192,6 +192,17 @@ static int open_device(struct run *run, struct err *err)
                        spec->train_deterministic, &run->dev, err);
 }
 
+static int open_forms(struct run *run, struct err *err)
+{
+    const char *path = run->spec->model_path;
+    enum ckpt_dtype choice;
+    if (run->lora)
+        return 0; /* adapters alone are written */
+    int rc = ckpt_dtype_parse(run->spec->checkpoint_dtype, &choice, err);
+    return rc < 0 ? rc : ckpt_forms_open(path, ckpt_has_weights(path), &run->map, choice,
+                                         &run->forms, err);
+}
+
 /* Everything that needs no other rank. */
 static int open_local(struct run *run, struct err *err)
 {
@@ -210,7 +221,7 @@ static int open_local(struct run *run, struct err *err)
     run->coll->dev = run->dev;
     run->sums = xcalloc(3 + (size_t)run->model_spec.n_layers * run->layout.ep.n_ranks,
                         sizeof *run->sums);
-    if ((rc = open_model(run, err)) == 0)
+    if ((rc = open_forms(run, err)) == 0 && (rc = open_model(run, err)) == 0)
         window_init(&run->window, &run->slots, run->spec->rebalance_window_steps, s);
     return rc;
 }
@@ -301,7 +312,7 @@ int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wi
     run->ckpt = (struct ckpt_config){
         .path = run->spec->checkpoint_path, .model_path = run->spec->model_path,
         .keep = run->spec->checkpoint_keep, .spec = &run->model_spec, .map = &run->map,
-        .lora = run->lora,
+        .forms = run->lora ? NULL : &run->forms, .lora = run->lora,
         .shard = run->shard, .coll = run->coll,
     };
     if ((rc = ckpt_find(&run->ckpt, LOCK_PATIENCE_NS, &run->ckpt_lock, &run->checkpoint_step,
@@ -339,6 +350,7 @@ void run_close(struct run *run)
     data_close(run->train);
     data_close(run->validation);
     data_batch_fini(&run->batch);
+    ckpt_forms_close(&run->forms);
     tensor_map_fini(&run->map);
     window_fini(&run->window);
     slots_fini(&run->slots);

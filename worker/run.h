@@ -56,6 +56,7 @@ struct run {
     enum bias_rule     bias_rule;
     enum nan_rule      nan_rule;
     struct ckpt_config ckpt;
+    struct ckpt_forms  forms;   /* of the weights in checkpoints */
     int                ckpt_lock;
     struct ckpt_state  state;
     uint64_t resumed_from_step, checkpoint_step; /* 0: none */
