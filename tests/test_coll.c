@@ -121,12 +121,31 @@ static float plain_sum(uint32_t k, const struct coll_group *g, size_t i)
         }                                                                                          \
     } while (0)
 
+/* Between the host's x and tensor, which may be the same memory. */
+static void upload(struct coll *c, void *tensor, const void *x, size_t n_bytes)
+{
+    if (c->dev)
+        c->dev->ops->to_device(c->dev, tensor, x, n_bytes);
+    else if (tensor != x)
+        memcpy(tensor, x, n_bytes);
+}
+
+static void download(struct coll *c, void *x, const void *tensor, size_t n_bytes)
+{
+    if (c->dev)
+        c->dev->ops->to_host(c->dev, x, tensor, n_bytes);
+    else if (tensor != x)
+        memcpy(x, tensor, n_bytes);
+}
+
 static void check_all_reduce(struct rank *r, struct coll *c, const struct coll_group *g, uint32_t k,
-                             float *x, size_t n)
+                             float *x, float *tensor, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         x[i] = value(k, c->rank, i);
-    CHECK(r, c->ops->all_reduce(c, g, COLL_SUM, ELEM_F32, x, n, &r->err) == 0);
+    upload(c, tensor, x, n * sizeof *x);
+    CHECK(r, c->ops->all_reduce(c, g, COLL_SUM, ELEM_F32, tensor, n, &r->err) == 0);
+    download(c, x, tensor, n * sizeof *x);
     for (size_t i = 0; i < n; i++)
         CHECK(r, x[i] == plain_sum(k, g, i));
     double m[2] = {value(k, c->rank, 1), -(double)c->rank}, largest = -1e30;
@@ -137,17 +156,21 @@ static void check_all_reduce(struct rank *r, struct coll *c, const struct coll_g
 }
 
 static void check_scatter_gather(struct rank *r, struct coll *c, const struct coll_group *g,
-                                 uint32_t k, float *x, float *y, size_t n, size_t n_blocks)
+                                 uint32_t k, float *x, float *tensor, float *y, size_t n,
+                                 size_t n_blocks)
 {
+    size_t whole = n * n_blocks * g->n_ranks * sizeof *x;
     for (size_t i = 0; i < n * n_blocks * g->n_ranks; i++)
         x[i] = value(k, c->rank, i);
-    CHECK(r, c->ops->reduce_scatter(c, g, ELEM_F32, x, n, n_blocks, y, &r->err) == 0);
+    upload(c, tensor, x, whole);
+    CHECK(r, c->ops->reduce_scatter(c, g, ELEM_F32, tensor, n, n_blocks, y, &r->err) == 0);
     for (size_t b = 0; b < n_blocks; b++)
         for (size_t i = 0; i < n; i++)
             CHECK(r, y[b * n + i] == plain_sum(k, g, (b * g->n_ranks + g->me) * n + i));
     for (size_t i = 0; i < n * n_blocks; i++)
         y[i] = value(k + 1, c->rank, i);
-    CHECK(r, c->ops->all_gather(c, g, ELEM_F32, y, n, n_blocks, x, &r->err) == 0);
+    CHECK(r, c->ops->all_gather(c, g, ELEM_F32, y, n, n_blocks, tensor, &r->err) == 0);
+    download(c, x, tensor, whole);
     for (size_t b = 0; b < n_blocks; b++)
         for (uint32_t m = 0; m < g->n_ranks; m++)
             for (size_t i = 0; i < n; i++)
@@ -162,7 +185,7 @@ static int64_t n_rows(uint32_t k, uint32_t a, uint32_t b)
 }
 
 static void check_rows(struct rank *r, struct coll *c, const struct coll_group *g, uint32_t k,
-                       float *x, float *y, size_t row_floats)
+                       float *x, float *tensor, float *y, size_t row_floats)
 {
     int64_t send[WORLD_MAX], recv[WORLD_MAX];
     int32_t mine[WORLD_MAX], all[WORLD_MAX * WORLD_MAX];
@@ -180,7 +203,9 @@ static void check_rows(struct rank *r, struct coll *c, const struct coll_group *
         recv[m] = all[m * g->n_ranks + g->me];
         CHECK(r, recv[m] == n_rows(k, g->ranks[m], c->rank));
     }
-    CHECK(r, c->ops->all_to_all_rows(c, g, x, send, y, recv, row_floats * sizeof *x, &r->err) == 0);
+    upload(c, tensor, x, n * sizeof *x);
+    CHECK(r, c->ops->all_to_all_rows(c, g, tensor, send, y, recv, row_floats * sizeof *x,
+                                     &r->err) == 0);
     n = 0;
     for (uint32_t m = 0; m < g->n_ranks; m++)
         for (int64_t row = 0; row < recv[m]; row++)
@@ -219,15 +244,15 @@ static void random_calls(struct rank *r, struct coll *c)
     float *own = calloc(ROOM, sizeof *own), *out = calloc(ROOM, sizeof *out);
     for (uint32_t k = 0; k < 60; k++) {
         const struct coll_group *g = &groups[next(&s) % 4];
-        float *x = next(&s) % 2 ? travelling : own;
+        float *tensor = next(&s) % 2 ? travelling : own;
         size_t n = next(&s) % 4 == 0 ? next(&s) % 20000 : next(&s) % 70, blocks = next(&s) % 4;
         CHECK(r, travelling != NULL);
         if (k % 3 == 0)
-            check_all_reduce(r, c, g, k, x, n);
+            check_all_reduce(r, c, g, k, own, tensor, n);
         else if (k % 3 == 1)
-            check_scatter_gather(r, c, g, k, x, out, n % 4000, blocks);
+            check_scatter_gather(r, c, g, k, own, tensor, out, n % 4000, blocks);
         else
-            check_rows(r, c, g, k, x, out, 1 + n % 65);
+            check_rows(r, c, g, k, own, tensor, out, 1 + n % 65);
         CHECK(r, c->ops->barrier(c, &c->world_group, &r->err) == 0);
     }
     c->ops->free(c, travelling);

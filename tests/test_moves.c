@@ -299,5 +299,6 @@ int main(void)
         CASE(refusals_aborts_and_repeats_leave_all_as_it_is),
         CASE(a_failure_amid_the_moves_ends_the_attempt_with_the_old_placement),
     };
+    cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, remove_folder);
 }

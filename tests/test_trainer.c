@@ -337,5 +337,6 @@ int main(void)
         CASE(a_failed_checkpoint_costs_only_itself),
         CASE(changed_settings_hold_from_one_step_on_all_ranks),
     };
+    cmocka_set_test_filter(getenv("TEST_FILTER"));
     return cmocka_run_group_tests(tests, NULL, remove_folder);
 }
