@@ -253,7 +253,7 @@ static void loss_of_visible(struct device *dev, double *acc_loss, const index_gr
                             int64_t longest, const attention_view<T> &core, const float *lse)
 {
     const index_view<T> &x = g.x;
-    key_lists lists = {nullptr, nullptr, x.first, longest};
+    key_lists lists = {nullptr, nullptr, x.docs.first, longest};
     int64_t block = sparse_block(g.n, longest * (2 + x.n_heads) * (int64_t)sizeof(float));
     cudaStream_t stream = cuda_stream(dev);
     float *acc = key_sums_take(dev, g);

@@ -1,7 +1,8 @@
 /* index_scores.cu - what the lightning indexer thinks of each key
  *
  * The heads of some queries are the rows of one product with a tile of keys; their sum over heads
- * goes in ascending order, so that the same query and key have the same score in every call. */
+ * goes in one order, so that the same query and key have the same score in every call. bf16 of the
+ * usual widths goes to index_tensor.cu. */
 #include "kernels/cuda_attention.h"
 
 #include "kernels/index.cuh"
@@ -25,7 +26,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     int64_t t = begin + (int64_t)blockIdx.x * n_queries, key = (int64_t)blockIdx.y * TILE;
     if (end - t < n_queries)
         n_queries = (int)(end - t);
-    bool is_visible = key < t + n_queries && key + TILE > x.first[t];
+    bool is_visible = key < t + n_queries && key + TILE > x.docs.first[t];
     float sums[TILE * TILE / TILE_THREADS] = {0}; /* of numbers threadIdx.x + i TILE_THREADS */
     int64_t n_rows = (int64_t)n_queries * x.n_heads;
     for (int64_t first = 0; is_visible && first < n_rows; first += TILE) {
@@ -61,13 +62,13 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         int64_t query = t + at / TILE, column = key + at % TILE;
         if (at >= n_queries * TILE || column >= n_keys)
             continue;
-        bool sees = column <= query && column >= x.first[query];
+        bool sees = column <= query && column >= x.docs.first[query];
         scores[(query - begin) * stride + column] = sees ? sums[i] : -INFINITY;
     }
 }
 
 template <typename T>
-void index_scores_launch(struct device *dev, float *scores, int64_t stride, int64_t begin,
+static void plain_launch(struct device *dev, float *scores, int64_t stride, int64_t begin,
                          int64_t end, int64_t n_keys, const index_view<T> &x)
 {
     dim3 grid((unsigned)ceil_div(end - begin, tile_queries(x.n_heads)),
@@ -76,10 +77,20 @@ void index_scores_launch(struct device *dev, float *scores, int64_t stride, int6
                                                                x);
 }
 
-template void index_scores_launch<float>(struct device *, float *, int64_t, int64_t, int64_t,
-                                         int64_t, const index_view<float> &);
-template void index_scores_launch<bf16>(struct device *, float *, int64_t, int64_t, int64_t,
-                                        int64_t, const index_view<bf16> &);
+template <>
+void index_scores_launch<float>(struct device *dev, float *scores, int64_t stride, int64_t begin,
+                                int64_t end, int64_t n_keys, bool, const index_view<float> &x)
+{
+    plain_launch(dev, scores, stride, begin, end, n_keys, x);
+}
+
+template <>
+void index_scores_launch<bf16>(struct device *dev, float *scores, int64_t stride, int64_t begin,
+                               int64_t end, int64_t n_keys, bool fills, const index_view<bf16> &x)
+{
+    if (!index_tensor_launch(dev, scores, stride, begin, end, n_keys, fills, x))
+        plain_launch(dev, scores, stride, begin, end, n_keys, x);
+}
 
 extern "C" void cuda_index_scores(struct device *dev, float *scores, int64_t begin, int64_t end,
                                   const void *q, const void *k, const void *w,
@@ -91,7 +102,7 @@ extern "C" void cuda_index_scores(struct device *dev, float *scores, int64_t beg
         return;
     cuda_scratch_begin(dev);
     ELEM_DISPATCH(dev, T,
-                  index_scores_launch<T>(dev, scores, n, begin, end, n,
+                  index_scores_launch<T>(dev, scores, n, begin, end, n, true,
                                          index_view_of<T>(dev, q, k, w, shape)));
     cuda_check(dev, "index_scores", "n=%lld begin=%lld end=%lld heads=%d d=%d", (long long)n,
                (long long)begin, (long long)end, shape->n_heads, shape->head_dim);

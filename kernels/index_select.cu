@@ -9,7 +9,7 @@
 
 #define SELECT_THREADS     1024
 #define SELECT_WARPS       (SELECT_THREADS / 32)
-#define SELECT_BYTES       (40ll << 20) /* of scores at a time */
+#define SELECT_BYTES       (64ll << 20) /* of scores at a time */
 #define SELECT_QUERIES_MIN 128          /* enough blocks for the device */
 #define SELECT_QUERIES_MAX 4096
 #define SELECT_CACHE_MAX   49152 /* scores of a row that fit into shared memory */
@@ -179,8 +179,8 @@ static void select_all(struct device *dev, int32_t *selected, const index_view<T
     for (int64_t begin = 0; begin < n; begin += block) {
         int64_t end = begin + block < n ? begin + block : n;
         if (end > k) /* else each query of the block takes all that it sees */
-            index_scores_launch<T>(dev, scores, stride, begin, end, end, x);
-        select_launch(dev, selected, scores, stride, begin, end, x.first, k);
+            index_scores_launch<T>(dev, scores, stride, begin, end, end, false, x);
+        select_launch(dev, selected, scores, stride, begin, end, x.docs.first, k);
     }
 }
 
