@@ -209,7 +209,7 @@ static int validate(const struct options *o, const struct model_spec *spec,
     if (rc == 0)
         rc = verdict_of(&v, map, &verdict, err);
     if (rc == 0 && o->dump)
-        rc = validation_dump(o->dump, &v, spec, map, err);
+        rc = validation_dump(o->dump, &v, spec, map, &verdict, err);
     if (rc == 0) {
         verdict_print(&verdict);
         print_moves(&v);

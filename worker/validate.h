@@ -37,6 +37,7 @@ struct curve {
     double  after; /* loss of the first batch after the curve; NAN: not given */
 };
 #define CURVES_MAX 2
+#define TWINS 3
 
 struct fixture {
     struct safetensors *expected, *gradients; /* gradients may be NULL */
@@ -81,6 +82,7 @@ struct validation { /* what the ranks computed */
         double *losses, *norms;     /* n_steps */
         double  after;              /* NAN: the curve was not run to its end */
     } curves[CURVES_MAX];
+    double *twins[TWINS]; /* losses of a parting curve from weights moved by 1e-7, n_steps each */
 };
 
 /* Gives *out, ended with validation_fini; fixture and model_path are kept until then. */
@@ -130,7 +132,9 @@ enum verdict_row {
 
 struct verdict {
     struct worst rows[VERDICT_ROWS];
-    uint32_t parted_at; /* step at which the parting curve left the fixture's; 0: as it may */
+    /* The first step at which float32 is no measure of a parting curve: the fixture's runs have
+     * parted, or runs of our own from weights moved by 1e-7. 0: none. */
+    uint32_t fixture_parts_at, twins_part_at;
     uint32_t lora_parted_at; /* and that of adapters; 0: nowhere */
     const char *first; /* first gradient above tolerance in the order of the backward, or NULL */
     bool is_met;
@@ -145,6 +149,6 @@ void verdict_print(const struct verdict *v);
 
 /* logits.safetensors, gradients.safetensors and report.json in folder, which is made if need be. */
 int validation_dump(const char *folder, const struct validation *v, const struct model_spec *spec,
-                    const struct tensor_map *map, struct err *err);
+                    const struct tensor_map *map, const struct verdict *verdict, struct err *err);
 
 #endif

@@ -83,8 +83,14 @@ static struct json *list_of(const double *x, uint32_t n)
     return list;
 }
 
+static struct json *step_or_null(uint32_t step)
+{
+    return step ? json_new_u64(step) : NULL;
+}
+
 static int dump_report(const char *folder, const struct validation *v,
-                       const struct model_spec *spec, struct err *err)
+                       const struct model_spec *spec, const struct verdict *verdict,
+                       struct err *err)
 {
     char *path = xasprintf("%s/report.json", folder);
     struct json *o = json_new_object();
@@ -97,8 +103,11 @@ static int dump_report(const char *folder, const struct validation *v,
         json_put(o, "loss_curve", list_of(v->curves[0].losses, v->n_steps));
         json_put(o, "grad_norms", list_of(v->curves[0].norms, v->n_steps));
     }
-    if (v->fixture->n_curves > 1)
+    if (v->fixture->n_curves > 1) {
         json_put(o, "parting_loss_curve", list_of(v->curves[1].losses, v->n_steps));
+        json_put(o, "fixture_parts_at", step_or_null(verdict->fixture_parts_at));
+        json_put(o, "twins_part_at", step_or_null(verdict->twins_part_at));
+    }
     if (v->lora)
         json_put(o, "lora_loss_curve", list_of(v->lora->losses, v->n_steps));
     json_put(o, "parameters", json_new_u64(model_spec_count(spec).total));
@@ -149,7 +158,7 @@ static int dump_adapter(const char *folder, const struct lora_validation *l,
 }
 
 int validation_dump(const char *folder, const struct validation *v, const struct model_spec *spec,
-                    const struct tensor_map *map, struct err *err)
+                    const struct tensor_map *map, const struct verdict *verdict, struct err *err)
 {
     int rc;
 
@@ -159,5 +168,5 @@ int validation_dump(const char *folder, const struct validation *v, const struct
         (rc = dump_gradients(folder, v, map, err)) < 0 ||
         (v->lora && (rc = dump_adapter(folder, v->lora, v->model_path, err)) < 0))
         return rc;
-    return dump_report(folder, v, spec, err);
+    return dump_report(folder, v, spec, verdict, err);
 }

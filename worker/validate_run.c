@@ -207,40 +207,83 @@ static void add_digest(const struct stack *s, struct validation *v)
     __atomic_add_fetch(&v->digest, sum, __ATOMIC_RELAXED);
 }
 
-static int curve_step(struct stack *s, struct validation *v, uint32_t c, uint32_t i,
-                      struct err *err)
+static int curve_step(struct stack *s, struct validation *v, uint32_t c, uint32_t i, double *out_loss,
+                      double *out_norm, struct err *err)
 {
     const struct curve *curve = &v->fixture->curves[c];
-    uint64_t began = clock_now_ns();
-    double value, norm, n_labels;
-    int rc = validation_loss(s, &v->fixture->steps[i], i, true, &value, &norm, &n_labels, err);
+    double n_labels;
+    int rc = validation_loss(s, &v->fixture->steps[i], i, true, out_loss, out_norm, &n_labels, err);
 
     if (rc < 0)
         return rc;
-    optim_step(s->shard, s->config->map, s->dev, &curve->optim, i + 1, curve->lr, n_labels, norm);
-    if ((rc = shard_refresh_copies(s->shard, err)) < 0)
-        return rc;
-    if (s->rank == 0) {
-        v->curves[c].losses[i] = value;
-        v->curves[c].norms[i] = norm;
-        if (c == 0)
-            v->step_s += (double)(clock_now_ns() - began) / NS_PER_S;
+    optim_step(s->shard, s->config->map, s->dev, &curve->optim, i + 1, curve->lr, n_labels,
+               *out_norm);
+    return shard_refresh_copies(s->shard, err);
+}
+
+static int load_start(struct stack *s, const struct validation *v, struct err *err)
+{
+    int rc = ckpt_load_weights(v->model_path, s->shard, s->config->map, err);
+
+    if ((rc = agree(s->coll, rc, err)) == 0)
+        shard_zero_optimizer(s->shard);
+    return rc;
+}
+
+/* Weights moved by one part in ten million, which is their last bit or two. */
+static void move_start(struct stack *s, uint32_t twin)
+{
+    const struct tensor_map *map = s->config->map;
+
+    for (size_t i = 0; i < map->n_entries; i++) {
+        struct shard_part p;
+        if (map->entries[i].is_buffer || !shard_part(s->shard, &map->entries[i], &p))
+            continue;
+        float *w = xcalloc(p.count, sizeof *w);
+        s->dev->ops->to_host(s->dev, w, p.weights, p.count * sizeof *w);
+        for (uint64_t k = 0; k < p.count; k++)
+            w[k] *= mix(mix(i) ^ mix(p.first + k + 1) ^ (twin + 1)) & 1 ? 1 + 1e-7f : 1 - 1e-7f;
+        s->dev->ops->to_device(s->dev, p.weights, w, p.count * sizeof *w);
+        free(w);
     }
-    return 0;
+}
+
+/* The curve once more, from weights that are the same but for rounding. */
+static int run_twin(struct stack *s, struct validation *v, uint32_t c, uint32_t twin,
+                    struct err *err)
+{
+    double value, norm;
+    int rc = load_start(s, v, err);
+
+    if (rc < 0)
+        return rc;
+    move_start(s, twin);
+    rc = shard_refresh_copies(s->shard, err);
+    for (uint32_t i = 0; i < v->n_steps && rc == 0; i++) {
+        rc = curve_step(s, v, c, i, &value, &norm, err);
+        if (rc == 0 && s->rank == 0)
+            v->twins[twin][i] = value;
+    }
+    return rc;
 }
 
 /* From the checkpoint's weights. */
 static int run_curve(struct stack *s, struct validation *v, uint32_t c, struct err *err)
 {
     double value, norm, n_labels;
-    int rc = ckpt_load_weights(v->model_path, s->shard, s->config->map, err);
+    int rc = load_start(s, v, err);
 
-    if ((rc = agree(s->coll, rc, err)) < 0 || (rc = shard_refresh_copies(s->shard, err)) < 0)
+    if (rc < 0 || (rc = shard_refresh_copies(s->shard, err)) < 0)
         return rc;
-    shard_zero_optimizer(s->shard);
     for (uint32_t i = 0; i < v->n_steps; i++) {
-        if ((rc = curve_step(s, v, c, i, err)) < 0)
+        uint64_t began = clock_now_ns();
+        if ((rc = curve_step(s, v, c, i, &value, &norm, err)) < 0)
             return rc;
+        if (s->rank == 0) {
+            v->curves[c].losses[i] = value;
+            v->curves[c].norms[i] = norm;
+            v->step_s += c == 0 ? (double)(clock_now_ns() - began) / NS_PER_S : 0;
+        }
         if (v->moves.every > 0 && (i + 1) % v->moves.every == 0 &&
             (rc = validation_migrate(s, v, i + 1, err)) < 0)
             return rc;
@@ -280,9 +323,13 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
             v->packed_norm = norm;
         }
     }
-    for (uint32_t c = 0; c < f->n_curves && v->n_steps; c++)
+    for (uint32_t c = 0; c < f->n_curves && v->n_steps; c++) {
         if ((rc = run_curve(s, v, c, err)) < 0)
             return rc;
+        for (uint32_t k = 0; k < TWINS && f->curves[c].exact; k++)
+            if ((rc = run_twin(s, v, c, k, err)) < 0)
+                return rc;
+    }
     return 0;
 }
 
@@ -313,6 +360,8 @@ int validation_run(const struct stack_config *config, const char *model_path,
         v.curves[c].norms = xcalloc(n_steps, sizeof *v.curves[c].norms);
         v.curves[c].after = NAN;
     }
+    for (uint32_t k = 0; k < TWINS; k++)
+        v.twins[k] = xcalloc(n_steps, sizeof *v.twins[k]);
 
     int rc = stack_run(config, rank_run, &v, err);
     if (rc < 0) {
@@ -335,5 +384,7 @@ void validation_fini(struct validation *v, const struct tensor_map *map)
         free(v->curves[c].losses);
         free(v->curves[c].norms);
     }
+    for (uint32_t k = 0; k < TWINS; k++)
+        free(v->twins[k]);
     *v = (struct validation){0};
 }
