@@ -13,6 +13,42 @@ float fp8_e4m3_value(uint8_t code)
     return code & 0x80 ? -size : size;
 }
 
+uint8_t fp8_e4m3_of(float x)
+{
+    uint8_t sign = signbit(x) ? 0x80 : 0;
+    float size = fminf(fabsf(x), 448);
+    int exponent;
+    if (size < 0x1p-6f) /* multiples of 2^-9; eight of them are the first larger number */
+        return sign | (uint8_t)rintf(size * 0x1p9f);
+    frexpf(size, &exponent); /* size is in [2^(exponent - 1), 2^exponent) */
+    int eighths = (int)rintf(ldexpf(size, 4 - exponent));
+    return sign | (uint8_t)((exponent + 6) * 8 + eighths - 8); /* 16 of them carry over */
+}
+
+static void encode_block(uint8_t *out, float *out_scale, const float *x, int64_t n_rows,
+                         int64_t n_cols, int64_t stride)
+{
+    float largest = 0;
+    for (int64_t i = 0; i < n_rows * n_cols; i++)
+        largest = fmaxf(largest, fabsf(x[i / n_cols * stride + i % n_cols]));
+    float scale = largest > 0 ? largest / 448 : 1;
+    for (int64_t i = 0; i < n_rows * n_cols; i++) {
+        int64_t at = i / n_cols * stride + i % n_cols;
+        out[at] = fp8_e4m3_of(x[at] / scale);
+    }
+    *out_scale = scale;
+}
+
+void fp8_e4m3_encode(uint8_t *out_bytes, float *out_scales, const float *x, int64_t rows,
+                     int64_t cols, int64_t block)
+{
+    for (int64_t i = 0; i < rows; i += block)
+        for (int64_t j = 0; j < cols; j += block)
+            encode_block(out_bytes + i * cols + j, out_scales++, x + i * cols + j,
+                         rows - i < block ? rows - i : block, cols - j < block ? cols - j : block,
+                         cols);
+}
+
 void fp8_e4m3_decode(float *out, const uint8_t *bytes, const float *scales, int64_t first_row,
                      int64_t n_rows, int64_t cols, int64_t block)
 {

@@ -9,6 +9,14 @@
 /* One number; NaN for 0x7f and 0xff. */
 float fp8_e4m3_value(uint8_t code);
 
+/* The nearest one, ties to the even code; what is larger than 448 becomes that. x is no NaN. */
+uint8_t fp8_e4m3_of(float x);
+
+/* A whole matrix (rows, cols) as codes and scales, laid out as fp8_e4m3_decode takes them. A scale
+ * puts the largest of its block at 448; a block of zeros has scale 1. */
+void fp8_e4m3_encode(uint8_t *out_bytes, float *out_scales, const float *x, int64_t rows,
+                     int64_t cols, int64_t block);
+
 /* Rows first_row .. first_row + n_rows of a matrix (rows, cols): out (n_rows, cols) = code's number
  * times its block's scale. bytes is the matrix's first byte; scales (ceil(rows / block),
  * ceil(cols / block)). */

@@ -23,7 +23,7 @@ int ckpt_write_json(const struct json *o, const char *to, struct err *err)
     return rc;
 }
 
-static int copy_file(const char *from, const char *to, struct err *err)
+int ckpt_copy_file(const char *from, const char *to, struct err *err)
 {
     char bytes[65536];
     size_t n;
@@ -51,7 +51,7 @@ static int copy_config(const char *from, bool is_packed, const char *to, struct 
     if (rc < 0)
         return rc;
     rc = !is_packed && json_remove(o, "quantization_config") ? ckpt_write_json(o, to, err)
-                                               : copy_file(from, to, err);
+                                               : ckpt_copy_file(from, to, err);
     json_destroy(o);
     return rc;
 }
@@ -70,7 +70,7 @@ int ckpt_copy_model_files(const char *model_path, bool is_packed, const char *fo
         if (i == 0)
             rc = copy_config(from, is_packed, to, err);
         else if (access(from, R_OK) == 0)
-            rc = copy_file(from, to, err);
+            rc = ckpt_copy_file(from, to, err);
         free(from);
         free(to);
     }

@@ -10,6 +10,8 @@
 /* Indented. */
 int ckpt_write_json(const struct json *o, const char *path, struct err *err);
 
+int ckpt_copy_file(const char *from, const char *to, struct err *err);
+
 /* config.json, without what it says about quantization unless is_packed; and what other tools want
  * beside it where the model has it. */
 int ckpt_copy_model_files(const char *model_path, bool is_packed, const char *folder,

@@ -13,6 +13,7 @@
 #include "worker/channel.h"
 #include "worker/config.h"
 #include "worker/control.h"
+#include "worker/export.h"
 #include "worker/trainer.h"
 #include "worker/validate.h"
 
@@ -24,6 +25,7 @@ static const char usage[] =
     "  ballast-worker --config FILE [--device cpu|cuda:N] [--check-config]\n"
     "  ballast-worker --version | --help | --help-config\n"
     "  ballast-worker validate MODEL_DIR --expect FIXTURE_DIR ...   see validate --help\n"
+    "  ballast-worker export MODEL_DIR --lora ADAPTER_DIR --out DIR   merges an adapter\n"
     "  ballast-worker bench [--op NAME] [--device DEVICE] [--threads N] [--json]\n"
     "\n"
     "  --config FILE    what it is called, where its coordinator is, what jobs may read\n"
@@ -134,6 +136,8 @@ int main(int argc, char **argv)
         return run_trainer();
     if (argc > 1 && !strcmp(argv[1], "validate"))
         return validate_main(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "export"))
+        return export_main(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "bench"))
         return bench_main(argc - 1, argv + 1);
     while ((option = getopt_long(argc, argv, "hV", options, NULL)) != -1) {

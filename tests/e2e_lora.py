@@ -1,0 +1,205 @@
+"""Fine-tuning with adapters: a job that is cut resumes, and what it leaves is an adapter that PEFT's
+layout describes, that starts another job, and that merges into its base."""
+import array
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+
+from cluster import BIN, Cluster, expect, tell, until
+
+STEPS = 40
+R, ALPHA = 4, 12.0
+TARGETS = "[q_proj, o_proj, kv_b_proj, experts]"
+PREFIX = "base_model.model."
+
+
+def read_tensors(path):
+    """name: (shape, bytes); the whole layout of the file is checked on the way."""
+    with open(path, "rb") as f:
+        data = f.read()
+    n = struct.unpack("<Q", data[:8])[0]
+    header, body = json.loads(data[8:8 + n]), data[8 + n:]
+    found, at = {}, 0
+    for name, t in sorted(((k, v) for k, v in header.items() if k != "__metadata__"),
+                          key=lambda item: item[1]["data_offsets"]):
+        begin, end = t["data_offsets"]
+        size = 4
+        for d in t["shape"]:
+            size *= d
+        expect(t["dtype"] == "F32" and begin == at and end == begin + size, f"{name}: {t}")
+        found[name], at = (t["shape"], body[begin:end]), end
+    expect(at == len(body), f"{path}: {len(body) - at} bytes behind the last tensor")
+    return found
+
+
+def floats(raw):
+    x = array.array("f")
+    x.frombytes(raw)
+    return x
+
+
+def digest_of(folder):
+    h = hashlib.sha256()
+    for at, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            with open(os.path.join(at, name), "rb") as f:
+                h.update(name.encode() + b"\0" + f.read())
+    return h.hexdigest()
+
+
+def lora(c, name, *more, steps=STEPS, workers=2, fsdp=2, ep=2, checkpoint=None):
+    path = c.job(name=name, steps=steps, workers=workers, fsdp=fsdp, ep=ep, deterministic=True,
+                 checkpoint=checkpoint or name)
+    sets = ["model.path=base", "train.mode=lora", "train.optimizer.lr=0.03",
+            f"train.lora.r={R}", f"train.lora.alpha={ALPHA}", f"train.lora.targets={TARGETS}", *more]
+    return [path] + [x for s in sets for x in ("--set", s)]
+
+
+def losses(c, job):
+    return [(r["step"], r["loss"], r["grad_norm"]) for r in c.steps(job)]
+
+
+def a_base_to_tune(c):
+    job = c.submit(c.job(name="base", steps=20, workers=2, ep=2, checkpoint="pretrained"))
+    c.wait(job, "DONE")
+    shutil.copytree(f"{c.folder}/pretrained/step-20", f"{c.folder}/base")
+    shutil.rmtree(f"{c.folder}/base/ballast")
+
+
+def the_unbroken_run(c):
+    job = c.submit(*lora(c, "whole"))
+    c.wait(job, "DONE")
+    rows = losses(c, job)
+    expect(rows[-1][1] < rows[0][1] - 0.05, f"nothing learnt: {rows[0]} {rows[-1]}")
+    return rows
+
+
+def a_worker_is_killed(c, whole):
+    job = c.submit(*lora(c, "cut"))
+    c.wait_step(job, 13)
+    victim = c.daemon_of(c.trainers(job)[1])
+    c.kill(victim)
+    c.start_worker(int(victim.rsplit("-", 1)[1]))
+    c.wait(job, "DONE", 90)
+    expect(c.show(job)["attempt"] >= 2, "it was not cut")
+    expect(losses(c, job) == whole, "another curve after the cut")
+    ours, other = (read_tensors(f"{c.folder}/{x}/step-{STEPS}/adapter_model.safetensors")
+                   for x in ("cut", "whole"))
+    expect(ours == other, "another adapter after the cut")
+
+
+def the_adapter_is_pefts(c):
+    folder = f"{c.folder}/whole/step-{STEPS}"
+    with open(f"{folder}/adapter_config.json") as f:
+        config = json.load(f)
+    expect(config["peft_type"] == "LORA" and config["r"] == R and config["lora_alpha"] == ALPHA and
+           config["lora_dropout"] == 0 and config["bias"] == "none", str(config))
+    tensors = read_tensors(f"{folder}/adapter_model.safetensors")
+    base = read_tensors(f"{c.folder}/base/model.safetensors")
+    modules = {n[len(PREFIX):].rsplit(".lora_", 1)[0] for n in tensors}
+    expect(len(tensors) == 2 * len(modules), "A without B")
+    for name in base:
+        module = name[:-len(".weight")] if name.endswith(".weight") else None
+        chosen = module is not None and len(base[name][0]) == 2 and re.search(
+            r"\.(q_proj|o_proj|kv_b_proj|experts\.\d+\.w[123])$", module) is not None
+        expect(chosen == (module in modules), f"{name}: adapter {module in modules}")
+        if not chosen:
+            continue
+        out, inward = base[name][0]
+        a, b = (tensors[f"{PREFIX}{module}.lora_{x}.weight"] for x in "AB")
+        expect(a[0] == [R, inward] and b[0] == [out, R], f"{name}: {a[0]} {b[0]}")
+        expect(re.fullmatch(config["target_modules"], module), f"{module} is no target")
+    for name in (n for n in tensors if ".lora_B." in n and ".experts." not in n):
+        expect(any(floats(tensors[name][1])), f"{name} is still zero")
+    for name in ("norm.weight", "lm_head.weight"):
+        expect(not any(name in n for n in tensors), name)
+    state = sorted(os.listdir(f"{folder}/ballast"))
+    expect(state == ["m", "state.json", "v"], str(state))
+    moments = read_tensors(f"{folder}/ballast/m/model.safetensors")
+    expect(set(moments) == set(tensors), "moments of other tensors than the adapters'")
+
+
+def another_job_goes_on_from_it(c, whole):
+    """Its first loss is what the adapter has learnt; on other workers, too."""
+    adapter = f"train.lora.adapter=whole/step-{STEPS}"
+    job = c.submit(*lora(c, "further", adapter, steps=3, workers=4, ep=4))
+    c.wait(job, "DONE")
+    rows = losses(c, job)
+    expect(rows[0][1] < whole[0][1] - 0.03, f"it began at {rows[0]}, the first run at {whole[0]}")
+    return rows[0][1]
+
+
+def merged_it_is_a_model(c, first):
+    out = f"{c.folder}/merged"
+    done = subprocess.run([os.path.join(BIN, "ballast-worker"), "export", f"{c.folder}/base",
+                           "--lora", f"{c.folder}/whole/step-{STEPS}", "--out", out],
+                          capture_output=True, text=True)
+    expect(done.returncode == 0, done.stderr)
+    base, merged = (read_tensors(f"{c.folder}/{x}/model.safetensors") for x in ("base", "merged"))
+    expect(list(base) == list(merged), "other tensors")
+    adapter = read_tensors(f"{c.folder}/whole/step-{STEPS}/adapter_model.safetensors")
+    for name, (shape, raw) in base.items():
+        module = PREFIX + name[:-len(".weight")]
+        if module + ".lora_A.weight" not in adapter:
+            expect(merged[name] == (shape, raw), f"{name} changed")
+    path = c.job(name="merged", steps=3, workers=2, ep=2, deterministic=True)
+    job = c.submit(path, "--set", "model.path=merged", "--set", "moe.bias_update=off")
+    c.wait(job, "DONE")
+    loss = losses(c, job)[0][1]
+    expect(abs(loss - first) < 3e-3, f"merged, the loss is {loss}, beside its base {first}")
+
+
+def refused(c, name, says, *more, checkpoint=None):
+    """The job fails before its first step, with one line that says why."""
+    job = c.submit(*lora(c, name, *more, checkpoint=checkpoint))
+    shown = until(lambda: c.show(job)["state"] == "FAILED" and c.show(job), 40, f"{name} is refused")
+    expect(says in shown["reason"], f"{name}: {shown['reason']}")
+    expect("\n" not in shown["reason"] and shown["step"] in (0, None, STEPS), str(shown))
+
+
+def what_does_not_fit_is_refused(c):
+    whole = f"{c.folder}/whole/step-{STEPS}"
+    for name in ("torn", "less"):
+        shutil.copytree(whole, f"{c.folder}/{name}")
+    with open(f"{c.folder}/torn/adapter_model.safetensors", "r+b") as f:
+        f.truncate(os.path.getsize(f.name) - 5)
+    with open(f"{c.folder}/less/adapter_config.json") as f:
+        config = json.load(f)
+    with open(f"{c.folder}/less/adapter_config.json", "w") as f:
+        json.dump(dict(config, lora_dropout=0.1), f)
+    more = "train.lora.adapter="
+    refused(c, "torn-adapter", "torn/adapter_model.safetensors", more + "torn")
+    refused(c, "dropout", "lora_dropout is 0.1", more + "less")
+    refused(c, "other-rank", "r is 4, the job's train.lora.r is 8", more + whole, "train.lora.r=8")
+    refused(c, "other-alpha", "lora_alpha is 12", more + whole, "train.lora.alpha=16")
+    refused(c, "fewer-targets", "does not train", more + whole, "train.lora.targets=[q_proj]")
+    refused(c, "more-targets", "v_proj.lora_A.weight' is missing", more + whole,
+            "train.lora.targets=[q_proj, o_proj, kv_b_proj, experts, v_proj]")
+    refused(c, "no-base", "holds no weights", "model.path=model")
+    refused(c, "other-base", "belong to a base with the hash", "model.path=merged",
+            checkpoint="whole")
+    done = c.run("submit", *lora(c, "no-target", "train.lora.targets=[q_proj, query]"))
+    expect(done.returncode not in (0, 1) and "train.lora.targets" in done.stderr and
+           "'query' is no matrix of this model; use some of" in done.stderr, done.stderr)
+
+
+def story():
+    """adapters are trained, resumed, exported, merged, and refused where they do not fit"""
+    with Cluster(n_workers=4) as c:
+        a_base_to_tune(c)
+        before = digest_of(f"{c.folder}/base")
+        whole = the_unbroken_run(c)
+        a_worker_is_killed(c, whole)
+        the_adapter_is_pefts(c)
+        first = another_job_goes_on_from_it(c, whole)
+        merged_it_is_a_model(c, first)
+        what_does_not_fit_is_refused(c)
+        expect(digest_of(f"{c.folder}/base") == before, "the base has changed")
+
+
+tell(story)

@@ -1,0 +1,377 @@
+/* export.c - merges an adapter into the tensors that it lies beside, file by file
+ *
+ * The files are laid out as those of the base, so what has no adapter is the same byte for byte,
+ * packed experts too. */
+#include "worker/export.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/hf_config.h"
+#include "common/mem.h"
+#include "kernels/fp8.h"
+#include "kernels/mxfp4.h"
+#include "worker/ckpt_beside.h"
+#include "worker/ckpt_source.h"
+#include "worker/peft.h"
+
+static const char usage[] =
+    "usage: ballast-worker export MODEL_DIR --lora ADAPTER_DIR --out DIR\n"
+    "\n"
+    "Writes the model with the adapter merged into it: W + (alpha / r) B A in place of each matrix\n"
+    "that has one, in the dtype that it is stored in, packed as it is packed. All else is copied.\n"
+    "\n"
+    "  --lora DIR    a PEFT folder: adapter_config.json and adapter_model.safetensors\n"
+    "  --out DIR     a folder that does not exist yet\n"
+    "\n"
+    "example: ballast-worker export models/base --lora checkpoints/tuned/step-300 --out merged\n";
+
+struct merge {
+    const char *model_path, *tmp;
+    struct model_spec *spec;
+    struct tensor_map  map; /* with the adapters */
+    struct peft        peft;
+    struct safetensors *base, *adapter;
+};
+
+/* ---- what is merged ------------------------------------------------------------------------- */
+
+/* The adapter beside the tensor of a name, which may be a part of a packed one; false: none. */
+struct pair {
+    const struct tensor_entry *base, *a, *b;
+};
+
+static const struct tensor_entry *find_base(const struct merge *m, const char *name)
+{
+    static const char *const endings[] = {"", "_packed", "_scale", "_scale_inv"};
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        size_t n = strlen(name), tail = strlen(endings[i]);
+        char part[LORA_NAME_BYTES];
+        if (n <= tail || n - tail >= sizeof part || strcmp(name + n - tail, endings[i]) != 0)
+            continue;
+        snprintf(part, sizeof part, "%.*s", (int)(n - tail), name);
+        const struct tensor_entry *e = tensor_map_find(&m->map, part);
+        if (e)
+            return e;
+    }
+    return NULL;
+}
+
+/* A and B follow their matrix in the map. */
+static bool find_pair(const struct merge *m, const char *name, struct pair *out)
+{
+    const struct tensor_entry *e = find_base(m, name), *end = m->map.entries + m->map.n_entries;
+    if (!e || e + 2 >= end || e[1].adapter != ADAPTER_A || e[1].role != e->role)
+        return false;
+    *out = (struct pair){e, e + 1, e + 2};
+    return true;
+}
+
+static int read_adapter(const struct merge *m, const struct tensor_entry *e, float **out,
+                        struct err *err)
+{
+    struct ckpt_source source;
+    float *x = xcalloc(e->count, sizeof *x);
+    int rc = ckpt_source_find(m->adapter, e, PEFT_TENSORS_FILE, &source, err);
+    if (rc == 0)
+        rc = ckpt_source_read(&source, 0, e->count, x, err);
+    if (rc < 0)
+        free(x);
+    else
+        *out = x;
+    return rc;
+}
+
+/* w += (alpha / r) B A */
+static void add_product(const struct merge *m, const struct pair *p, const float *a,
+                        const float *b, float *w)
+{
+    uint64_t out = p->base->dims[0], in = p->base->dims[1], r = m->peft.r;
+    double scale = m->peft.alpha / (double)r, *row = xcalloc(in, sizeof *row);
+    for (uint64_t i = 0; i < out; i++) {
+        memset(row, 0, in * sizeof *row);
+        for (uint64_t k = 0; k < r; k++)
+            for (uint64_t j = 0; j < in; j++)
+                row[j] += (double)b[i * r + k] * a[k * in + j];
+        for (uint64_t j = 0; j < in; j++)
+            w[i * in + j] = (float)(w[i * in + j] + scale * row[j]);
+    }
+    free(row);
+}
+
+/* The merged matrix in float32. Gives *out. */
+static int merged(const struct merge *m, const struct pair *p, float **out, struct err *err)
+{
+    struct ckpt_source source;
+    float *a = NULL, *b = NULL, *w = xcalloc(p->base->count, sizeof *w);
+    int rc = ckpt_source_find(m->base, p->base, m->model_path, &source, err);
+    if (rc == 0)
+        rc = ckpt_source_read(&source, 0, p->base->count, w, err);
+    if (rc == 0 && (rc = read_adapter(m, p->a, &a, err)) == 0)
+        rc = read_adapter(m, p->b, &b, err);
+    if (rc == 0)
+        add_product(m, p, a, b, w);
+    free(a);
+    free(b);
+    if (rc < 0)
+        free(w);
+    else
+        *out = w;
+    return rc;
+}
+
+/* The bytes of one of the two tensors that a packed matrix is stored as. */
+static int write_packed(struct st_writer *w, size_t i, const struct st_view *v,
+                        const struct pair *p, const float *x, struct err *err)
+{
+    uint64_t n = p->base->count, rows = p->base->dims[0], cols = p->base->dims[1];
+    size_t ending = strlen(p->base->name);
+    bool is_fp8 = strcmp(v->tensor.name + ending, "_scale_inv") == 0 ||
+                  v->tensor.dtype == ST_F8_E4M3;
+    bool is_scales = strncmp(v->tensor.name + ending, "_scale", 6) == 0;
+    uint64_t n_scales = is_fp8 ? ((rows + FP8_BLOCK - 1) / FP8_BLOCK) *
+                                     ((cols + FP8_BLOCK - 1) / FP8_BLOCK) * sizeof(float)
+                               : n / MXFP4_GROUP;
+    uint8_t *bytes = xcalloc(is_fp8 ? n : n / 2, 1), *scales = xcalloc(n_scales, 1);
+    if (is_fp8)
+        fp8_e4m3_encode(bytes, (float *)(void *)scales, x, (int64_t)rows, (int64_t)cols,
+                        FP8_BLOCK);
+    else
+        mxfp4_encode(bytes, scales, x, (int64_t)n);
+    int rc = st_write_bytes(w, i, is_scales ? scales : bytes, err);
+    free(bytes);
+    free(scales);
+    return rc;
+}
+
+static int write_tensor(const struct merge *m, struct st_writer *w, size_t i,
+                        const struct st_view *v, struct err *err)
+{
+    struct pair p;
+    float *x = NULL;
+    if (!find_pair(m, v->tensor.name, &p))
+        return st_write_bytes(w, i, v->data, err);
+    int rc = merged(m, &p, &x, err);
+    if (rc < 0)
+        return rc;
+    bool is_packed = strcmp(v->tensor.name, p.base->name) != 0 || v->tensor.dtype == ST_F8_E4M3;
+    rc = is_packed ? write_packed(w, i, v, &p, x, err)
+                   : st_write_f32(w, i, 0, p.base->count, x, err);
+    free(x);
+    return rc;
+}
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static const char *name_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const uint8_t *x = (*(const struct st_view *const *)a)->data;
+    const uint8_t *y = (*(const struct st_view *const *)b)->data;
+    return (x > y) - (x < y);
+}
+
+/* The tensors of one file in its own order. Gives *out. */
+static size_t list_file(const struct merge *m, const char *file, const struct st_view ***out)
+{
+    const struct st_view **list = xcalloc(safetensors_count(m->base), sizeof *list);
+    size_t n = 0;
+    for (size_t i = 0; i < safetensors_count(m->base); i++)
+        if (strcmp(safetensors_at(m->base, i)->file, file) == 0)
+            list[n++] = safetensors_at(m->base, i);
+    qsort(list, n, sizeof *list, by_place);
+    *out = list;
+    return n;
+}
+
+static int write_file(const struct merge *m, const char *file, struct err *err)
+{
+    const struct st_view **views;
+    size_t n = list_file(m, file, &views);
+    struct st_tensor *tensors = xcalloc(n, sizeof *tensors);
+    char *path = xasprintf("%s/%s", m->tmp, name_of(file));
+    struct st_layout l = {0};
+    struct st_writer *w = NULL;
+    for (size_t i = 0; i < n; i++)
+        tensors[i] = views[i]->tensor;
+    int rc = st_layout_init(tensors, n, &l, err);
+    if (rc == 0 && (rc = st_create(path, &l, err)) == 0)
+        rc = st_writer_open(path, &l, &w, err);
+    for (size_t i = 0; i < n && rc == 0; i++)
+        rc = write_tensor(m, w, i, views[i], err);
+    if (w) {
+        int closed = st_writer_close(w, rc == 0 ? err : NULL);
+        rc = rc == 0 ? closed : rc;
+    }
+    st_layout_fini(&l);
+    free(tensors);
+    free(views);
+    free(path);
+    return rc;
+}
+
+static bool is_first_of_file(const struct merge *m, size_t i)
+{
+    for (size_t k = 0; k < i; k++)
+        if (strcmp(safetensors_at(m->base, k)->file, safetensors_at(m->base, i)->file) == 0)
+            return false;
+    return true;
+}
+
+/* Configuration, tokenizer, index, whatever it is; not folders, and no other tensors. */
+static int copy_others(const struct merge *m, struct err *err)
+{
+    DIR *folder = opendir(m->model_path);
+    int rc = folder ? 0 : err_set(err, -errno, "%s: %s", m->model_path, strerror(errno));
+    for (struct dirent *e; rc == 0 && (e = readdir(folder));) {
+        char *from = xasprintf("%s/%s", m->model_path, e->d_name);
+        char *to = xasprintf("%s/%s", m->tmp, e->d_name);
+        const char *end = strrchr(e->d_name, '.');
+        struct stat st;
+        if (stat(from, &st) == 0 && S_ISREG(st.st_mode) &&
+            !(end && strcmp(end, ".safetensors") == 0))
+            rc = ckpt_copy_file(from, to, err);
+        free(from);
+        free(to);
+    }
+    if (folder)
+        closedir(folder);
+    return rc;
+}
+
+static int write_all(const struct merge *m, struct err *err)
+{
+    int rc = mkdir(m->tmp, 0777) < 0 ? err_set(err, -errno, "%s: %s", m->tmp, strerror(errno))
+                                     : copy_others(m, err);
+    for (size_t i = 0; i < safetensors_count(m->base) && rc == 0; i++)
+        if (is_first_of_file(m, i))
+            rc = write_file(m, safetensors_at(m->base, i)->file, err);
+    return rc;
+}
+
+/* Of flat files alone, as write_all makes them. */
+static void remove_folder(const char *path)
+{
+    DIR *folder = opendir(path);
+    for (struct dirent *e; folder && (e = readdir(folder));) {
+        char *file = xasprintf("%s/%s", path, e->d_name);
+        unlink(file);
+        free(file);
+    }
+    if (folder)
+        closedir(folder);
+    rmdir(path);
+}
+
+/* ---- the whole ------------------------------------------------------------------------------ */
+
+/* Before anything is written: both folders are whole, and the adapter is one of this model. */
+static int open_all(struct merge *m, const char *adapter_path, struct err *err)
+{
+    char *tensors = xasprintf("%s/" PEFT_TENSORS_FILE, adapter_path);
+    int rc;
+    if ((rc = hf_config_read(m->model_path, m->spec, err)) == 0 &&
+        (rc = tensor_map_init(m->spec, &m->map, err)) == 0 &&
+        (rc = peft_open(adapter_path, &m->peft, err)) == 0 &&
+        (rc = safetensors_open(m->model_path, &m->base, err)) == 0 &&
+        (rc = ckpt_source_check_names(m->base, &m->map, err)) == 0 &&
+        (rc = safetensors_open(tensors, &m->adapter, err)) == 0) {
+        struct lora_config c = peft_lora(&m->peft);
+        if ((rc = lora_map_add(&m->map, &c, err)) < 0)
+            err_prefix(err, "%s", adapter_path);
+    }
+    for (size_t i = 0; i < m->map.n_entries && rc == 0; i++) {
+        const struct tensor_entry *e = &m->map.entries[i];
+        struct ckpt_source ignored;
+        if (e->adapter != ADAPTER_NONE)
+            rc = ckpt_source_find(m->adapter, e, tensors, &ignored, err);
+    }
+    free(tensors);
+    return rc;
+}
+
+static void close_all(struct merge *m)
+{
+    safetensors_close(m->base);
+    safetensors_close(m->adapter);
+    peft_fini(&m->peft);
+    tensor_map_fini(&m->map);
+    free(m->spec);
+}
+
+int export_merged(const char *model_path, const char *adapter_path, const char *out,
+                  struct err *err)
+{
+    size_t n = strlen(out);
+    while (n > 1 && out[n - 1] == '/')
+        n--;
+    char *tmp = xasprintf("%.*s.tmp", (int)n, out);
+    struct merge m = {.model_path = model_path, .tmp = tmp, .spec = xcalloc(1, sizeof *m.spec)};
+    int rc = access(out, F_OK) == 0 ? err_set(err, -EEXIST, "%s exists; nothing is overwritten",
+                                              out) : open_all(&m, adapter_path, err);
+    if (rc == 0) {
+        remove_folder(tmp); /* of an export that was cut */
+        rc = write_all(&m, err);
+        if (rc == 0 && rename(tmp, out) < 0)
+            rc = err_set(err, -errno, "%s: %s", out, strerror(errno));
+        if (rc < 0)
+            remove_folder(tmp);
+    }
+    close_all(&m);
+    free(tmp);
+    return rc;
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+static int usage_error(const char *text)
+{
+    fprintf(stderr, "ballast-worker export: %s\n%s", text, usage);
+    return 2;
+}
+
+int export_main(int argc, char **argv)
+{
+    static const struct option known[] = {
+        {"lora", required_argument, NULL, 'l'}, {"out", required_argument, NULL, 'o'},
+        {"help", no_argument, NULL, 'h'},       {0},
+    };
+    const char *adapter = NULL, *out = NULL;
+    struct err err = {0};
+    int which;
+    optind = 0; /* GNU: start over */
+    opterr = 0;
+    while ((which = getopt_long(argc, argv, "h", known, NULL)) != -1) {
+        if (which == 'h') {
+            fputs(usage, stdout);
+            return 0;
+        }
+        if (which == 'l')
+            adapter = optarg;
+        else if (which == 'o')
+            out = optarg;
+        else
+            return usage_error("an unknown option, or one without its value");
+    }
+    if (argc - optind != 1)
+        return usage_error("expected one MODEL_DIR");
+    if (!adapter || !out)
+        return usage_error("--lora ADAPTER_DIR and --out DIR are needed");
+    if (export_merged(argv[optind], adapter, out, &err) < 0) {
+        fprintf(stderr, "ballast-worker export: %s\n", err.text);
+        return 1;
+    }
+    printf("%s\n", out);
+    return 0;
+}
