@@ -8,33 +8,90 @@
 #include "kernels/cuda_tiles.h"
 #include "kernels/mxfp4.h"
 
-static int64_t n_tiles_of(const struct cuda_tile_group *g, int64_t side)
-{
-    return g->k == 0 ? 0 : (g->m + side - 1) / side * ((g->n + side - 1) / side);
-}
+/* ---- which kernel takes a job ---- */
 
 static bool is_aligned(const void *p, int64_t stride)
 {
     return (uintptr_t)p % 16 == 0 && stride * 2 % 16 == 0; /* of bf16 */
 }
 
-void cuda_tiles(struct device *dev, const char *op, const struct cuda_tile_job *job,
-                struct cuda_tile_group *groups, int32_t n_groups)
+static bool all_are_aligned(const struct cuda_tile_job *job, const struct cuda_tile_group *groups,
+                            int32_t n_groups)
 {
-    int64_t n_tiles = 0, side = job->type == ELEM_BF16 ? CUDA_TILE_BF16 : CUDA_TILE_F32;
-    bool all_aligned = true;
+    for (int32_t i = 0; i < n_groups; i++)
+        if (!is_aligned(groups[i].a, job->a_stride) ||
+            (!job->b_is_mxfp4 && !is_aligned(groups[i].b, job->b_stride)))
+            return false;
+    return true;
+}
+
+/* Does not look at how many rows there are: that must not change the order of sums. */
+static bool is_wide(const struct cuda_tile_job *job, int32_t n_groups, bool all_aligned)
+{
+    return job->type == ELEM_BF16 && job->shared_a && all_aligned && !job->b_is_mxfp4 &&
+           n_groups <= CUDA_TILE_WIDE_GROUPS_MAX && job->n_shared_rows <= INT32_MAX;
+}
+
+static uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b > 0) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* The copy engine wants one array for all experts: the weights, wherever they lie, are slots some
+ * stride apart. Returns whether there are not too many. */
+static bool find_slots(struct cuda_tile_job *job, struct cuda_tile_group *groups, int32_t n_groups)
+{
+    uintptr_t first = UINTPTR_MAX, last = 0, stride = 0;
+    for (int32_t i = 0; i < n_groups; i++) {
+        uintptr_t at = (uintptr_t)groups[i].b;
+        first = at < first ? at : first;
+        last = at > last ? at : last;
+    }
+    for (int32_t i = 0; i < n_groups; i++)
+        stride = common_divisor(stride, (uintptr_t)groups[i].b - first);
+    job->first_slot = (const void *)first;
+    job->slot_stride = (int64_t)stride / 2;
+    job->n_slots = stride > 0 ? (int64_t)((last - first) / stride) + 1 : 1;
+    for (int32_t i = 0; stride > 0 && i < n_groups; i++)
+        groups[i].b_slot = (int32_t)(((uintptr_t)groups[i].b - first) / stride);
+    return job->n_slots <= INT32_MAX;
+}
+
+static int64_t count_tiles(struct cuda_tile_group *groups, int32_t n_groups, int64_t rows,
+                           int64_t cols)
+{
+    int64_t n_tiles = 0;
     for (int32_t i = 0; i < n_groups; i++) {
         struct cuda_tile_group *g = &groups[i];
         g->first_tile = n_tiles;
-        n_tiles += n_tiles_of(g, side);
-        all_aligned = all_aligned && is_aligned(g->a, job->a_stride) &&
-                      (job->b_is_mxfp4 || is_aligned(g->b, job->b_stride));
+        if (g->k > 0)
+            n_tiles += (g->m + rows - 1) / rows * ((g->n + cols - 1) / cols);
     }
+    return n_tiles;
+}
+
+void cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
+                struct cuda_tile_group *groups, int32_t n_groups)
+{
+    bool all_aligned = all_are_aligned(job, groups, n_groups);
+    bool wide = is_wide(job, n_groups, all_aligned) &&
+                (job->shared_b || find_slots(job, groups, n_groups));
+    int64_t side = job->type == ELEM_BF16 ? CUDA_TILE_BF16 : CUDA_TILE_F32;
+    int64_t n_tiles = count_tiles(groups, n_groups, wide ? CUDA_TILE_WIDE_ROWS : side,
+                                  wide ? CUDA_TILE_WIDE_COLS : side);
     if (n_tiles == 0)
         return;
     const struct cuda_tile_group *on_device =
         cuda_upload(dev, groups, (size_t)n_groups * sizeof *groups);
-    cuda_tiles_launch(dev, job, all_aligned, on_device, n_groups, n_tiles);
+    if (wide)
+        cuda_tiles_wide_launch(dev, job, on_device, n_groups, n_tiles);
+    else
+        cuda_tiles_launch(dev, job, all_aligned, on_device, n_groups, n_tiles);
     cuda_check(dev, op, "groups=%d first=(%lld, %lld, %lld)", n_groups, (long long)groups[0].m,
                (long long)groups[0].n, (long long)groups[0].k);
 }
@@ -55,8 +112,9 @@ void cuda_product_tiled(struct device *dev, const char *op, const struct cuda_pr
     };
     for (int32_t i = 0; i < n; i++)
         groups[i] = (struct cuda_tile_group){
-            .c = (void *)at(p->c, p->c_type, i * p->c_batch), .a = at(p->a, p->type, i * p->a_batch),
-            .b = at(p->b, p->type, i * p->b_batch), .m = p->m, .n = p->n, .k = p->k,
+            .c = (void *)at(p->c, p->c_type, i * p->c_batch),
+            .a = at(p->a, p->type, i * p->a_batch), .b = at(p->b, p->type, i * p->b_batch),
+            .m = p->m, .n = p->n, .k = p->k,
         };
     cuda_tiles(dev, op, &job, groups, n);
     free(groups);
@@ -70,12 +128,13 @@ void cuda_grouped_linear(struct device *dev, elem_ptr y, const_elem_ptr x, const
     struct cuda_tile_group *groups = xcalloc((size_t)n_groups, sizeof *groups);
     struct cuda_tile_job job = {
         .c_stride = out, .a_stride = in, .b_stride = in, .b_transposed = true, .type = dev->elem,
-        .c_type = dev->elem, .alpha = 1,
+        .c_type = dev->elem, .alpha = 1, .shared_a = x.p, .n_shared_rows = offsets[n_groups],
     };
     for (int32_t g = 0; g < n_groups; g++)
         groups[g] = (struct cuda_tile_group){
             .c = elem_at(dev, y.p, offsets[g] * out), .a = const_elem_at(dev, x.p, offsets[g] * in),
             .b = w.p[g], .m = offsets[g + 1] - offsets[g], .n = out, .k = in,
+            .row = (int32_t)offsets[g],
         };
     cuda_tiles(dev, "grouped_linear", &job, groups, n_groups);
     free(groups);
@@ -88,13 +147,13 @@ void cuda_grouped_linear_dx(struct device *dev, elem_ptr dx, const_elem_ptr dy, 
     struct cuda_tile_group *groups = xcalloc((size_t)n_groups, sizeof *groups);
     struct cuda_tile_job job = {
         .c_stride = in, .a_stride = out, .b_stride = in, .type = dev->elem, .c_type = dev->elem,
-        .alpha = 1, .beta = beta,
+        .alpha = 1, .beta = beta, .shared_a = dy.p, .n_shared_rows = offsets[n_groups],
     };
     for (int32_t g = 0; g < n_groups; g++)
         groups[g] = (struct cuda_tile_group){
             .c = elem_at(dev, dx.p, offsets[g] * in),
             .a = const_elem_at(dev, dy.p, offsets[g] * out), .b = w.p[g],
-            .m = offsets[g + 1] - offsets[g], .n = in, .k = out,
+            .m = offsets[g + 1] - offsets[g], .n = in, .k = out, .row = (int32_t)offsets[g],
         };
     cuda_tiles(dev, "grouped_linear_dx", &job, groups, n_groups);
     free(groups);
@@ -107,13 +166,14 @@ void cuda_grouped_linear_dw(struct device *dev, float *const *acc_dw, const_elem
     struct cuda_tile_group *groups = xcalloc((size_t)n_groups, sizeof *groups);
     struct cuda_tile_job job = {
         .c_stride = in, .a_stride = out, .b_stride = in, .a_transposed = true, .type = dev->elem,
-        .c_type = ELEM_F32, .alpha = 1, .beta = 1,
+        .c_type = ELEM_F32, .alpha = 1, .beta = 1, .shared_a = dy.p, .shared_b = x.p,
+        .n_shared_rows = offsets[n_groups],
     };
     for (int32_t g = 0; g < n_groups; g++)
         groups[g] = (struct cuda_tile_group){
             .c = acc_dw[g], .a = const_elem_at(dev, dy.p, offsets[g] * out),
             .b = const_elem_at(dev, x.p, offsets[g] * in), .m = out, .n = in,
-            .k = offsets[g + 1] - offsets[g],
+            .k = offsets[g + 1] - offsets[g], .row = (int32_t)offsets[g],
         };
     cuda_tiles(dev, "grouped_linear_dw", &job, groups, n_groups);
     free(groups);

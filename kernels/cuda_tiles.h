@@ -7,6 +7,10 @@
 /* Rows and columns of c that a block computes at a time. */
 #define CUDA_TILE_F32  64
 #define CUDA_TILE_BF16 128
+/* The same where the warpgroup's products do it. */
+#define CUDA_TILE_WIDE_ROWS 128
+#define CUDA_TILE_WIDE_COLS 256
+#define CUDA_TILE_WIDE_GROUPS_MAX 2048
 
 /* One product of a group: c (m, n) = alpha a b + beta c; all pointers into the device. */
 struct cuda_tile_group {
@@ -15,6 +19,8 @@ struct cuda_tile_group {
     const uint8_t *b_scales; /* of a packed b */
     int64_t m, n, k;
     int64_t first_tile; /* tiles of the groups before */
+    int32_t row;        /* of the job's shared operands: the group's first */
+    int32_t b_slot;     /* of a b of its own: how many slot strides from the first slot */
 };
 
 /* What the groups have in common; the fields are those of cuda_product. */
@@ -24,18 +30,33 @@ struct cuda_tile_job {
     bool    b_is_mxfp4; /* b packed: its stride counts numbers, a multiple of 32 */
     enum elem_type type, c_type;
     float   alpha, beta;
+    /* Where the groups' rows lie one after another: all of them. a NULL: each group has its own a
+     * and b; b NULL: each has its own b, alike in size. */
+    const void *shared_a, *shared_b;
+    int64_t n_shared_rows;
+    /* Of b of one's own, found by cuda_tiles: all lie whole strides of elements from the first. */
+    const void *first_slot;
+    int64_t slot_stride, n_slots;
 };
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* groups (n_groups) in host memory, in which first_tile is filled in. is_aligned: all a and b
- * start on 16 bytes and so do their rows. Sums are taken along k in one order. */
-void cuda_tiles(struct device *dev, const char *op, const struct cuda_tile_job *job,
+/* groups (n_groups) in host memory, in which first_tile and b_slot are filled in. Sums are taken
+ * along k in one order. */
+void cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
                 struct cuda_tile_group *groups, int32_t n_groups);
 
-/* The kernels: groups in the device, n_tiles over all of them, at least one. */
+/* The products of shared rows by warpgroups (grouped_linear.cu): groups in the device, of which there
+ * are at most CUDA_TILE_WIDE_GROUPS_MAX; all starts and strides of a and b are multiples of 16
+ * bytes. */
+void cuda_tiles_wide_launch(struct device *dev, const struct cuda_tile_job *job,
+                            const struct cuda_tile_group *groups, int32_t n_groups,
+                            int64_t n_tiles);
+
+/* The kernels of product.cu: groups in the device, n_tiles over all of them, at least one.
+ * is_aligned: all a and b start on 16 bytes and so do their rows. */
 void cuda_tiles_launch(struct device *dev, const struct cuda_tile_job *job, bool is_aligned,
                        const struct cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles);
 

@@ -115,7 +115,7 @@ __device__ __forceinline__ void wgmma_keep(uint32_t (&a)[N][4])
             asm volatile("" : "+r"(a[i][j])::"memory");
 }
 
-/* ---- D (64, N) += A (64, 16) B (16, N), N = 64 or 128 by the length of d ---- */
+/* ---- D (64, N) += A (64, 16) B (16, N), N = 64, 128 or 256 by the length of d ---- */
 
 #define WGMMA_FLOATS_8(i)                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
@@ -131,6 +131,13 @@ __device__ __forceinline__ void wgmma_keep(uint32_t (&a)[N][4])
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+#define WGMMA_REGISTERS_256                                                                        \
+    WGMMA_REGISTERS_128 ", "                                                                       \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /* A and B described; BY_COLUMNS where panel_by_columns describes it. */
 template <bool A_BY_COLUMNS, bool B_BY_COLUMNS>
@@ -150,6 +157,16 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b)
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_REGISTERS_128
                  "}, %64, %65, p, 1, 1, %67, %68;\n}\n"
                  : WGMMA_FLOATS_32(0), WGMMA_FLOATS_32(32)
+                 : "l"(a), "l"(b), "r"(1), "n"((int)A_BY_COLUMNS), "n"((int)B_BY_COLUMNS));
+}
+
+template <bool A_BY_COLUMNS, bool B_BY_COLUMNS>
+__device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" WGMMA_REGISTERS_256
+                 "}, %128, %129, p, 1, 1, %131, %132;\n}\n"
+                 : WGMMA_FLOATS_32(0), WGMMA_FLOATS_32(32), WGMMA_FLOATS_32(64), WGMMA_FLOATS_32(96)
                  : "l"(a), "l"(b), "r"(1), "n"((int)A_BY_COLUMNS), "n"((int)B_BY_COLUMNS));
 }
 
