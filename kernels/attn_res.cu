@@ -107,9 +107,10 @@ __global__ static void __launch_bounds__(MIX_THREADS_MAX(V))
                         const float *__restrict__ weights, int32_t n_rows, const T *__restrict__ g,
                         const T *__restrict__ w, int64_t n, int64_t d, float eps)
 {
-    extern __shared__ float of_rows[]; /* (3, n_rows): da, r_n, R_n . wt */
-    __shared__ float shared[3][32];
-    float *da = of_rows, *scale = da + n_rows, *dots = scale + n_rows;
+    extern __shared__ float of_rows[]; /* (3, n_rows): da, r_n, R_n . wt; then warp_sums */
+    float *da = of_rows, *scale = da + n_rows, *dots = scale + n_rows, *warp_sums = dots + n_rows;
+    int32_t lane = (int32_t)threadIdx.x & 31, warp = (int32_t)threadIdx.x >> 5;
+    int32_t n_warps = (int32_t)blockDim.x >> 5;
     float wt[K][V], d_wt[K][V] = {};
     load_product<T, V, K>(wt, g, w, d);
     for (int64_t token = blockIdx.x; token < n; token += gridDim.x) {
@@ -130,8 +131,20 @@ __global__ static void __launch_bounds__(MIX_THREADS_MAX(V))
                     sums[2] += v[k] * dy_own[c][k];
                 }
             });
-            block_sums(sums, shared);
-            if (threadIdx.x == 0) {
+#pragma unroll
+            for (int k = 0; k < 3; k++) {
+                sums[k] = warp_sum(sums[k]);
+                if (lane == 0)
+                    warp_sums[(i * 3 + k) * n_warps + warp] = sums[k];
+            }
+        }
+        __syncthreads();
+        for (int32_t i = warp; i < n_rows; i += n_warps) {
+            float sums[3];
+#pragma unroll
+            for (int k = 0; k < 3; k++)
+                sums[k] = warp_sum(lane < n_warps ? warp_sums[(i * 3 + k) * n_warps + lane] : 0);
+            if (lane == 0) {
                 scale[i] = 1 / sqrtf(sums[0] / (float)d + eps);
                 dots[i] = sums[1];
                 da[i] = sums[2];
@@ -245,11 +258,11 @@ void cuda_attn_res_backward(struct device *dev, elem_ptrs acc_dr, float *acc_dg,
     const void *rows = cuda_upload(dev, r, (size_t)n_rows * sizeof *r);
     const void *d_rows = cuda_upload(dev, acc_dr, (size_t)n_rows * sizeof *acc_dr);
     unsigned n_parts = grid_blocks(n, 1, PART_BLOCKS_PER_SM * cuda_n_multiprocessors(dev));
-    size_t n_bytes = 3 * (size_t)n_rows * sizeof(float);
+    size_t n_bytes = 3 * (size_t)n_rows * (size_t)(1 + plan.threads / 32) * sizeof(float);
     cuda_scratch_begin(dev);
     float *parts = (float *)cuda_scratch_take(dev, (size_t)(n_parts * d) * sizeof *parts);
     float *d_wt = (float *)cuda_scratch_take(dev, (size_t)d * sizeof *d_wt);
-    MIX_DISPATCH(dev, plan, T, V, K,
+    MIX_DISPATCH(dev, plan, T, V, K, allow_shared(mix_backward_tokens<T, V, K>, n_bytes);
                  mix_backward_tokens<T, V, K><<<n_parts, plan.threads, n_bytes, cuda_stream(dev)>>>(
                      (T *const *)d_rows, parts, (const T *)dy, (const T *const *)rows, weights,
                      n_rows, (const T *)g, (const T *)w, n, d, eps));
