@@ -1,10 +1,10 @@
 /* sparse_attention.cu - latent attention in absorbed form over the keys chosen for each query
  *
  * All heads share the keys, so a query's heads are the rows of one product with its gathered keys,
- * whose first part is also what is summed. */
+ * whose first part is also what is summed. bf16 of the usual widths goes to sparse_tensor.cu. */
 #include "kernels/cuda_attention.h"
 
-#include "kernels/sparse_attention.cuh"
+#include "kernels/sparse_tensor.cuh"
 
 /* Scores become weights; a block a row of scores, heads along x and queries along y. */
 static __global__ void __launch_bounds__(256) sparse_softmax(float *lse, float *scores,
@@ -47,6 +47,19 @@ static void forward_plain(struct device *dev, T *o, float *lse, const sparse_ope
     }
 }
 
+static void forward(struct device *dev, float *o, float *lse, const sparse_operands<float> &x,
+                    const key_lists &lists, int64_t n)
+{
+    forward_plain(dev, o, lse, x, lists, n);
+}
+
+static void forward(struct device *dev, bf16 *o, float *lse, const sparse_operands<bf16> &x,
+                    const key_lists &lists, int64_t n)
+{
+    if (!sparse_tensor_forward(dev, o, lse, x, lists, n))
+        forward_plain(dev, o, lse, x, lists, n);
+}
+
 extern "C" void cuda_sparse_attention(struct device *dev, void *o, float *lse, const void *q_latent,
                                       const void *q_rope, int64_t q_rope_stride,
                                       const void *latent, const void *k_rope,
@@ -59,10 +72,10 @@ extern "C" void cuda_sparse_attention(struct device *dev, void *o, float *lse, c
     cuda_scratch_begin(dev);
     key_lists lists = key_lists_of(dev, selected, shape->top_k, shape->n_tokens);
     ELEM_DISPATCH(dev, T,
-                  forward_plain<T>(dev, (T *)o, lse,
-                                   sparse_operands_of<T>(q_latent, q_rope, q_rope_stride, latent,
-                                                         k_rope, k_rope_stride, shape),
-                                   lists, shape->n_tokens));
+                  forward(dev, (T *)o, lse,
+                          sparse_operands_of<T>(q_latent, q_rope, q_rope_stride, latent, k_rope,
+                                                k_rope_stride, shape),
+                          lists, shape->n_tokens));
     cuda_check(dev, "sparse_attention", "n=%lld heads=%d latent=%d rope=%d top_k=%d",
                (long long)shape->n_tokens, shape->n_heads, shape->latent_dim, shape->rope_dim,
                shape->top_k);
