@@ -1,0 +1,448 @@
+/* kda_prepare.cu - KDA on the GPU, the part that needs no state: all chunks at once
+ *
+ * A block has one item: the products kk and qk of its rows, level by level; the inverse of I + A,
+ * A = beta kk, in float; and what the scan over chunks reads, w, u, q_start, k_end (kda_chunk.cuh).
+ * For the backward, with the chunk's state S known, the values V' = (I + A)^-1 beta (v -
+ * (k from_start) S) take the place of u, and qk^T dO that of qk. */
+#include "kernels/kda_chunk.cuh"
+
+/* state lies over kk and inverse and may reach beyond them. */
+template <typename T, int D>
+struct prepare_shared {
+    T left[KDA_CHUNK * stride_of<T>(D)], right[KDA_CHUNK * stride_of<T>(D)];
+    T qk[KDA_CHUNK * stride_of<T>(KDA_CHUNK)], solve[KDA_CHUNK * stride_of<T>(KDA_CHUNK)];
+    float totals[KDA_EIGHTS * D];
+    float beta[KDA_CHUNK];
+    float kk[KDA_CHUNK * KDA_MATRIX], inverse[KDA_CHUNK * KDA_MATRIX];
+};
+
+template <typename T, int D, bool BACKWARD>
+constexpr size_t prepare_shared_bytes()
+{
+    constexpr int  rows = D > KDA_CHUNK ? D : KDA_CHUNK;
+    constexpr size_t state = (size_t)rows * stride_of<T>(D) * sizeof(T);
+    constexpr size_t matrices = 2 * KDA_CHUNK * KDA_MATRIX * sizeof(float);
+    constexpr size_t all = sizeof(prepare_shared<T, D>);
+    return BACKWARD && state > matrices ? all + state - matrices : all;
+}
+
+/* What a block works on. */
+template <typename T, int D>
+struct prepare_block {
+    prepare_shared<T, D> *shared;
+    kda_item item;
+    int64_t  stride; /* from token to token in q, k, v, g */
+    const T *q, *k, *v;
+    const float *g; /* the item's first row, its head */
+};
+
+/* Eights of this thread: i, i + KDA_THREADS, ... of KDA_EIGHTS * D. */
+template <int D>
+constexpr int n_eights = (KDA_EIGHTS * D + KDA_THREADS - 1) / KDA_THREADS;
+
+template <int D>
+__device__ __forceinline__ bool has_eight(int i)
+{
+    return (int)threadIdx.x + i * KDA_THREADS < KDA_EIGHTS * D;
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void load_decays(const prepare_block<T, D> &b,
+                                            kda_eight (&eights)[n_eights<D>])
+{
+#pragma unroll
+    for (int i = 0; i < n_eights<D>; i++) {
+        kda_eight &e = eights[i];
+        int at = (int)threadIdx.x + i * KDA_THREADS;
+        e.eight = at / D, e.channel = at % D;
+        if (!has_eight<D>(i))
+            continue;
+        kda_eight_load<T>(e, b.g + e.eight * 8 * b.stride + e.channel, b.stride,
+                          b.item.rows - e.eight * 8);
+        b.shared->totals[at] = kda_eight_total(e);
+    }
+}
+
+/* left = k and right = q, times their factors at level n. */
+template <typename T, int D>
+__device__ __forceinline__ void write_level(const prepare_block<T, D> &b,
+                                            const kda_eight (&eights)[n_eights<D>], int n)
+{
+#pragma unroll
+    for (int i = 0; i < n_eights<D>; i++) {
+        if (!has_eight<D>(i))
+            continue;
+        const kda_eight &e = eights[i];
+        float factor[8];
+        kda_level(factor, e, n, b.shared->totals, D);
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            int row = e.eight * 8 + r, at = row * stride_of<T>(D) + e.channel;
+            int64_t from = row * b.stride + e.channel;
+            bool exists = row < b.item.rows;
+            store(b.shared->left + at, exists ? factor[r] * load(b.k + from) : 0);
+            store(b.shared->right + at, exists ? factor[r] * load(b.q + from) : 0);
+        }
+    }
+}
+
+/* left = k from_start; q_start and k_end go to global memory, decay too. */
+template <typename T, int D>
+__device__ __forceinline__ void write_ends(const prepare_block<T, D> &b,
+                                           const kda_eight (&eights)[n_eights<D>], float scale,
+                                           T *q_start, T *k_end, float *decay)
+{
+#pragma unroll
+    for (int i = 0; i < n_eights<D>; i++) {
+        if (!has_eight<D>(i))
+            continue;
+        const kda_eight &e = eights[i];
+        float start[8], end[8];
+        kda_from_start(start, e, KDA_EIGHTS, b.shared->totals, D);
+        kda_to_end(end, e, KDA_EIGHTS, b.shared->totals, D);
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            int row = e.eight * 8 + r;
+            int64_t from = row * b.stride + e.channel;
+            bool exists = row < b.item.rows;
+            float k = exists ? load(b.k + from) : 0, q = exists ? load(b.q + from) : 0;
+            store(b.shared->left + row * stride_of<T>(D) + e.channel, k * start[r]);
+            store(q_start + row * D + e.channel, scale * q * start[r]);
+            store(k_end + row * D + e.channel, k * end[r]);
+        }
+        if (e.eight == KDA_EIGHTS - 1)
+            decay[e.channel] = start[7];
+    }
+}
+
+/* kk and qk of the pairs that meet at level n: left and right hold k and q of that level. */
+template <typename T, int D, int N>
+__device__ __forceinline__ void level_products(const prepare_block<T, D> &b, float scale)
+{
+    constexpr int N_TILES = N == 4 ? 2 : 1, S = stride_of<T>(D);
+    int warp = warp_id(), part = warp & 3;
+    int row, column; /* of this warp's strip; at level 1 only its last eight rows count */
+    if (N == 1)
+        row = column = part * 16;
+    else if (N == 2)
+        row = part / 2 * 32 + 16, column = part / 2 * 32 + part % 2 * 8;
+    else
+        row = 32 + part / 2 * 16, column = part % 2 * 16;
+
+    float sum[N_TILES][4];
+    strip_clear(sum);
+    bool of_k = warp < 4;
+    strip_product(sum, as_is((of_k ? b.shared->left : b.shared->right) + row * S, S),
+                  transposed(b.shared->left + column * S, S), 0, D);
+#pragma unroll
+    for (int t = 0; t < N_TILES; t++) {
+        int r = row + strip_row(), c = column + t * 8 + strip_column();
+        if (of_k) {
+            if (N > 1)
+                store_pair(b.shared->kk + r * KDA_MATRIX + c, sum[t][0], sum[t][1]);
+            store_pair(b.shared->kk + (r + 8) * KDA_MATRIX + c, sum[t][2], sum[t][3]);
+        } else {
+            constexpr int M = stride_of<T>(KDA_CHUNK);
+            if (N > 1)
+                store_pair(b.shared->qk + r * M + c, scale * sum[t][0], scale * sum[t][1]);
+            store_pair(b.shared->qk + (r + 8) * M + c, scale * sum[t][2], scale * sum[t][3]);
+        }
+    }
+}
+
+/* Sums every value over the lanes; lane i is left with the sums 2 i and 2 i + 1 in value[0..1]. */
+template <int HALF = 32>
+__device__ __forceinline__ void fold(float (&value)[64])
+{
+    bool upper = lane_id() & HALF / 2;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        float mine = upper ? value[i + HALF] : value[i];
+        float other = upper ? value[i] : value[i + HALF];
+        value[i] = mine + __shfl_xor_sync(0xffffffffu, other, HALF / 2);
+    }
+    if constexpr (HALF > 2)
+        fold<HALF / 2>(value);
+}
+
+/* Pairs inside eight rows, a warp to each eight, lanes along channels: the decayed key of i walks
+ * down the rows below it. */
+template <typename T, int D>
+__device__ __forceinline__ void near_products(const prepare_block<T, D> &b, float scale)
+{
+    int eight = warp_id(), first = eight * 8;
+    float value[64]; /* qk(r, i) at r (r + 1) / 2 + i, then kk(r, i) at 36 + r (r - 1) / 2 + i */
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        value[i] = 0;
+    for (int channel = lane_id(); channel < D; channel += 32) {
+        float k[8], q[8], step[8];
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            bool exists = first + r < b.item.rows;
+            int64_t from = (first + r) * b.stride + channel;
+            k[r] = exists ? load(b.k + from) : 0;
+            q[r] = exists ? load(b.q + from) : 0;
+            step[r] = exists ? kda_exp<T>(b.g[from]) : 1;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float walker = k[i];
+            value[i * (i + 1) / 2 + i] += q[i] * walker;
+#pragma unroll
+            for (int r = i + 1; r < 8; r++) {
+                walker *= step[r];
+                value[r * (r + 1) / 2 + i] += q[r] * walker;
+                value[36 + r * (r - 1) / 2 + i] += k[r] * walker;
+            }
+        }
+    }
+    fold(value);
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        int at = lane_id() * 2 + part, r = 0;
+        if (at < 36) {
+            while ((r + 1) * (r + 2) / 2 <= at)
+                r++;
+            store(b.shared->qk + (first + r) * stride_of<T>(KDA_CHUNK) + first + at -
+                      r * (r + 1) / 2,
+                  scale * value[part]);
+        } else {
+            at -= 36;
+            while ((r + 1) * r / 2 <= at)
+                r++;
+            b.shared->kk[(first + r) * KDA_MATRIX + first + at - r * (r - 1) / 2] = value[part];
+        }
+    }
+}
+
+/* The diagonal blocks of 16 of (I + beta kk)^-1, a warp to each of four, a lane to each column. */
+__device__ __forceinline__ void invert_diagonal(float *inverse, const float *kk, const float *beta)
+{
+    int first = warp_id() * 16, column = lane_id();
+    if (warp_id() >= 4 || column >= 16)
+        return;
+    float x[16];
+#pragma unroll
+    for (int r = 0; r < 16; r++) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < r; i++)
+            sum += kk[(first + r) * KDA_MATRIX + first + i] * x[i];
+        x[r] = (r == column ? 1 : 0) - beta[first + r] * sum;
+        inverse[(first + r) * KDA_MATRIX + first + column] = x[r];
+    }
+}
+
+/* From the inverses of two neighbouring diagonal blocks of N rows, X and Y, to that of both: below
+ * the diagonal, -Y A X. The place above it, which is zero in the end, keeps A X meanwhile. */
+template <int N>
+__device__ __forceinline__ void invert_below(float *inverse, const float *kk, const float *beta)
+{
+    constexpr int PAIRS = KDA_CHUNK / (2 * N), SIZE = PAIRS * N * N;
+    for (int at = (int)threadIdx.x; at < SIZE; at += KDA_THREADS) {
+        int first = at / (N * N) * 2 * N, r = at / N % N, c = at % N;
+        const float *a = kk + (first + N + r) * KDA_MATRIX + first;
+        const float *x = inverse + first * KDA_MATRIX + first + c;
+        float sum = 0;
+#pragma unroll 16
+        for (int i = 0; i < N; i++)
+            sum += i >= c ? a[i] * x[i * KDA_MATRIX] : 0;
+        inverse[(first + r) * KDA_MATRIX + first + N + c] = beta[first + N + r] * sum;
+    }
+    __syncthreads();
+    for (int at = (int)threadIdx.x; at < SIZE; at += KDA_THREADS) {
+        int first = at / (N * N) * 2 * N, r = at / N % N, c = at % N;
+        const float *y = inverse + (first + N + r) * KDA_MATRIX + first + N;
+        const float *ax = inverse + first * KDA_MATRIX + first + N + c;
+        float sum = 0;
+#pragma unroll 16
+        for (int i = 0; i < N; i++)
+            sum += i <= r ? y[i] * ax[i * KDA_MATRIX] : 0;
+        inverse[(first + N + r) * KDA_MATRIX + first + c] = -sum;
+    }
+    __syncthreads();
+}
+
+/* solve = inverse times beta of its columns, zero above the diagonal, as elements. */
+template <typename T, int D>
+__device__ __forceinline__ void write_solve(const prepare_block<T, D> &b, T *inverse, float *kk)
+{
+    for (int i = (int)threadIdx.x; i < KDA_CHUNK * KDA_CHUNK; i += KDA_THREADS) {
+        int r = i / KDA_CHUNK, c = i % KDA_CHUNK;
+        float x = c <= r ? b.shared->inverse[r * KDA_MATRIX + c] : 0;
+        store(b.shared->solve + r * stride_of<T>(KDA_CHUNK) + c, x * b.shared->beta[c]);
+        if (inverse) {
+            store(inverse + i, x);
+            kk[i] = c < r ? b.shared->kk[r * KDA_MATRIX + c] : 0;
+        }
+    }
+}
+
+/* Strip `warp % 4` of solve times x, to global memory. */
+template <typename T, int D>
+__device__ __forceinline__ void solve_product(const prepare_block<T, D> &b, T *to, const T *x)
+{
+    constexpr int S = stride_of<T>(KDA_CHUNK);
+    int row = (warp_id() & 3) * 16;
+    float sum[D / 8][4];
+    strip_clear(sum);
+    strip_product(sum, as_is(b.shared->solve + row * S, S), as_is(x, stride_of<T>(D)), 0, row + 16);
+    strip_store(to + row * D, D, sum, 16);
+}
+
+/* right = v - left S: what the state does not answer. */
+template <typename T, int D>
+__device__ __forceinline__ void write_residual(const prepare_block<T, D> &b, const T *state)
+{
+    constexpr int S = stride_of<T>(D), N_TILES = D / 16;
+    int row = (warp_id() & 3) * 16, column = warp_id() / 4 * (D / 2);
+    float sum[N_TILES][4];
+    strip_clear(sum);
+    strip_product(sum, as_is(b.shared->left + row * S, S), as_is(state + column, S), 0, D);
+    T *at = b.shared->right + (row + strip_row()) * S + column + strip_column();
+#pragma unroll
+    for (int t = 0; t < N_TILES; t++, at += 8) {
+        float2 above = load_pair(at), below = load_pair(at + 8 * S);
+        store_pair(at, above.x - sum[t][0], above.y - sum[t][1]);
+        store_pair(at + 8 * S, below.x - sum[t][2], below.y - sum[t][3]);
+    }
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void all_pairs(const prepare_block<T, D> &b,
+                                          const kda_eight (&eights)[n_eights<D>], float scale)
+{
+    write_level(b, eights, 1);
+    __syncthreads();
+    level_products<T, D, 1>(b, scale);
+    near_products(b, scale);
+    __syncthreads();
+    write_level(b, eights, 2);
+    __syncthreads();
+    level_products<T, D, 2>(b, scale);
+    __syncthreads();
+    write_level(b, eights, 4);
+    __syncthreads();
+    level_products<T, D, 4>(b, scale);
+    __syncthreads();
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void invert(const prepare_block<T, D> &b)
+{
+    invert_diagonal(b.shared->inverse, b.shared->kk, b.shared->beta);
+    __syncthreads();
+    invert_below<16>(b.shared->inverse, b.shared->kk, b.shared->beta);
+    invert_below<32>(b.shared->inverse, b.shared->kk, b.shared->beta);
+}
+
+/* Zero in qk above the diagonal, which no product writes. */
+template <typename T, int D>
+__device__ __forceinline__ void clear_qk(const prepare_block<T, D> &b)
+{
+    for (int i = (int)threadIdx.x; i < KDA_CHUNK * KDA_CHUNK; i += KDA_THREADS) {
+        int r = i / KDA_CHUNK, c = i % KDA_CHUNK;
+        if (c > r)
+            store(b.shared->qk + r * stride_of<T>(KDA_CHUNK) + c, 0);
+    }
+}
+
+template <typename T, int D, bool BACKWARD>
+__global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 && !BACKWARD ? 2 : 1)
+    prepare(kda_view view, kda_inputs in, kda_scratch<T> out)
+{
+    extern __shared__ __align__(16) unsigned char shared_bytes[];
+    constexpr int S = stride_of<T>(D), M = stride_of<T>(KDA_CHUNK);
+    int64_t index = blockIdx.x, size = (int64_t)KDA_CHUNK * D, square = KDA_CHUNK * KDA_CHUNK;
+    prepare_block<T, D> b;
+    b.shared = (prepare_shared<T, D> *)shared_bytes;
+    b.item = kda_find_item(view, index);
+    b.stride = (int64_t)view.n_heads * D;
+    int64_t at = (b.item.row * view.n_heads + b.item.head) * D;
+    b.q = (const T *)in.q + at, b.k = (const T *)in.k + at, b.v = (const T *)in.v + at;
+    b.g = in.g + at;
+
+    if (threadIdx.x < KDA_CHUNK) {
+        int64_t from = (b.item.row + threadIdx.x) * view.n_heads + b.item.head;
+        bool exists = (int)threadIdx.x < b.item.rows;
+        b.shared->beta[threadIdx.x] = exists ? load((const T *)in.beta + from) : 0;
+    }
+    kda_eight eights[n_eights<D>];
+    load_decays(b, eights);
+    clear_qk(b);
+    __syncthreads();
+    all_pairs(b, eights, view.scale);
+
+    T *state = (T *)b.shared->kk;
+    tile_copy_async(b.shared->right, S, b.v, b.stride, KDA_CHUNK, D, b.item.rows);
+    copy_async_commit();
+    write_ends(b, eights, view.scale, out.q_start + index * size, out.k_end + index * size,
+               out.decay + index * D);
+    invert(b);
+    write_solve(b, BACKWARD ? out.inverse + index * square : NULL,
+                BACKWARD ? out.kk + index * square : NULL);
+    if (!BACKWARD)
+        tile_store(out.qk + index * square, KDA_CHUNK, b.shared->qk, M, KDA_CHUNK, KDA_CHUNK);
+    if (BACKWARD) {
+        __syncthreads(); /* kk and inverse are no longer needed */
+        tile_copy_async(state, S, (const T *)in.states + b.item.saved * D * D, D, D, D, D);
+        copy_async_commit();
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+    if (BACKWARD) {
+        write_residual(b, state);
+        __syncthreads();
+        tile_copy_async(state, S, (const T *)in.d_o + at, b.stride, KDA_CHUNK, D, b.item.rows);
+        copy_async_commit();
+    }
+    bool of_w = warp_id() < 4;
+    solve_product<T, D>(b, (of_w ? out.w : out.u) + index * size,
+                        of_w ? b.shared->left : b.shared->right);
+    if (BACKWARD) {
+        copy_async_wait<0>();
+        __syncthreads();
+        constexpr int N_TILES = D / 16;
+        int row = (warp_id() & 3) * 16, column = warp_id() / 4 * (D / 2);
+        float sum[N_TILES][4];
+        strip_clear(sum);
+        strip_product(sum, transposed(b.shared->qk + row, M), as_is(state + column, S), row,
+                      KDA_CHUNK);
+        strip_store(out.y + index * size + row * D + column, D, sum, 16);
+    }
+}
+
+template <typename T, int D, bool BACKWARD>
+static void launch(struct device *dev, const kda_view &view, const kda_inputs &in,
+                   const kda_scratch<T> &out)
+{
+    constexpr size_t n_bytes = prepare_shared_bytes<T, D, BACKWARD>();
+    int64_t n_items = (int64_t)view.n_chunks * view.n_active;
+    allow_shared(prepare<T, D, BACKWARD>, n_bytes);
+    prepare<T, D, BACKWARD>
+        <<<(unsigned)n_items, KDA_THREADS, n_bytes, cuda_stream(dev)>>>(view, in, out);
+}
+
+template <typename T>
+void kda_prepare_forward(struct device *dev, const kda_view &view, const kda_inputs &in,
+                         const kda_scratch<T> &out, int d)
+{
+    KDA_DISPATCH(d, D, launch<T, D, false>(dev, view, in, out));
+}
+
+template <typename T>
+void kda_prepare_backward(struct device *dev, const kda_view &view, const kda_inputs &in,
+                          const kda_scratch<T> &out, int d)
+{
+    KDA_DISPATCH(d, D, launch<T, D, true>(dev, view, in, out));
+}
+
+template void kda_prepare_forward(struct device *, const kda_view &, const kda_inputs &,
+                                  const kda_scratch<float> &, int);
+template void kda_prepare_forward(struct device *, const kda_view &, const kda_inputs &,
+                                  const kda_scratch<bf16> &, int);
+template void kda_prepare_backward(struct device *, const kda_view &, const kda_inputs &,
+                                   const kda_scratch<float> &, int);
+template void kda_prepare_backward(struct device *, const kda_view &, const kda_inputs &,
+                                   const kda_scratch<bf16> &, int);
