@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
     strip_clear(state);
     if (has_strip) {
         if (initial_state)
-            strip_load(state, initial_state + state_at + warp * 16 * D, D);
+            strip_load(state, initial_state + state_at + warp * 16 * D, D, false);
         strip_store(shared->state + warp * 16 * V, V, state, 16);
     }
     for (int i = 0; i < STAGES - 1; i++) {
@@ -131,12 +131,12 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
                       row + 16);
         int64_t stride = (int64_t)view.n_heads * D;
         strip_store(o + (item.row + row) * stride + (int64_t)item.head * D + column + half, stride,
-                    sum[1], item.rows - row);
+                    sum[1], item.rows - row, view.is_aligned);
         if (STAGES == 1)
             __syncthreads();
     }
     if (final_state && has_strip)
-        strip_store(final_state + state_at + warp * 16 * D, D, state, 16);
+        strip_store(final_state + state_at + warp * 16 * D, D, state, 16, false);
 }
 
 /* ---- host ---- */
@@ -226,9 +226,10 @@ void cuda_kda_forward(struct device *dev, void *o, float *final_state, float *sa
 {
     if (shape->n_docs == 0)
         return;
-    assert(is_aligned16(v) && is_aligned16(o) && is_aligned16(saved));
+    assert(is_aligned16(saved));
     cuda_scratch_begin(dev);
     kda_view view = kda_view_of(dev, shape);
+    view.is_aligned = is_aligned16(v) && is_aligned16(o);
     kda_inputs in = {q, k, v, beta, g, NULL, NULL};
     ELEM_DISPATCH(dev, T, forward<T>(dev, view, in, shape->head_dim, initial_state, final_state,
                                      (T *)saved, (T *)o));

@@ -49,7 +49,7 @@ __device__ __forceinline__ void load_stage(scan_stage<T, D> &to, const kda_scrat
                     KDA_CHUNK);
     tile_copy_async(to.d_o, stride_of<T>(SLICE),
                     d_o + (item.row * view.n_heads + item.head) * D + column,
-                    (int64_t)view.n_heads * D, KDA_CHUNK, SLICE, item.rows);
+                    (int64_t)view.n_heads * D, KDA_CHUNK, SLICE, item.rows, view.is_aligned);
     tile_copy_async(to.decay, D, from.decay + index * D, D, 1, D, 1);
 }
 
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
     strip_clear(d_state);
     if (has_strip) {
         if (d_final_state)
-            strip_load(d_state, d_final_state + state_at + warp * 16 * D, D);
+            strip_load(d_state, d_final_state + state_at + warp * 16 * D, D, false);
         strip_store(shared->d_state + warp * 16 * V, V, d_state, 16);
     }
     for (int i = 0; i < STAGES - 1; i++) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
             __syncthreads();
     }
     if (d_initial_state && has_strip)
-        strip_store(d_initial_state + state_at + warp * 16 * D, D, d_state, 16);
+        strip_store(d_initial_state + state_at + warp * 16 * D, D, d_state, 16, false);
 }
 
 /* ---- host ---- */
@@ -196,9 +196,10 @@ void cuda_kda_backward(struct device *dev, void *dq, void *dk, void *dv, float *
     (void)initial_state; /* the first chunk's saved state */
     if (shape->n_docs == 0)
         return;
-    assert(is_aligned16(v) && is_aligned16(d_o) && is_aligned16(dv) && is_aligned16(saved));
+    assert(is_aligned16(saved));
     cuda_scratch_begin(dev);
     kda_view view = kda_view_of(dev, shape);
+    view.is_aligned = is_aligned16(v) && is_aligned16(d_o) && is_aligned16(dv);
     kda_inputs in = {q, k, v, beta, g, d_o, saved};
     kda_gradients out = {dq, dk, dv, dbeta, dg};
     ELEM_DISPATCH(dev, T, backward<T>(dev, view, in, out, shape->head_dim, d_final_state,

@@ -22,6 +22,7 @@ struct kda_view {
     int32_t n_heads;              /* of the tensors */
     int32_t head_begin, n_active; /* the group's heads */
     float   scale;
+    bool    is_aligned; /* the tensors of elements, to 16 bytes */
 };
 
 struct kda_item {
@@ -211,7 +212,8 @@ constexpr int32_t KDA_HEADS_AT_ONCE = 32;
         }                                                                                          \
     } while (0)
 
-/* The shape as kernels see it, heads not yet chosen. Asserts that the kernels can do it. */
+/* The shape as kernels see it, heads and alignment not yet chosen. Asserts that the kernels can do
+ * it. */
 kda_view kda_view_of(struct device *dev, const struct kda_shape *shape);
 
 #endif

@@ -35,6 +35,7 @@ struct gradients_block {
     kda_item item;
     int64_t  stride, at; /* of q, k, v: from token to token; the item's first row, its head */
     float    scale;
+    bool     is_aligned; /* v, dv and dO */
 };
 
 /* Eight rows of one channel and what is known of their gradients. */
@@ -122,9 +123,10 @@ __device__ __forceinline__ void value_gradients(const gradients_block<T, D> &b, 
         float sum = 0;
         for (int j = lane_id() * 2; j < D && r < b.item.rows; j += 64) {
             float2 dx = load_pair(b.shared->dx + r * stride_of<T>(D) + j);
-            float2 of_v = load_pair(v + r * b.stride + j);
+            float2 of_v = load_two(v + r * b.stride + j, b.is_aligned);
             sum += dx.x * of_v.x + dx.y * of_v.y;
-            store_pair(dv + r * b.stride + j, b.shared->beta[r] * dx.x, b.shared->beta[r] * dx.y);
+            store_two(dv + r * b.stride + j, b.shared->beta[r] * dx.x, b.shared->beta[r] * dx.y,
+                      b.is_aligned);
         }
         sum = warp_sum(sum);
         if (lane_id() == 0)
@@ -437,9 +439,10 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 ? 2 : 1)
     b.stride = (int64_t)view.n_heads * D;
     b.at = (b.item.row * view.n_heads + b.item.head) * D;
     b.scale = view.scale;
+    b.is_aligned = view.is_aligned;
 
     tile_copy_async(b.shared->d_o, S, (const T *)in.d_o + b.at, b.stride, KDA_CHUNK, D,
-                    b.item.rows);
+                    b.item.rows, b.is_aligned);
     tile_copy_async(b.shared->value, S, scratch.u + index * size, D, KDA_CHUNK, D, KDA_CHUNK);
     tile_copy_async(b.shared->dx, S, scratch.y + index * size, D, KDA_CHUNK, D, KDA_CHUNK);
     tile_copy_async(b.shared->kk, M, scratch.inverse + index * square, KDA_CHUNK, KDA_CHUNK,

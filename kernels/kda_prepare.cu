@@ -375,7 +375,7 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 && !BACKWARD ? 2 :
     all_pairs(b, eights, view.scale);
 
     T *state = (T *)b.shared->kk;
-    tile_copy_async(b.shared->right, S, b.v, b.stride, KDA_CHUNK, D, b.item.rows);
+    tile_copy_async(b.shared->right, S, b.v, b.stride, KDA_CHUNK, D, b.item.rows, view.is_aligned);
     copy_async_commit();
     write_ends(b, eights, view.scale, out.q_start + index * size, out.k_end + index * size,
                out.decay + index * D);
@@ -394,7 +394,8 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 && !BACKWARD ? 2 :
     if (BACKWARD) {
         write_residual(b, state);
         __syncthreads();
-        tile_copy_async(state, S, (const T *)in.d_o + at, b.stride, KDA_CHUNK, D, b.item.rows);
+        tile_copy_async(state, S, (const T *)in.d_o + at, b.stride, KDA_CHUNK, D, b.item.rows,
+                        view.is_aligned);
         copy_async_commit();
     }
     bool of_w = warp_id() < 4;

@@ -187,7 +187,7 @@ __device__ __forceinline__ void strip_clear(float (&sum)[N_TILES][4])
         sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0;
 }
 
-/* Two neighbouring elements, the first at an even index. */
+/* Two neighbouring elements, the first at an even index of an aligned row. */
 __device__ __forceinline__ float2 load_pair(const float *p)
 {
     return *(const float2 *)p;
@@ -208,30 +208,47 @@ __device__ __forceinline__ void store_pair(bf16 *p, float a, float b)
     *(uint32_t *)p = pack_bf16(a, b);
 }
 
-template <int N_TILES, typename T>
-__device__ __forceinline__ void strip_load(float (&sum)[N_TILES][4], const T *from, int64_t stride)
+/* The same where the caller's tensors may start anywhere. */
+template <typename T>
+__device__ __forceinline__ float2 load_two(const T *p, bool is_aligned)
 {
-    const T *at = from + strip_row() * stride + strip_column();
+    return is_aligned ? load_pair(p) : make_float2(load(p), load(p + 1));
+}
+
+template <typename T>
+__device__ __forceinline__ void store_two(T *p, float a, float b, bool is_aligned)
+{
+    if (is_aligned)
+        store_pair(p, a, b);
+    else
+        store(p, a), store(p + 1, b);
+}
+
+template <int N_TILES, typename T>
+__device__ __forceinline__ void strip_load(float (&sum)[N_TILES][4], const T *from, int64_t stride,
+                                           bool is_aligned = true)
+{
+    const T *above = from + strip_row() * stride + strip_column(), *below = above + 8 * stride;
 #pragma unroll
     for (int t = 0; t < N_TILES; t++) {
-        float2 above = load_pair(at + t * 8), below = load_pair(at + 8 * stride + t * 8);
-        sum[t][0] = above.x, sum[t][1] = above.y, sum[t][2] = below.x, sum[t][3] = below.y;
+        float2 a = load_two(above + t * 8, is_aligned), b = load_two(below + t * 8, is_aligned);
+        sum[t][0] = a.x, sum[t][1] = a.y, sum[t][2] = b.x, sum[t][3] = b.y;
     }
 }
 
 /* The strip to rows at `to`; rows from `rows` on are left out. */
 template <int N_TILES, typename T>
 __device__ __forceinline__ void strip_store(T *to, int64_t stride, const float (&sum)[N_TILES][4],
-                                            int rows)
+                                            int rows, bool is_aligned = true)
 {
     int row = strip_row();
     T *at = to + row * stride + strip_column();
 #pragma unroll
     for (int t = 0; t < N_TILES; t++) {
         if (row < rows)
-            store_pair(at + t * 8, sum[t][0], sum[t][1]);
+            store_two(at + t * 8, sum[t][0], sum[t][1], is_aligned);
         if (row + 8 < rows)
-            store_pair(at + 8 * stride + t * 8, sum[t][2], sum[t][3]);
+            store_two(at + 8 * stride + t * 8, sum[t][2], sum[t][3], is_aligned);
     }
 }
 
@@ -241,8 +258,16 @@ __device__ __forceinline__ void strip_store(T *to, int64_t stride, const float (
 template <typename T>
 __device__ __forceinline__ void tile_copy_async(T *to, int to_stride, const T *from,
                                                 int64_t from_stride, int n_rows, int n_columns,
-                                                int n_valid)
+                                                int n_valid, bool is_aligned = true)
 {
+    if (!is_aligned) {
+        for (int i = (int)threadIdx.x; i < n_rows * n_columns; i += (int)blockDim.x) {
+            int row = i / n_columns, column = i % n_columns;
+            store(to + row * to_stride + column,
+                  row < n_valid ? load(from + row * from_stride + column) : 0);
+        }
+        return;
+    }
     int n_vectors = n_columns / vector_elems<T>;
     for (int i = (int)threadIdx.x; i < n_rows * n_vectors; i += (int)blockDim.x) {
         int row = i / n_vectors, column = i % n_vectors * vector_elems<T>;
