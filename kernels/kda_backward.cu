@@ -19,7 +19,7 @@ constexpr int slice_of = D < 32 ? D : 32;
 
 /* The matrices of one chunk. */
 template <typename T, int D>
-struct scan_stage {
+struct back_stage {
     T w[KDA_CHUNK * stride_of<T>(D)], q_start[KDA_CHUNK * stride_of<T>(D)];
     T k_end[KDA_CHUNK * stride_of<T>(D)];
     T y[KDA_CHUNK * stride_of<T>(slice_of<D>)];
@@ -28,14 +28,14 @@ struct scan_stage {
 };
 
 template <typename T, int D>
-struct scan_shared {
-    scan_stage<T, D> stages[n_stages<T>];
+struct back_shared {
+    back_stage<T, D> stages[n_stages<T>];
     T d_state[D * stride_of<T>(slice_of<D>)];
     T d_value[KDA_CHUNK * stride_of<T>(slice_of<D>)]; /* dV' */
 };
 
 template <typename T, int D>
-__device__ __forceinline__ void load_stage(scan_stage<T, D> &to, const kda_scratch<T> &from,
+__device__ __forceinline__ void load_stage(back_stage<T, D> &to, const kda_scratch<T> &from,
                                            const T *d_o, const kda_view &view, int chunk, int head,
                                            int doc, int column)
 {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
     extern __shared__ __align__(16) unsigned char shared_bytes[];
     constexpr int SLICE = slice_of<D>, S = stride_of<T>(D), V = stride_of<T>(SLICE);
     constexpr int N_TILES = SLICE / 8, N_HALF = SLICE / 16, STAGES = n_stages<T>;
-    auto *shared = (scan_shared<T, D> *)shared_bytes;
+    auto *shared = (back_shared<T, D> *)shared_bytes;
     int column = (int)blockIdx.x % (D / SLICE) * SLICE, pair = (int)blockIdx.x / (D / SLICE);
     int head = pair % view.n_active, doc = pair / view.n_active, warp = warp_id();
     int begin = view.first_chunk[doc], end = view.first_chunk[doc + 1];
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
         copy_async_commit();
     }
     for (int chunk = end - 1; chunk >= begin; chunk--) {
-        const scan_stage<T, D> &stage = shared->stages[(end - 1 - chunk) % STAGES];
+        const back_stage<T, D> &stage = shared->stages[(end - 1 - chunk) % STAGES];
         int next = chunk - (STAGES - 1);
         int64_t index = (int64_t)chunk * view.n_active + head;
         if (STAGES > 1) {
@@ -161,7 +161,7 @@ template <typename T, int D>
 static void launch_scan(struct device *dev, const kda_view &view, const kda_scratch<T> &scratch,
                         const T *d_o, const float *d_final_state, float *d_initial_state)
 {
-    constexpr size_t n_bytes = sizeof(scan_shared<T, D>);
+    constexpr size_t n_bytes = sizeof(back_shared<T, D>);
     int64_t n_blocks = (int64_t)view.n_docs * view.n_active * (D / slice_of<D>);
     allow_shared(scan_back<T, D>, n_bytes);
     scan_back<T, D><<<(unsigned)n_blocks, KDA_THREADS, n_bytes, cuda_stream(dev)>>>(
