@@ -188,20 +188,6 @@ static const struct device_ops cuda_ops = {
 _Static_assert(sizeof(struct device_ops) == (11 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
                "CUDA_OPS lacks an op");
 
-#define NAME(op) #op,
-static const char *const op_names[] = {CUDA_OPS(NAME)};
-
-#define IS_LINKED(op) cuda_##op != NULL,
-
-static int check_table(struct err *err)
-{
-    const bool is_linked[] = {CUDA_OPS(IS_LINKED)};
-    for (size_t i = 0; i < sizeof op_names / sizeof op_names[0]; i++)
-        if (!is_linked[i])
-            return err_set(err, -ENOSYS, "device cuda: op %s is not in this build", op_names[i]);
-    return 0;
-}
-
 /* What a GPU must have; -ENODEV says what it has instead. */
 static int check_device(struct cuda *cuda, struct err *err)
 {
@@ -236,7 +222,8 @@ int device_cuda_open(uint32_t index, enum elem_type type, bool deterministic, st
     cuda->index = (int)index;
     *dev = (struct device){.ops = &cuda_ops, .elem = type, .n_threads = 1,
                            .deterministic = deterministic, .state = cuda};
-    if ((rc = check_table(err)) < 0 || (rc = check_device(cuda, err)) < 0) {
+    rc = check_device(cuda, err);
+    if (rc < 0) {
         free(cuda);
         free(dev);
         return rc;

@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 /* The table says what an op takes, so that is its declaration. */
-#define DECLARE(op) extern __typeof__(*((struct device_ops *)0)->op) cuda_##op __attribute__((weak));
+#define DECLARE(op) extern __typeof__(*((struct device_ops *)0)->op) cuda_##op;
 CUDA_OPS(DECLARE)
 
 #ifdef __cplusplus
