@@ -38,6 +38,7 @@ struct curve {
 };
 #define CURVES_MAX 2
 #define TWINS 3
+#define LORA_TWINS 8
 
 struct fixture {
     struct safetensors *expected, *gradients; /* gradients may be NULL */
@@ -98,6 +99,9 @@ int64_t validation_tokens_max(const struct fixture *f);
  * gradient sums stay. Documents go to the ranks in turn, from rank turn on. Collective. */
 int validation_loss(struct stack *s, const struct token_rows *rows, uint32_t turn, bool backward,
                     double *out_loss, double *out_norm, double *out_labels, struct err *err);
+/* Moves all weights, or where there are adapters these, by one part in ten million, which is their
+ * last bit or two. */
+void validation_move_start(struct stack *s, uint32_t twin);
 /* All ranks go to the same random placement. Collective. */
 int validation_migrate(struct stack *s, struct validation *v, uint32_t step, struct err *err);
 
@@ -107,11 +111,12 @@ struct lora_validation {
     struct peft peft;
     struct tensor_map map; /* the model's with adapters */
     double *losses;        /* n_steps of the validation */
+    double *twins[LORA_TWINS]; /* the same from adapters moved by 1e-7 */
     float **adapters;      /* by entry of the map, after the last step; NULL: no adapter */
 };
 
-/* Trains the adapter of a folder along the fixture's curve, in place of the model's weights; v holds
- * what it is part of. */
+/* Trains the adapter of a folder along the fixture's curve, in place of the model's weights. Adds
+ * to v, which holds what it is part of. */
 int validation_lora(const struct stack_config *config, const char *adapter, struct validation *v,
                     struct err *err);
 void lora_validation_destroy(struct lora_validation *l);
@@ -135,7 +140,7 @@ struct verdict {
     /* The first step at which float32 is no measure of a parting curve: the fixture's runs have
      * parted, or runs of our own from weights moved by 1e-7. 0: none. */
     uint32_t fixture_parts_at, twins_part_at;
-    uint32_t lora_parted_at; /* and that of adapters; 0: nowhere */
+    uint32_t lora_twins_part_at; /* of adapters' curves; 0: nowhere */
     const char *first; /* first gradient above tolerance in the order of the backward, or NULL */
     bool is_met;
 };

@@ -108,8 +108,10 @@ static int dump_report(const char *folder, const struct validation *v,
         json_put(o, "fixture_parts_at", step_or_null(verdict->fixture_parts_at));
         json_put(o, "twins_part_at", step_or_null(verdict->twins_part_at));
     }
-    if (v->lora)
+    if (v->lora) {
         json_put(o, "lora_loss_curve", list_of(v->lora->losses, v->n_steps));
+        json_put(o, "lora_twins_part_at", step_or_null(verdict->lora_twins_part_at));
+    }
     json_put(o, "parameters", json_new_u64(model_spec_count(spec).total));
     if (v->fixture->packed.n_rows) {
         json_put(o, "packed_loss", json_new_double(v->packed_loss));

@@ -21,24 +21,22 @@ static int load(struct stack *s, const struct job *j, struct err *err)
 
     if (rc == 0)
         rc = ckpt_load_adapters(j->adapter, s->shard, s->config->map, err);
-    rc = agree(s->coll, rc, err);
-    return rc < 0 ? rc : shard_refresh_copies(s->shard, err);
+    return agree(s->coll, rc, err);
 }
 
-static int step(struct stack *s, const struct job *j, uint32_t i, struct err *err)
+/* every: steps from move to move of experts; 0: they rest. */
+static int step(struct stack *s, const struct job *j, uint32_t i, uint32_t every, double *out_loss,
+                struct err *err)
 {
     const struct curve *curve = &j->v->fixture->lora;
-    const struct validation_moves *moves = &j->v->moves;
-    double value, norm, n_labels;
-    int rc = validation_loss(s, &j->v->fixture->steps[i], i, true, &value, &norm, &n_labels, err);
+    double norm, n_labels;
+    int rc = validation_loss(s, &j->v->fixture->steps[i], i, true, out_loss, &norm, &n_labels, err);
 
     if (rc < 0)
         return rc;
     optim_step(s->shard, s->config->map, s->dev, &curve->optim, i + 1, curve->lr, n_labels, norm);
-    if (s->rank == 0)
-        j->l->losses[i] = value;
-    if ((rc = shard_refresh_copies(s->shard, err)) == 0 && moves->every > 0 &&
-        (i + 1) % moves->every == 0)
+    if ((rc = shard_refresh_copies(s->shard, err)) == 0 && every > 0 &&
+        (i + 1) % every == 0)
         rc = validation_migrate(s, j->v, i + 1, err);
     return rc;
 }
@@ -54,15 +52,33 @@ static void collect(const struct stack *s, struct lora_validation *l)
     }
 }
 
+static int run_curve(struct stack *s, const struct job *j, uint32_t every, double *losses,
+                     struct err *err)
+{
+    int rc = shard_refresh_copies(s->shard, err);
+
+    shard_zero_optimizer(s->shard);
+    for (uint32_t i = 0; rc == 0 && i < j->v->n_steps; i++) {
+        double value;
+        rc = step(s, j, i, every, &value, err);
+        if (rc == 0 && s->rank == 0)
+            losses[i] = value;
+    }
+    return rc;
+}
+
 static int rank_run(struct stack *s, void *arg, struct err *err)
 {
     const struct job *j = arg;
     int rc = load(s, j, err);
 
-    for (uint32_t i = 0; rc == 0 && i < j->v->n_steps; i++)
-        rc = step(s, j, i, err);
-    if (rc == 0)
+    if (rc == 0 && (rc = run_curve(s, j, j->v->moves.every, j->l->losses, err)) == 0)
         collect(s, j->l);
+    for (uint32_t k = 0; rc == 0 && k < LORA_TWINS; k++)
+        if ((rc = load(s, j, err)) == 0) {
+            validation_move_start(s, k);
+            rc = run_curve(s, j, 0, j->l->twins[k], err);
+        }
     return rc;
 }
 
@@ -96,6 +112,8 @@ int validation_lora(const struct stack_config *config, const char *adapter, stru
         with.map = &l->map;
         with.lora = &lora;
         l->losses = xcalloc(v->n_steps, sizeof *l->losses);
+        for (uint32_t k = 0; k < LORA_TWINS; k++)
+            l->twins[k] = xcalloc(v->n_steps, sizeof *l->twins[k]);
         rc = stack_run(&with, rank_run, &job, err);
     }
     if (rc < 0)
@@ -113,6 +131,8 @@ void lora_validation_destroy(struct lora_validation *l)
         free(l->adapters[i]);
     free(l->adapters);
     free(l->losses);
+    for (uint32_t k = 0; k < LORA_TWINS; k++)
+        free(l->twins[k]);
     tensor_map_fini(&l->map);
     peft_fini(&l->peft);
     free(l);

@@ -230,14 +230,14 @@ static int load_start(struct stack *s, const struct validation *v, struct err *e
     return rc;
 }
 
-/* Weights moved by one part in ten million, which is their last bit or two. */
-static void move_start(struct stack *s, uint32_t twin)
+void validation_move_start(struct stack *s, uint32_t twin)
 {
     const struct tensor_map *map = s->config->map;
 
     for (size_t i = 0; i < map->n_entries; i++) {
         struct shard_part p;
-        if (map->entries[i].is_buffer || !shard_part(s->shard, &map->entries[i], &p))
+        bool is_kept = s->config->lora && map->entries[i].adapter == ADAPTER_NONE;
+        if (is_kept || map->entries[i].is_buffer || !shard_part(s->shard, &map->entries[i], &p))
             continue;
         float *w = xcalloc(p.count, sizeof *w);
         s->dev->ops->to_host(s->dev, w, p.weights, p.count * sizeof *w);
@@ -257,7 +257,7 @@ static int run_twin(struct stack *s, struct validation *v, uint32_t c, uint32_t 
 
     if (rc < 0)
         return rc;
-    move_start(s, twin);
+    validation_move_start(s, twin);
     rc = shard_refresh_copies(s->shard, err);
     for (uint32_t i = 0; i < v->n_steps && rc == 0; i++) {
         rc = curve_step(s, v, c, i, &value, &norm, err);
