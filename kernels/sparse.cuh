@@ -251,16 +251,23 @@ static inline key_parts key_parts_take(struct device *dev, int64_t block, int64_
     return {parts, place, block, width};
 }
 
+/* Fills in the places of the block's keys. */
+static inline void sparse_find(struct device *dev, const key_parts &parts, const sparse_work &w,
+                               int64_t n_queries)
+{
+    size_t n_places = (size_t)((w.begin + n_queries) * parts.block);
+    dim3 grid((unsigned)ceil_div(w.lists.n_max, 256), (unsigned)n_queries);
+    cudaMemsetAsync(parts.place, 0, n_places * sizeof *parts.place, cuda_stream(dev));
+    sparse_places<<<grid, 256, 0, cuda_stream(dev)>>>(parts, w);
+}
+
 /* After the block's parts are there: adds them to acc (n, width), keys below the block's end. */
 static inline void sparse_collect(struct device *dev, float *acc, const key_parts &parts,
                                   const sparse_work &w, int64_t n_queries)
 {
-    int64_t n_keys = w.begin + n_queries, n_max = w.lists.n_max;
-    cudaStream_t stream = cuda_stream(dev);
-    cudaMemsetAsync(parts.place, 0, (size_t)(n_keys * parts.block) * sizeof *parts.place, stream);
-    sparse_places<<<dim3((unsigned)ceil_div(n_max, 256), (unsigned)n_queries), 256, 0, stream>>>(
-        parts, w);
-    sparse_add<<<(unsigned)n_keys, 128, 0, stream>>>(acc, parts, n_max, n_queries);
+    sparse_find(dev, parts, w, n_queries);
+    sparse_add<<<(unsigned)(w.begin + n_queries), 128, 0, cuda_stream(dev)>>>(
+        acc, parts, w.lists.n_max, n_queries);
 }
 
 #endif

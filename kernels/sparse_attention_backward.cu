@@ -1,11 +1,12 @@
 /* sparse_attention_backward.cu - gradients of attention over chosen keys
  *
- * With D = o . dO per query and head: dS = scale P (dO V^T - D), dq = dS K. A chosen key gets dS^T q
- * and, as it is also the value, P^T dO; sparse.cuh says how queries' parts come together. */
+ * With D = o . dO per query and head: dS = scale P (dO V^T - D), dq = dS K. A chosen key gets
+ * dS^T q and, as it is also the value, P^T dO; sparse.cuh says how queries' parts come together.
+ * bf16 of the usual widths goes to sparse_tensor_backward.cu. */
 #include "kernels/cuda_attention.h"
 
 #include "kernels/output_dots.cuh"
-#include "kernels/sparse_attention.cuh"
+#include "kernels/sparse_tensor.cuh"
 
 template <typename T>
 struct sparse_gradients {
@@ -56,6 +57,19 @@ static void backward_plain(struct device *dev, const sparse_gradients<T> &g, flo
     }
 }
 
+static void gradients(struct device *dev, const sparse_gradients<float> &g, float *acc,
+                      const sparse_operands<float> &x, const key_lists &lists, int64_t n)
+{
+    backward_plain(dev, g, acc, x, lists, n);
+}
+
+static void gradients(struct device *dev, const sparse_gradients<bf16> &g, float *acc,
+                      const sparse_operands<bf16> &x, const key_lists &lists, int64_t n)
+{
+    if (!sparse_tensor_backward(dev, acc, g.dq, g.d_o, g.lse, g.along, x, lists, n))
+        backward_plain(dev, g, acc, x, lists, n);
+}
+
 template <typename T>
 static void backward(struct device *dev, sparse_gradients<T> g, const T *o,
                      const sparse_operands<T> &x, const key_lists &lists, int64_t n)
@@ -67,7 +81,7 @@ static void backward(struct device *dev, sparse_gradients<T> g, const T *o,
     output_dots_of(dev, along, g.d_o, o, n_rows, x.latent);
     g.along = along;
     cudaMemsetAsync(acc, 0, acc_bytes, cuda_stream(dev));
-    backward_plain<T>(dev, g, acc, x, lists, n);
+    gradients(dev, g, acc, x, lists, n);
     sparse_store<T><<<(unsigned)ceil_div(n * x.width, 256), 256, 0, cuda_stream(dev)>>>(
         g.dk, acc, n, x.width);
 }

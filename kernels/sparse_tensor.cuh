@@ -98,7 +98,13 @@ __device__ __forceinline__ uint32_t *panel_pair(char *panel, int row, int j)
     return (uint32_t *)(panel + panel_offset<SPARSE_ROWS>(row, j) + threadIdx.x % 4 * 4);
 }
 
+/* False where it does not fit, and nothing was launched. */
 bool sparse_tensor_forward(struct device *dev, bf16 *o, float *lse,
                            const sparse_operands<bf16> &x, const key_lists &lists, int64_t n);
+
+/* dq is assigned; acc (n, 576) float32 += the gradients of keys, latent with values, then rope. */
+bool sparse_tensor_backward(struct device *dev, float *acc, const rows<bf16> &dq, const bf16 *d_o,
+                            const float *lse, const float *along, const sparse_operands<bf16> &x,
+                            const key_lists &lists, int64_t n);
 
 #endif
