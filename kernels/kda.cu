@@ -229,7 +229,8 @@ void cuda_kda_forward(struct device *dev, void *o, float *final_state, float *sa
     assert(is_aligned16(saved));
     cuda_scratch_begin(dev);
     kda_view view = kda_view_of(dev, shape);
-    view.is_aligned = is_aligned16(v) && is_aligned16(o);
+    view.is_aligned = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(g) &&
+                      is_aligned16(o);
     kda_inputs in = {q, k, v, beta, g, NULL, NULL};
     ELEM_DISPATCH(dev, T, forward<T>(dev, view, in, shape->head_dim, initial_state, final_state,
                                      (T *)saved, (T *)o));

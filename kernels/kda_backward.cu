@@ -199,7 +199,8 @@ void cuda_kda_backward(struct device *dev, void *dq, void *dk, void *dv, float *
     assert(is_aligned16(saved));
     cuda_scratch_begin(dev);
     kda_view view = kda_view_of(dev, shape);
-    view.is_aligned = is_aligned16(v) && is_aligned16(d_o) && is_aligned16(dv);
+    view.is_aligned = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(g) &&
+                      is_aligned16(d_o) && is_aligned16(dv);
     kda_inputs in = {q, k, v, beta, g, d_o, saved};
     kda_gradients out = {dq, dk, dv, dbeta, dg};
     ELEM_DISPATCH(dev, T, backward<T>(dev, view, in, out, shape->head_dim, d_final_state,

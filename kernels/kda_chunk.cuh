@@ -22,7 +22,7 @@ struct kda_view {
     int32_t n_heads;              /* of the tensors */
     int32_t head_begin, n_active; /* the group's heads */
     float   scale;
-    bool    is_aligned; /* the tensors of elements, to 16 bytes */
+    bool    is_aligned; /* all tensors of all tokens, to 16 bytes */
 };
 
 struct kda_item {

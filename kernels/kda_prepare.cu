@@ -34,54 +34,81 @@ struct prepare_block {
     int64_t  stride; /* from token to token in q, k, v, g */
     const T *q, *k, *v;
     const float *g; /* the item's first row, its head */
+    bool is_aligned;
 };
 
-/* Eights of this thread: i, i + KDA_THREADS, ... of KDA_EIGHTS * D. */
+/* Eight rows of two neighbouring channels. */
+template <typename T>
+struct channel_pair {
+    kda_eight  e[2];
+    pair_of<T> q[8], k[8];
+};
+
+/* Those of this thread: i, i + KDA_THREADS, ... of KDA_EIGHTS * D / 2. */
 template <int D>
-constexpr int n_eights = (KDA_EIGHTS * D + KDA_THREADS - 1) / KDA_THREADS;
+constexpr int n_pairs = (KDA_EIGHTS * D / 2 + KDA_THREADS - 1) / KDA_THREADS;
 
 template <int D>
-__device__ __forceinline__ bool has_eight(int i)
+__device__ __forceinline__ bool has_pair(int i)
 {
-    return (int)threadIdx.x + i * KDA_THREADS < KDA_EIGHTS * D;
+    return (int)threadIdx.x + i * KDA_THREADS < KDA_EIGHTS * D / 2;
+}
+
+template <typename T>
+__device__ __forceinline__ pair_of<T> load_raw(const T *p, bool exists, bool is_aligned)
+{
+    float2 x = exists ? load_two(p, is_aligned) : make_float2(0, 0);
+    pair_of<T> raw;
+    store_pair((T *)&raw, x.x, x.y);
+    return raw;
 }
 
 template <typename T, int D>
-__device__ __forceinline__ void load_decays(const prepare_block<T, D> &b,
-                                            kda_eight (&eights)[n_eights<D>])
+__device__ __forceinline__ void load_pairs(const prepare_block<T, D> &b,
+                                           channel_pair<T> (&pairs)[n_pairs<D>])
 {
 #pragma unroll
-    for (int i = 0; i < n_eights<D>; i++) {
-        kda_eight &e = eights[i];
+    for (int i = 0; i < n_pairs<D>; i++) {
+        channel_pair<T> &p = pairs[i];
         int at = (int)threadIdx.x + i * KDA_THREADS;
-        e.eight = at / D, e.channel = at % D;
-        if (!has_eight<D>(i))
+        int eight = at / (D / 2), channel = at % (D / 2) * 2;
+        p.e[0].eight = p.e[1].eight = eight;
+        p.e[0].channel = channel, p.e[1].channel = channel + 1;
+        if (!has_pair<D>(i))
             continue;
-        kda_eight_load<T>(e, b.g + e.eight * 8 * b.stride + e.channel, b.stride,
-                          b.item.rows - e.eight * 8);
-        b.shared->totals[at] = kda_eight_total(e);
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            bool exists = eight * 8 + r < b.item.rows;
+            int64_t from = (eight * 8 + r) * b.stride + channel;
+            float2 g = exists ? load_two(b.g + from, b.is_aligned) : make_float2(0, 0);
+            p.e[0].step[r] = kda_exp<T>(g.x), p.e[1].step[r] = kda_exp<T>(g.y);
+            p.k[r] = load_raw(b.k + from, exists, b.is_aligned);
+            p.q[r] = load_raw(b.q + from, exists, b.is_aligned);
+        }
+        store_pair(b.shared->totals + eight * D + channel, kda_eight_total(p.e[0]),
+                   kda_eight_total(p.e[1]));
     }
 }
 
 /* left = k and right = q, times their factors at level n. */
 template <typename T, int D>
 __device__ __forceinline__ void write_level(const prepare_block<T, D> &b,
-                                            const kda_eight (&eights)[n_eights<D>], int n)
+                                            const channel_pair<T> (&pairs)[n_pairs<D>], int n)
 {
 #pragma unroll
-    for (int i = 0; i < n_eights<D>; i++) {
-        if (!has_eight<D>(i))
+    for (int i = 0; i < n_pairs<D>; i++) {
+        if (!has_pair<D>(i))
             continue;
-        const kda_eight &e = eights[i];
-        float factor[8];
-        kda_level(factor, e, n, b.shared->totals, D);
+        const channel_pair<T> &p = pairs[i];
+        float factor[2][8];
+        kda_level(factor[0], p.e[0], n, b.shared->totals, D);
+        kda_level(factor[1], p.e[1], n, b.shared->totals, D);
+        int at = p.e[0].eight * 8 * stride_of<T>(D) + p.e[0].channel;
 #pragma unroll
-        for (int r = 0; r < 8; r++) {
-            int row = e.eight * 8 + r, at = row * stride_of<T>(D) + e.channel;
-            int64_t from = row * b.stride + e.channel;
-            bool exists = row < b.item.rows;
-            store(b.shared->left + at, exists ? factor[r] * load(b.k + from) : 0);
-            store(b.shared->right + at, exists ? factor[r] * load(b.q + from) : 0);
+        for (int r = 0; r < 8; r++, at += stride_of<T>(D)) {
+            float2 k = p.k[r].floats(), q = p.q[r].floats();
+            store_pair(b.shared->left + at, factor[0][r] * k.x, factor[1][r] * k.y);
+            store_pair(b.shared->right + at, factor[0][r] * q.x, factor[1][r] * q.y);
         }
     }
 }
@@ -89,29 +116,32 @@ __device__ __forceinline__ void write_level(const prepare_block<T, D> &b,
 /* left = k from_start; q_start and k_end go to global memory, decay too. */
 template <typename T, int D>
 __device__ __forceinline__ void write_ends(const prepare_block<T, D> &b,
-                                           const kda_eight (&eights)[n_eights<D>], float scale,
-                                           T *q_start, T *k_end, float *decay)
+                                           const channel_pair<T> (&pairs)[n_pairs<D>],
+                                           float scale, T *q_start, T *k_end, float *decay)
 {
 #pragma unroll
-    for (int i = 0; i < n_eights<D>; i++) {
-        if (!has_eight<D>(i))
+    for (int i = 0; i < n_pairs<D>; i++) {
+        if (!has_pair<D>(i))
             continue;
-        const kda_eight &e = eights[i];
-        float start[8], end[8];
-        kda_from_start(start, e, KDA_EIGHTS, b.shared->totals, D);
-        kda_to_end(end, e, KDA_EIGHTS, b.shared->totals, D);
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
-            int row = e.eight * 8 + r;
-            int64_t from = row * b.stride + e.channel;
-            bool exists = row < b.item.rows;
-            float k = exists ? load(b.k + from) : 0, q = exists ? load(b.q + from) : 0;
-            store(b.shared->left + row * stride_of<T>(D) + e.channel, k * start[r]);
-            store(q_start + row * D + e.channel, scale * q * start[r]);
-            store(k_end + row * D + e.channel, k * end[r]);
+        const channel_pair<T> &p = pairs[i];
+        float start[2][8], end[2][8];
+        for (int c = 0; c < 2; c++) {
+            kda_from_start(start[c], p.e[c], KDA_EIGHTS, b.shared->totals, D);
+            kda_to_end(end[c], p.e[c], KDA_EIGHTS, b.shared->totals, D);
         }
-        if (e.eight == KDA_EIGHTS - 1)
-            decay[e.channel] = start[7];
+        int row = p.e[0].eight * 8, channel = p.e[0].channel;
+#pragma unroll
+        for (int r = 0; r < 8; r++, row++) {
+            float2 k = p.k[r].floats(), q = p.q[r].floats();
+            float2 from_start = make_float2(start[0][r], start[1][r]);
+            store_pair(b.shared->left + row * stride_of<T>(D) + channel, k.x * from_start.x,
+                       k.y * from_start.y);
+            store_pair(q_start + row * D + channel, scale * q.x * from_start.x,
+                       scale * q.y * from_start.y);
+            store_pair(k_end + row * D + channel, k.x * end[0][r], k.y * end[1][r]);
+        }
+        if (row == KDA_CHUNK)
+            store_pair(decay + channel, start[0][7], start[1][7]);
     }
 }
 
@@ -175,6 +205,7 @@ __device__ __forceinline__ void near_products(const prepare_block<T, D> &b, floa
 #pragma unroll
     for (int i = 0; i < 64; i++)
         value[i] = 0;
+#pragma unroll 1
     for (int channel = lane_id(); channel < D; channel += 32) {
         float k[8], q[8], step[8];
 #pragma unroll
@@ -183,7 +214,7 @@ __device__ __forceinline__ void near_products(const prepare_block<T, D> &b, floa
             int64_t from = (first + r) * b.stride + channel;
             k[r] = exists ? load(b.k + from) : 0;
             q[r] = exists ? load(b.q + from) : 0;
-            step[r] = exists ? kda_exp<T>(b.g[from]) : 1;
+            step[r] = kda_exp<T>(exists ? b.g[from] : 0);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -234,32 +265,45 @@ __device__ __forceinline__ void invert_diagonal(float *inverse, const float *kk,
     }
 }
 
-/* From the inverses of two neighbouring diagonal blocks of N rows, X and Y, to that of both: below
- * the diagonal, -Y A X. The place above it, which is zero in the end, keeps A X meanwhile. */
-template <int N>
-__device__ __forceinline__ void invert_below(float *inverse, const float *kk, const float *beta)
+/* sum (16, 8) += left right of floats: exactly, or as well as elements need it. */
+template <typename T>
+__device__ __forceinline__ void float_product(float (&sum)[1][4], const float *left,
+                                              const float *right, int k_begin, int k_end)
 {
-    constexpr int PAIRS = KDA_CHUNK / (2 * N), SIZE = PAIRS * N * N;
-    for (int at = (int)threadIdx.x; at < SIZE; at += KDA_THREADS) {
-        int first = at / (N * N) * 2 * N, r = at / N % N, c = at % N;
-        const float *a = kk + (first + N + r) * KDA_MATRIX + first;
-        const float *x = inverse + first * KDA_MATRIX + first + c;
-        float sum = 0;
-#pragma unroll 16
-        for (int i = 0; i < N; i++)
-            sum += i >= c ? a[i] * x[i * KDA_MATRIX] : 0;
-        inverse[(first + r) * KDA_MATRIX + first + N + c] = beta[first + N + r] * sum;
+    if constexpr (sizeof(T) == sizeof(float))
+        strip_product(sum, as_is(left, KDA_MATRIX), as_is(right, KDA_MATRIX), k_begin, k_end);
+    else
+        strip_product_tf32(sum, as_is(left, KDA_MATRIX), as_is(right, KDA_MATRIX), k_begin, k_end);
+}
+
+/* From the inverses of two neighbouring diagonal blocks of N rows, X and Y, to that of both: below
+ * the diagonal, -Y A X. kk keeps A X meanwhile, above its diagonal, where it has nothing. */
+template <typename T, int N>
+__device__ __forceinline__ void invert_below(float *inverse, float *kk, const float *beta)
+{
+    constexpr int M = KDA_MATRIX, STRIPS = N / 16, TILES = N / 8;
+    int warp = warp_id(), pair = warp / (STRIPS * TILES), first = pair * 2 * N;
+    int row = warp / TILES % STRIPS * 16, column = warp % TILES * 8;
+    bool active = first < KDA_CHUNK;
+    float sum[1][4];
+    if (active) {
+        strip_clear(sum);
+        float_product<T>(sum, kk + (first + N + row) * M + first,
+                         inverse + first * M + first + column, column & ~15, N);
+        const float *scale = beta + first + N + row + strip_row();
+        sum[0][0] *= scale[0], sum[0][1] *= scale[0];
+        sum[0][2] *= scale[8], sum[0][3] *= scale[8];
+        strip_store(kk + (first + row) * M + first + N + column, M, sum, 16);
     }
     __syncthreads();
-    for (int at = (int)threadIdx.x; at < SIZE; at += KDA_THREADS) {
-        int first = at / (N * N) * 2 * N, r = at / N % N, c = at % N;
-        const float *y = inverse + (first + N + r) * KDA_MATRIX + first + N;
-        const float *ax = inverse + first * KDA_MATRIX + first + N + c;
-        float sum = 0;
-#pragma unroll 16
-        for (int i = 0; i < N; i++)
-            sum += i <= r ? y[i] * ax[i * KDA_MATRIX] : 0;
-        inverse[(first + N + r) * KDA_MATRIX + first + c] = -sum;
+    if (active) {
+        strip_clear(sum);
+        float_product<T>(sum, inverse + (first + N + row) * M + first + N,
+                         kk + first * M + first + N + column, 0, row + 16);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sum[0][i] = -sum[0][i];
+        strip_store(inverse + (first + N + row) * M + first + column, M, sum, 16);
     }
     __syncthreads();
 }
@@ -268,13 +312,16 @@ __device__ __forceinline__ void invert_below(float *inverse, const float *kk, co
 template <typename T, int D>
 __device__ __forceinline__ void write_solve(const prepare_block<T, D> &b, T *inverse, float *kk)
 {
-    for (int i = (int)threadIdx.x; i < KDA_CHUNK * KDA_CHUNK; i += KDA_THREADS) {
+    for (int i = (int)threadIdx.x * 2; i < KDA_CHUNK * KDA_CHUNK; i += KDA_THREADS * 2) {
         int r = i / KDA_CHUNK, c = i % KDA_CHUNK;
-        float x = c <= r ? b.shared->inverse[r * KDA_MATRIX + c] : 0;
-        store(b.shared->solve + r * stride_of<T>(KDA_CHUNK) + c, x * b.shared->beta[c]);
+        float2 x = load_pair(b.shared->inverse + r * KDA_MATRIX + c);
+        x.x = c <= r ? x.x : 0, x.y = c < r ? x.y : 0;
+        store_pair(b.shared->solve + r * stride_of<T>(KDA_CHUNK) + c, x.x * b.shared->beta[c],
+                   x.y * b.shared->beta[c + 1]);
         if (inverse) {
-            store(inverse + i, x);
-            kk[i] = c < r ? b.shared->kk[r * KDA_MATRIX + c] : 0;
+            float2 pair = load_pair(b.shared->kk + r * KDA_MATRIX + c);
+            store_pair(inverse + i, x.x, x.y);
+            store_pair(kk + i, c < r ? pair.x : 0, c + 1 < r ? pair.y : 0);
         }
     }
 }
@@ -311,18 +358,17 @@ __device__ __forceinline__ void write_residual(const prepare_block<T, D> &b, con
 
 template <typename T, int D>
 __device__ __forceinline__ void all_pairs(const prepare_block<T, D> &b,
-                                          const kda_eight (&eights)[n_eights<D>], float scale)
+                                          const channel_pair<T> (&pairs)[n_pairs<D>], float scale)
 {
-    write_level(b, eights, 1);
+    write_level(b, pairs, 1);
     __syncthreads();
     level_products<T, D, 1>(b, scale);
-    near_products(b, scale);
     __syncthreads();
-    write_level(b, eights, 2);
+    write_level(b, pairs, 2);
     __syncthreads();
     level_products<T, D, 2>(b, scale);
     __syncthreads();
-    write_level(b, eights, 4);
+    write_level(b, pairs, 4);
     __syncthreads();
     level_products<T, D, 4>(b, scale);
     __syncthreads();
@@ -333,8 +379,8 @@ __device__ __forceinline__ void invert(const prepare_block<T, D> &b)
 {
     invert_diagonal(b.shared->inverse, b.shared->kk, b.shared->beta);
     __syncthreads();
-    invert_below<16>(b.shared->inverse, b.shared->kk, b.shared->beta);
-    invert_below<32>(b.shared->inverse, b.shared->kk, b.shared->beta);
+    invert_below<T, 16>(b.shared->inverse, b.shared->kk, b.shared->beta);
+    invert_below<T, 32>(b.shared->inverse, b.shared->kk, b.shared->beta);
 }
 
 /* Zero in qk above the diagonal, which no product writes. */
@@ -349,7 +395,7 @@ __device__ __forceinline__ void clear_qk(const prepare_block<T, D> &b)
 }
 
 template <typename T, int D, bool BACKWARD>
-__global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 && !BACKWARD ? 2 : 1)
+__global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 ? 2 : 1)
     prepare(kda_view view, kda_inputs in, kda_scratch<T> out)
 {
     extern __shared__ __align__(16) unsigned char shared_bytes[];
@@ -362,22 +408,24 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 && !BACKWARD ? 2 :
     int64_t at = (b.item.row * view.n_heads + b.item.head) * D;
     b.q = (const T *)in.q + at, b.k = (const T *)in.k + at, b.v = (const T *)in.v + at;
     b.g = in.g + at;
+    b.is_aligned = view.is_aligned;
 
     if (threadIdx.x < KDA_CHUNK) {
         int64_t from = (b.item.row + threadIdx.x) * view.n_heads + b.item.head;
         bool exists = (int)threadIdx.x < b.item.rows;
         b.shared->beta[threadIdx.x] = exists ? load((const T *)in.beta + from) : 0;
     }
-    kda_eight eights[n_eights<D>];
-    load_decays(b, eights);
     clear_qk(b);
+    near_products(b, view.scale);
+    channel_pair<T> pairs[n_pairs<D>];
+    load_pairs(b, pairs);
     __syncthreads();
-    all_pairs(b, eights, view.scale);
+    all_pairs(b, pairs, view.scale);
 
     T *state = (T *)b.shared->kk;
-    tile_copy_async(b.shared->right, S, b.v, b.stride, KDA_CHUNK, D, b.item.rows, view.is_aligned);
+    tile_copy_async(b.shared->right, S, b.v, b.stride, KDA_CHUNK, D, b.item.rows, b.is_aligned);
     copy_async_commit();
-    write_ends(b, eights, view.scale, out.q_start + index * size, out.k_end + index * size,
+    write_ends(b, pairs, view.scale, out.q_start + index * size, out.k_end + index * size,
                out.decay + index * D);
     invert(b);
     write_solve(b, BACKWARD ? out.inverse + index * square : NULL,
@@ -395,7 +443,7 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 && !BACKWARD ? 2 :
         write_residual(b, state);
         __syncthreads();
         tile_copy_async(state, S, (const T *)in.d_o + at, b.stride, KDA_CHUNK, D, b.item.rows,
-                        view.is_aligned);
+                        b.is_aligned);
         copy_async_commit();
     }
     bool of_w = warp_id() < 4;

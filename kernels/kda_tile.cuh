@@ -167,6 +167,44 @@ __device__ __forceinline__ void strips_product(float (&sum)[N_STRIPS][N_TILES][4
     }
 }
 
+/* ---- float through tensor cores: for matrices that are rounded to bf16 afterwards ---- */
+
+/* D (16, 8) += A (16, 8) B (8, 8), operands rounded to TF32's ten bits. D lies as in mma_bf16; with
+ * lane = 4 r + c, A: a[0] row r, column c; a[1] row r + 8; a[2], a[3] the same at column c + 4; B:
+ * b[0] row c, b[1] row c + 4 of column r. */
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4],
+                                         const uint32_t (&b)[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Its low bits are cut off by the tensor core. */
+__device__ __forceinline__ uint32_t to_tf32(float x)
+{
+    return __float_as_uint(x) + 0x1000u;
+}
+
+/* One tile of 8 columns; k_begin .. k_end in steps of 8. */
+__device__ __forceinline__ void strip_product_tf32(float (&sum)[1][4], tile<float, false> left,
+                                                   tile<float, false> right, int k_begin,
+                                                   int k_end)
+{
+    int row = lane_id() >> 2, column = lane_id() & 3;
+#pragma unroll 4
+    for (int k = k_begin; k < k_end; k += 8) {
+        const uint32_t a[4] = {to_tf32(element(left, row, k + column)),
+                               to_tf32(element(left, row + 8, k + column)),
+                               to_tf32(element(left, row, k + column + 4)),
+                               to_tf32(element(left, row + 8, k + column + 4))};
+        const uint32_t b[2] = {to_tf32(element(right, k + column, row)),
+                               to_tf32(element(right, k + column + 4, row))};
+        mma_tf32(sum[0], a, b);
+    }
+}
+
 /* ---- either ---- */
 
 /* sum (16, 8 N_TILES) += left (16, K) right (K, 8 N_TILES), K from k_begin to k_end, multiples of
@@ -207,6 +245,28 @@ __device__ __forceinline__ void store_pair(bf16 *p, float a, float b)
 {
     *(uint32_t *)p = pack_bf16(a, b);
 }
+
+/* Two elements as they are kept in registers. */
+template <typename T>
+struct pair_of;
+
+template <>
+struct pair_of<float> {
+    float2 both;
+    __device__ __forceinline__ float2 floats() const
+    {
+        return both;
+    }
+};
+
+template <>
+struct pair_of<bf16> {
+    uint32_t both;
+    __device__ __forceinline__ float2 floats() const
+    {
+        return unpack_bf16(both);
+    }
+};
 
 /* The same where the caller's tensors may start anywhere. */
 template <typename T>
