@@ -8,6 +8,8 @@
 #include "kernels/cuda_tiles.h"
 #include "kernels/mxfp4.h"
 
+#define PAIRED_ROWS_MIN 512 /* of a group, on average */
+
 /* ---- which kernel takes a job ---- */
 
 static bool is_aligned(const void *p, int64_t stride)
@@ -75,15 +77,28 @@ static int64_t count_tiles(struct cuda_tile_group *groups, int32_t n_groups, int
     return n_tiles;
 }
 
+/* Worth it where the groups' last pairs, which may be half empty, are few. */
+static bool is_in_pairs(const struct cuda_tile_group *groups, int32_t n_groups)
+{
+    int64_t n_rows = 0;
+    for (int32_t i = 0; i < n_groups; i++)
+        n_rows += groups[i].m;
+    return n_rows >= (int64_t)n_groups * PAIRED_ROWS_MIN;
+}
+
 void cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
                 struct cuda_tile_group *groups, int32_t n_groups)
 {
     bool all_aligned = all_are_aligned(job, groups, n_groups);
     bool wide = is_wide(job, n_groups, all_aligned) &&
                 (job->shared_b || find_slots(job, groups, n_groups));
-    int64_t side = job->type == ELEM_BF16 ? CUDA_TILE_BF16 : CUDA_TILE_F32;
-    int64_t n_tiles = count_tiles(groups, n_groups, wide ? CUDA_TILE_WIDE_ROWS : side,
-                                  wide ? CUDA_TILE_WIDE_COLS : side);
+    int64_t rows = job->type == ELEM_BF16 ? CUDA_TILE_BF16 : CUDA_TILE_F32, cols = rows;
+    if (wide) {
+        job->in_pairs = is_in_pairs(groups, n_groups);
+        rows = CUDA_TILE_WIDE_ROWS * (job->in_pairs ? 2 : 1);
+        cols = CUDA_TILE_WIDE_COLS;
+    }
+    int64_t n_tiles = count_tiles(groups, n_groups, rows, cols);
     if (n_tiles == 0)
         return;
     const struct cuda_tile_group *on_device =

@@ -37,6 +37,7 @@ struct cuda_tile_job {
     /* Of b of one's own, found by cuda_tiles: all lie whole strides of elements from the first. */
     const void *first_slot;
     int64_t slot_stride, n_slots;
+    bool in_pairs; /* two tiles below each other share what they read of b; set by cuda_tiles */
 };
 
 #ifdef __cplusplus

@@ -3,8 +3,10 @@
  * A block has one producer, a thread that asks the copy engine for tiles of both operands into a
  * ring in shared memory, and two warpgroups that multiply them, 64 rows of the tile each. Blocks
  * stay and take one tile after another from all groups as from one list, so that the producer fills
- * the ring for the next tile while this one is written. Rows of a tile beyond the group's belong
- * to its neighbour: they are not written, and where rows are summed over they are made zero. */
+ * the ring for the next tile while this one is written. Blocks may work in pairs on two tiles below
+ * each other: each then asks for half of what they share of b, for both. Rows of a tile beyond the
+ * group's belong to its neighbour: they are not written, and where rows are summed over they are
+ * made zero. */
 #include <cuda.h>
 
 #include "kernels/cuda_elem.cuh"
@@ -34,9 +36,10 @@ struct shared_state {
     int32_t  first_tile[CUDA_TILE_WIDE_GROUPS_MAX];
 };
 
-/* The tile's group is the last that begins at or before it: empty ones begin where the next does. */
+/* The tile's group is the last that begins at or before it: empty ones begin where the next does. A
+ * tile has `rows` rows, those of a pair together. */
 __device__ static place find_tile(const cuda_tile_group *groups, const int32_t *first_tile,
-                                  int32_t n_groups, int32_t tile)
+                                  int32_t n_groups, int32_t tile, int rows)
 {
     int32_t low = 0, high = n_groups;
     while (high - low > 1) {
@@ -47,13 +50,13 @@ __device__ static place find_tile(const cuda_tile_group *groups, const int32_t *
             high = middle;
     }
     int32_t t = tile - first_tile[low];
-    int32_t n_rows = (int32_t)((groups[low].m + ROWS - 1) / ROWS);
+    int32_t n_rows = (int32_t)((groups[low].m + rows - 1) / rows);
     int32_t n_cols = (int32_t)((groups[low].n + COLS - 1) / COLS);
     int32_t strip = t / (STRIP * n_cols), in_strip = t % (STRIP * n_cols);
     int32_t height = min(STRIP, n_rows - strip * STRIP);
     place p;
     p.group = low;
-    p.row = (int64_t)(strip * STRIP + in_strip % height) * ROWS;
+    p.row = (int64_t)(strip * STRIP + in_strip % height) * rows;
     p.col = (int64_t)(in_strip / height) * COLS;
     return p;
 }
@@ -76,11 +79,11 @@ __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
 
 __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t n_bytes)
 {
-    asm volatile(
-        "{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(
-            shared_address(barrier)),
-        "r"(n_bytes)
-        : "memory");
+    asm volatile("{\n.reg .b64 state;\n"
+                 "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(
+                     shared_address(barrier)),
+                 "r"(n_bytes)
+                 : "memory");
 }
 
 /* Until the phase of that parity is over. */
@@ -96,38 +99,66 @@ __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
                  : "memory");
 }
 
-/* The box at (x, y, z) of the map into shared memory; its bytes count at the barrier. */
+/* At the same barrier of a block of the cluster. */
+__device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint32_t block)
+{
+    asm volatile("{\n.reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(
+                     shared_address(barrier)),
+                 "r"(block)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
+}
+
+/* The box at (x, y, z) of the map into shared memory; its bytes count at the barrier. With PAIR 2
+ * into that of both blocks, each at its own barrier. */
+template <int PAIR>
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, int32_t x, int32_t y,
                                          int32_t z, uint64_t *barrier)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(to)),
-                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
-                 : "memory");
+    if (PAIR == 1)
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(to)),
+                     "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                     ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;\n" ::"r"(
+                         shared_address(to)),
+                     "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)),
+                     "h"((uint16_t)((1 << PAIR) - 1))
+                     : "memory");
 }
 
 /* ---- the producer ---- */
 
-/* Tiles of a (and b) at k. An operand whose rows are summed over comes in panels of 64 columns. */
-template <bool A_T, bool B_T>
+/* Tiles of a and b at k, of b the block's share. An operand whose rows are summed over comes in
+ * panels of 64 columns. */
+template <int PAIR, bool A_T, bool B_T>
 __device__ static void load_stage(char *stage, const CUtensorMap *a, const CUtensorMap *b,
                                   const cuda_tile_group &g, const place &p, bool b_is_shared,
-                                  int32_t k, uint64_t *barrier)
+                                  int32_t k, int rank, uint64_t *barrier)
 {
-    int32_t row = (int32_t)p.row, col = (int32_t)p.col;
+    constexpr int SHARE = COLS / PAIR;
+    int32_t row = (int32_t)p.row, col = (int32_t)p.col + rank * SHARE;
     barrier_expect(barrier, STAGE_BYTES);
     if (A_T)
         for (int i = 0; i < ROWS / 64; i++)
-            copy_box(stage + i * PANEL_BYTES, a, row + 64 * i, g.row + k, 0, barrier);
+            copy_box<1>(stage + i * PANEL_BYTES, a, row + 64 * i, g.row + k, 0, barrier);
     else
-        copy_box(stage, a, k, g.row + row, 0, barrier);
-    stage += A_BYTES;
+        copy_box<1>(stage, a, k, g.row + row, 0, barrier);
+    stage += A_BYTES + rank * (B_BYTES / PAIR);
     if (B_T)
-        copy_box(stage, b, k, col, g.b_slot, barrier);
+        copy_box<PAIR>(stage, b, k, col, g.b_slot, barrier);
     else
-        for (int i = 0; i < COLS / 64; i++)
-            copy_box(stage + i * PANEL_BYTES, b, col + 64 * i, b_is_shared ? g.row + k : k,
-                     b_is_shared ? 0 : g.b_slot, barrier);
+        for (int i = 0; i < SHARE / 64; i++)
+            copy_box<PAIR>(stage + i * PANEL_BYTES, b, col + 64 * i, b_is_shared ? g.row + k : k,
+                           b_is_shared ? 0 : g.b_slot, barrier);
 }
 
 /* Where in the ring one is; both sides count alike. */
@@ -220,33 +251,55 @@ __device__ static void write_tile(const float (&d)[COLS / 2], const cuda_tile_jo
 
 /* ---- the kernel ---- */
 
-template <bool A_T, bool B_T>
+/* A warp's word that it has read a stage, to all who write into it. */
+template <int PAIR>
+__device__ __forceinline__ void release(uint64_t *empty)
+{
+    uint32_t lane = threadIdx.x % 32;
+    if (PAIR == 1 && lane == 0)
+        barrier_arrive(empty);
+    if (PAIR > 1 && lane < PAIR)
+        barrier_arrive_at(empty, lane);
+}
+
+/* The tile of this block in its pair's. */
+template <int PAIR>
+__device__ __forceinline__ place find_place(const cuda_tile_group *groups,
+                                            const shared_state *state, int32_t n_groups,
+                                            int32_t tile)
+{
+    place p = find_tile(groups, state->first_tile, n_groups, tile, PAIR * ROWS);
+    p.row += (int64_t)(blockIdx.x % PAIR) * ROWS;
+    return p;
+}
+
+template <int PAIR, bool A_T, bool B_T>
 __device__ static void produce(char *ring, shared_state *state, const CUtensorMap *a,
                                const CUtensorMap *b, const cuda_tile_job &job,
                                const cuda_tile_group *groups, int32_t n_groups, int32_t n_tiles)
 {
     turn t = {0, 0};
-    for (int32_t tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
-        place p = find_tile(groups, state->first_tile, n_groups, tile);
+    for (int32_t tile = blockIdx.x / PAIR; tile < n_tiles; tile += gridDim.x / PAIR) {
+        place p = find_place<PAIR>(groups, state, n_groups, tile);
         cuda_tile_group g = groups[p.group];
         for (int32_t k = 0; k < (int32_t)g.k; k += DEPTH) {
             barrier_wait(&state->empty[t.stage], t.parity ^ 1); /* at once, the first time */
-            load_stage<A_T, B_T>(ring + t.stage * STAGE_BYTES, a, b, g, p, job.shared_b != NULL,
-                                 k, &state->full[t.stage]);
+            load_stage<PAIR, A_T, B_T>(ring + t.stage * STAGE_BYTES, a, b, g, p,
+                                       job.shared_b != NULL, k, blockIdx.x % PAIR,
+                                       &state->full[t.stage]);
             turn_next(&t);
         }
     }
 }
 
-template <bool A_T, bool B_T, typename C>
+template <int PAIR, bool A_T, bool B_T, typename C>
 __device__ static void consume(char *ring, shared_state *state, const cuda_tile_job &job,
                                const cuda_tile_group *groups, int32_t n_groups, int32_t n_tiles)
 {
     int warpgroup = (int)threadIdx.x / 128 - 1;
-    bool leads = threadIdx.x % 32 == 0;
     turn t = {0, 0};
-    for (int32_t tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
-        place p = find_tile(groups, state->first_tile, n_groups, tile);
+    for (int32_t tile = blockIdx.x / PAIR; tile < n_tiles; tile += gridDim.x / PAIR) {
+        place p = find_place<PAIR>(groups, state, n_groups, tile);
         int32_t n_k = (int32_t)groups[p.group].k;
         float d[COLS / 2];
         int before = -1; /* the stage that products may still be reading */
@@ -264,20 +317,19 @@ __device__ static void consume(char *ring, shared_state *state, const cuda_tile_
             wgmma_commit();
             wgmma_wait<1>();
             wgmma_keep(d);
-            if (before >= 0 && leads)
-                barrier_arrive(&state->empty[before]);
+            if (before >= 0)
+                release<PAIR>(&state->empty[before]);
             before = t.stage;
             turn_next(&t);
         }
         wgmma_wait<0>();
         wgmma_keep(d);
-        if (before >= 0 && leads)
-            barrier_arrive(&state->empty[before]);
+        release<PAIR>(&state->empty[before]);
         write_tile<C>(d, job, groups[p.group], p.row + 64 * warpgroup, p.col);
     }
 }
 
-template <bool A_T, bool B_T, typename C>
+template <int PAIR, bool A_T, bool B_T, typename C>
 __global__ static void __launch_bounds__(THREADS, 1)
     tiles_wide(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
                const __grid_constant__ cuda_tile_job job, const cuda_tile_group *groups,
@@ -289,7 +341,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&state.full[i], 1);
-            barrier_init(&state.empty[i], N_WARPS);
+            barrier_init(&state.empty[i], N_WARPS * PAIR);
         }
         asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
         panel_fence();
@@ -297,14 +349,18 @@ __global__ static void __launch_bounds__(THREADS, 1)
     for (int32_t i = (int32_t)threadIdx.x; i < n_groups; i += THREADS)
         state.first_tile[i] = (int32_t)groups[i].first_tile;
     __syncthreads();
+    if (PAIR > 1)
+        cluster_sync();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
         if (threadIdx.x == 0)
-            produce<A_T, B_T>(ring, &state, &a, &b, job, groups, n_groups, n_tiles);
+            produce<PAIR, A_T, B_T>(ring, &state, &a, &b, job, groups, n_groups, n_tiles);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
-        consume<A_T, B_T, C>(ring, &state, job, groups, n_groups, n_tiles);
+        consume<PAIR, A_T, B_T, C>(ring, &state, job, groups, n_groups, n_tiles);
     }
+    if (PAIR > 1)
+        cluster_sync(); /* the other one writes into this one's memory */
 }
 
 /* ---- on the host ---- */
@@ -346,38 +402,59 @@ static CUtensorMap map_of(const void *at, int64_t n_rows, int64_t n_cols, int64_
     return map;
 }
 
-template <bool A_T, bool B_T, typename C>
+template <int PAIR, bool A_T, bool B_T, typename C>
 static void launch(struct device *dev, const cuda_tile_job *job, const CUtensorMap &a,
                    const CUtensorMap &b, const cuda_tile_group *groups, int32_t n_groups,
                    int32_t n_tiles)
 {
-    unsigned n_blocks = grid_blocks(n_tiles, 1, cuda_n_multiprocessors(dev));
-    allow_shared(tiles_wide<A_T, B_T, C>, SHARED_BYTES);
-    tiles_wide<A_T, B_T, C><<<n_blocks, THREADS, SHARED_BYTES, cuda_stream(dev)>>>(
-        a, b, *job, groups, n_groups, n_tiles);
+    auto kernel = tiles_wide<PAIR, A_T, B_T, C>;
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t config = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = PAIR, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    config.gridDim.x = PAIR * grid_blocks(n_tiles, 1, cuda_n_multiprocessors(dev) / PAIR);
+    config.blockDim.x = THREADS;
+    config.dynamicSmemBytes = SHARED_BYTES;
+    config.stream = cuda_stream(dev);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    allow_shared(kernel, SHARED_BYTES);
+    cudaLaunchKernelEx(&config, kernel, a, b, *job, groups, n_groups, n_tiles);
+}
+
+template <bool A_T, bool B_T, typename C>
+static void launch_wide(struct device *dev, const cuda_tile_job *job,
+                        const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
+{
+    int64_t n = job->n_shared_rows;
+    /* b is (n, k) or (k, n) with n c's width and k a's. */
+    int64_t b_rows = B_T ? job->c_stride : job->a_stride;
+    int share = COLS / (job->in_pairs ? 2 : 1);
+    CUtensorMap a = map_of(job->shared_a, n, job->a_stride, job->a_stride, 1, 0,
+                           A_T ? DEPTH : ROWS);
+    CUtensorMap b =
+        A_T ? map_of(job->shared_b, n, job->b_stride, job->b_stride, 1, 0, DEPTH)
+            : map_of(job->first_slot, b_rows, job->b_stride, job->b_stride, job->n_slots,
+                     job->slot_stride, B_T ? share : DEPTH);
+    if (job->in_pairs)
+        launch<2, A_T, B_T, C>(dev, job, a, b, groups, n_groups, (int32_t)n_tiles);
+    else
+        launch<1, A_T, B_T, C>(dev, job, a, b, groups, n_groups, (int32_t)n_tiles);
 }
 
 extern "C" void cuda_tiles_wide_launch(struct device *dev, const cuda_tile_job *job,
                                        const cuda_tile_group *groups, int32_t n_groups,
                                        int64_t n_tiles)
 {
-    int64_t n = job->n_shared_rows;
     assert(n_tiles <= INT32_MAX);
     if (job->a_transposed) {
         assert(job->shared_b && !job->b_transposed && job->c_type == ELEM_F32);
-        CUtensorMap a = map_of(job->shared_a, n, job->a_stride, job->a_stride, 1, 0, DEPTH);
-        CUtensorMap b = map_of(job->shared_b, n, job->b_stride, job->b_stride, 1, 0, DEPTH);
-        launch<true, false, float>(dev, job, a, b, groups, n_groups, (int32_t)n_tiles);
+        launch_wide<true, false, float>(dev, job, groups, n_groups, n_tiles);
         return;
     }
     assert(!job->shared_b && job->c_type == ELEM_BF16);
-    /* b is (n, k) or (k, n) with n c's width and k a's. */
-    int64_t b_rows = job->b_transposed ? job->c_stride : job->a_stride;
-    CUtensorMap a = map_of(job->shared_a, n, job->a_stride, job->a_stride, 1, 0, ROWS);
-    CUtensorMap b = map_of(job->first_slot, b_rows, job->b_stride, job->b_stride, job->n_slots,
-                           job->slot_stride, job->b_transposed ? COLS : DEPTH);
     if (job->b_transposed)
-        launch<false, true, bf16>(dev, job, a, b, groups, n_groups, (int32_t)n_tiles);
+        launch_wide<false, true, bf16>(dev, job, groups, n_groups, n_tiles);
     else
-        launch<false, false, bf16>(dev, job, a, b, groups, n_groups, (int32_t)n_tiles);
+        launch_wide<false, false, bf16>(dev, job, groups, n_groups, n_tiles);
 }

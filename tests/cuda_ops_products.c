@@ -283,6 +283,7 @@ static void grouped_linear_mxfp4_dx(struct trial *t)
     {#op, op, {600, 16, 256, 64, SKEWED, 1}},                                                      \
     {#op, op, {333, 5, 72, 264, SKEWED, 0}},                                                       \
     {#op, op, {333, 6, 264, 328, ONE_HAS_ALL, 1}},                                                 \
+    {#op, op, {1700, 3, 328, 520, SKEWED, 1}},                                                     \
     {#op, op, {2000, 32, 512, 256, SKEWED, 0}, CASE_LARGE},                                        \
     {#op, op, {1500, 3, 3584, 3072, EVEN, 1}, CASE_LARGE},                                         \
     {#op, op, {131072, 14, 3584, 3072, EVEN, 0}, CASE_BENCH},                                      \
