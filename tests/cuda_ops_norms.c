@@ -174,12 +174,13 @@ static void attn_res_backward(struct trial *t)
                                        w, n, d, 1e-5f);
 }
 
-/* Rows shorter than a vector, odd ones, a group's of every size, those of a block, K3's. */
+/* No rows, rows shorter than a vector, odd ones, a group's of every size, those of a block, K3's. */
 #define SHAPES(op)                                                                                 \
-    {#op, op, {1, 1}}, {#op, op, {3, 5}}, {#op, op, {17, 8}}, {#op, op, {9, 33}},                  \
-        {#op, op, {33, 64}}, {#op, op, {300, 128}}, {#op, op, {5, 512}}, {#op, op, {3, 1023}},     \
-        {#op, op, {7, 1032}}, {#op, op, {700, 256}}, {#op, op, {65, 7168}, CASE_LARGE},            \
-        {#op, op, {2000, 3584}, CASE_LARGE}, {#op, op, {3, 65536}, CASE_LARGE}
+    {#op, op, {0, 8}}, {#op, op, {1, 1}}, {#op, op, {3, 5}}, {#op, op, {17, 8}},                   \
+        {#op, op, {9, 33}}, {#op, op, {33, 64}}, {#op, op, {300, 128}}, {#op, op, {5, 512}},       \
+        {#op, op, {3, 1023}}, {#op, op, {7, 1032}}, {#op, op, {700, 256}},                         \
+        {#op, op, {65, 7168}, CASE_LARGE}, {#op, op, {2000, 3584}, CASE_LARGE},                    \
+        {#op, op, {3, 65536}, CASE_LARGE}
 
 static const struct op_case cases[] = {
     SHAPES(rms_norm),
@@ -203,6 +204,7 @@ static const struct op_case cases[] = {
     SHAPES(layer_norm_backward),
     {"layer_norm_backward", layer_norm_backward, {31, 96, 1}},
     {"layer_norm_backward", layer_norm_backward, {65536, 128}, CASE_BENCH},
+    {"attn_res", attn_res, {0, 8, 2}},
     {"attn_res", attn_res, {1, 1, 1}},
     {"attn_res", attn_res, {5, 7, 2}},
     {"attn_res", attn_res, {4, 256, 3, 1}},
@@ -211,6 +213,7 @@ static const struct op_case cases[] = {
     {"attn_res", attn_res, {100, 7168, 9}, CASE_LARGE},
     {"attn_res", attn_res, {8192, 7168, 9}, CASE_BENCH},
     {"attn_res", attn_res, {8192, 7168, 2}, CASE_BENCH},
+    {"attn_res_backward", attn_res_backward, {0, 8, 2}},
     {"attn_res_backward", attn_res_backward, {1, 1, 1}},
     {"attn_res_backward", attn_res_backward, {5, 7, 2}},
     {"attn_res_backward", attn_res_backward, {40, 256, 3}},

@@ -180,30 +180,31 @@ static void rotary_backward(struct trial *t)
 }
 
 #define COUNTS(op)                                                                                 \
-    {#op, op, {1, 1}}, {#op, op, {7, 3}}, {#op, op, {2048, 1}}, {#op, op, {12345, 2}},             \
-        {#op, op, {1000003, 1}, CASE_LARGE}, {#op, op, {100663296, 1}, CASE_BENCH}
+    {#op, op, {0, 1}}, {#op, op, {1, 1}}, {#op, op, {7, 3}}, {#op, op, {2048, 1}},                 \
+        {#op, op, {12345, 2}}, {#op, op, {1000003, 1}, CASE_LARGE},                                \
+        {#op, op, {100663296, 1}, CASE_BENCH}
 
 /* d[3] is the kernel: shorter and longer than the window of vectors, runs of rows and their ends,
  * documents shorter than the window. */
 #define CONVOLUTIONS(op)                                                                           \
-    {#op, op, {1, 1, 1, 1}}, {#op, op, {3, 1, 8, 4}}, {#op, op, {70, 5, 24, 4}},                   \
-        {#op, op, {40, 40, 16, 4}}, {#op, op, {100, 9, 5, 4}}, {#op, op, {65, 2, 264, 3}},         \
-        {#op, op, {33, 3, 16, 2}}, {#op, op, {64, 3, 16, 7}}, {#op, op, {50, 2, 40, 16}},          \
-        {#op, op, {300, 7, 1032, 4}}, {#op, op, {3000, 30, 1024, 4}, CASE_LARGE},                  \
-        {#op, op, {150, 4, 12288, 4}, CASE_LARGE}, {#op, op, {8192, 3, 12288, 4}, CASE_BENCH},     \
-        {#op, op, {16384, 4, 1024, 4}, CASE_BENCH}
+    {#op, op, {0, 1, 8, 4}}, {#op, op, {1, 1, 1, 1}}, {#op, op, {3, 1, 8, 4}},                     \
+        {#op, op, {70, 5, 24, 4}}, {#op, op, {40, 40, 16, 4}}, {#op, op, {100, 9, 5, 4}},          \
+        {#op, op, {65, 2, 264, 3}}, {#op, op, {33, 3, 16, 2}}, {#op, op, {64, 3, 16, 7}},          \
+        {#op, op, {50, 2, 40, 16}}, {#op, op, {300, 7, 1032, 4}},                                  \
+        {#op, op, {3000, 30, 1024, 4}, CASE_LARGE}, {#op, op, {150, 4, 12288, 4}, CASE_LARGE},     \
+        {#op, op, {8192, 3, 12288, 4}, CASE_BENCH}, {#op, op, {16384, 4, 1024, 4}, CASE_BENCH}
 
 #define GATES(op)                                                                                  \
-    {#op, op, {1, 1, 1, 0}}, {#op, op, {5, 3, 7, 0}}, {#op, op, {5, 3, 7, 1}},                     \
-        {#op, op, {40, 2, 16, 0}}, {#op, op, {130, 4, 32, 1}}, {#op, op, {333, 1, 64, 1}},         \
-        {#op, op, {200, 96, 128, 1}, CASE_LARGE}, {#op, op, {200, 32, 128, 0}, CASE_LARGE},        \
-        {#op, op, {8192, 96, 128, 1}, CASE_BENCH}
+    {#op, op, {0, 2, 16, 1}}, {#op, op, {1, 1, 1, 0}}, {#op, op, {5, 3, 7, 0}},                    \
+        {#op, op, {5, 3, 7, 1}}, {#op, op, {40, 2, 16, 0}}, {#op, op, {130, 4, 32, 1}},            \
+        {#op, op, {333, 1, 64, 1}}, {#op, op, {200, 96, 128, 1}, CASE_LARGE},                      \
+        {#op, op, {200, 32, 128, 0}, CASE_LARGE}, {#op, op, {8192, 96, 128, 1}, CASE_BENCH}
 
 #define TURNS(op)                                                                                  \
-    {#op, op, {1, 1, 1, 2, 0, 0}}, {#op, op, {9, 2, 3, 6, 1, 1}}, {#op, op, {9, 2, 3, 6, 1, 0}},   \
-        {#op, op, {20, 3, 4, 16, 8, 1}}, {#op, op, {20, 3, 4, 16, 8, 0}},                          \
-        {#op, op, {30, 30, 1, 64, 512, 1}}, {#op, op, {50, 4, 16, 64, 128, 0}},                    \
-        {#op, op, {8192, 4, 64, 64, 128, 1}, CASE_BENCH},                                          \
+    {#op, op, {0, 1, 2, 8, 0, 0}}, {#op, op, {1, 1, 1, 2, 0, 0}}, {#op, op, {9, 2, 3, 6, 1, 1}},   \
+        {#op, op, {9, 2, 3, 6, 1, 0}}, {#op, op, {20, 3, 4, 16, 8, 1}},                            \
+        {#op, op, {20, 3, 4, 16, 8, 0}}, {#op, op, {30, 30, 1, 64, 512, 1}},                       \
+        {#op, op, {50, 4, 16, 64, 128, 0}}, {#op, op, {8192, 4, 64, 64, 128, 1}, CASE_BENCH},      \
         {#op, op, {8192, 4, 64, 64, 64, 0}, CASE_BENCH}
 
 static const struct op_case cases[] = {

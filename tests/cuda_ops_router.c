@@ -220,7 +220,8 @@ static void router_histogram(struct trial *t)
 /* Shapes that every op of the router takes: one expert, fewer than a warp, odd, with groups,
  * K3's. */
 #define SHAPES(op, ...)                                                                            \
-    {#op, op, {1, 1, 1, 0, 0, 0, __VA_ARGS__}}, {#op, op, {5, 7, 3, 0, 0, AS_IS, __VA_ARGS__}},    \
+    {#op, op, {0, 8, 2, 0, 0, 0, __VA_ARGS__}}, {#op, op, {1, 1, 1, 0, 0, 0, __VA_ARGS__}},        \
+        {#op, op, {5, 7, 3, 0, 0, AS_IS, __VA_ARGS__}},                                            \
         {#op, op, {33, 40, 6, 1, 1, BIASED | TIES, __VA_ARGS__}},                                  \
         {#op, op, {30, 100, 8, 0, 0, SOFTMAX | AS_IS, __VA_ARGS__}},                               \
         {#op, op, {64, 64, 4, 0, 0, SOFTMAX | TIES, __VA_ARGS__}},                                 \
@@ -238,6 +239,7 @@ static const struct op_case cases[] = {
     GROUPED(router, 0),
     {"router", router, {2000, 256, 8, 8, 4, BIASED}, CASE_LARGE},
     SHAPES(router_backward, 0),
+    {"router_capacity", router_capacity, {0, 8, 2, 0, 0, 0, 1, 1}},
     {"router_capacity", router_capacity, {1, 1, 1, 0, 0, 0, 1, 0}},
     {"router_capacity", router_capacity, {1, 1, 1, 0, 0, 0, 0, 1}},
     {"router_capacity", router_capacity, {50, 12, 3, 0, 0, BIASED, 13, 0}},

@@ -201,13 +201,14 @@ static void linear_cross_entropy(struct trial *t)
 }
 
 #define COMBINATIONS(op)                                                                           \
-    {#op, op, {1, 1, 1}}, {#op, op, {5, 3, 7}}, {#op, op, {9, 4, 64}}, {#op, op, {33, 2, 129}},    \
-        {#op, op, {20, 16, 1032}}, {#op, op, {200, 16, 3584}, CASE_LARGE},                         \
-        {#op, op, {8192, 16, 3584}, CASE_BENCH}, {#op, op, {16384, 8, 512}, CASE_BENCH}
+    {#op, op, {0, 2, 8}}, {#op, op, {1, 1, 1}}, {#op, op, {5, 3, 7}}, {#op, op, {9, 4, 64}},       \
+        {#op, op, {33, 2, 129}}, {#op, op, {20, 16, 1032}},                                        \
+        {#op, op, {200, 16, 3584}, CASE_LARGE}, {#op, op, {8192, 16, 3584}, CASE_BENCH},           \
+        {#op, op, {16384, 8, 512}, CASE_BENCH}
 
 #define ROWS(op)                                                                                   \
-    {#op, op, {1, 1, 1}}, {#op, op, {9, 4, 5}}, {#op, op, {100, 30, 8}}, {#op, op, {77, 200, 33}}, \
-        {#op, op, {3000, 7, 64}}, {#op, op, {50, 20, 2056}},                                       \
+    {#op, op, {0, 4, 8}}, {#op, op, {1, 1, 1}}, {#op, op, {9, 4, 5}}, {#op, op, {100, 30, 8}},     \
+        {#op, op, {77, 200, 33}}, {#op, op, {3000, 7, 64}}, {#op, op, {50, 20, 2056}},             \
         {#op, op, {3000, 5000, 7168}, CASE_LARGE}
 
 static const struct op_case cases[] = {
@@ -221,18 +222,22 @@ static const struct op_case cases[] = {
     {"embedding", embedding, {16384, 32768, 7168}, CASE_BENCH},
     ROWS(embedding_backward),
     {"embedding_backward", embedding_backward, {16384, 32768, 7168}, CASE_BENCH},
+    {"route_counts", route_counts, {0, 5, 1}},
     {"route_counts", route_counts, {1, 1, 1}},
     {"route_counts", route_counts, {1000, 7, 1}},
     {"route_counts", route_counts, {131072, 896, 16}, CASE_BENCH},
+    {"route_pairs", route_pairs, {0, 5, 1, 1}},
     {"route_pairs", route_pairs, {1, 1, 1, 1}},
     {"route_pairs", route_pairs, {60, 5, 3, 4}},
     {"route_pairs", route_pairs, {4000, 64, 8, 1000000}},
     {"route_pairs", route_pairs, {16000, 896, 16, 7}},
     {"route_pairs", route_pairs, {131072, 896, 16, 64}, CASE_BENCH},
+    {"route_blocks", route_blocks, {1, 0}},
     {"route_blocks", route_blocks, {1, 3}},
     {"route_blocks", route_blocks, {40, 9}},
     {"route_blocks", route_blocks, {3000, 2}},
     {"route_blocks", route_blocks, {896, 300}, CASE_BENCH},
+    {"linear_cross_entropy", linear_cross_entropy, {0, 8, 16}},
     {"linear_cross_entropy", linear_cross_entropy, {1, 1, 1}},
     {"linear_cross_entropy", linear_cross_entropy, {5, 8, 3}},
     {"linear_cross_entropy", linear_cross_entropy, {33, 40, 257}},
