@@ -140,6 +140,29 @@ __global__ static void drop_unsent(float *weights, unsigned long long *n_dropped
     atomicAdd(n_dropped, 1ull);
 }
 
+/* room (E): what is left of each expert after it kept whom it keeps. Takes scratch. */
+static void keep_all(struct device *dev, int32_t *sent, int32_t *room, const int32_t *ids,
+                     const float *weights, int64_t n, int32_t n_experts, int32_t capacity,
+                     enum overflow_order order)
+{
+    unsigned n_blocks = (unsigned)ceil_div(n, CLAIM_THREADS);
+    unsigned n_blocks_all = (unsigned)ceil_div(n > n_experts ? n : n_experts, CLAIM_THREADS);
+    uint64_t *keys = (uint64_t *)cuda_scratch_take(dev, (size_t)n * sizeof *keys);
+    int64_t *begin = (int64_t *)cuda_scratch_take(dev, (size_t)n_experts * sizeof *begin);
+    const uint64_t *sorted;
+    const int32_t *places;
+    int n_bits = 33;
+    while ((n_experts - 1) >> (n_bits - 32))
+        n_bits++;
+    claim_keys<<<n_blocks, CLAIM_THREADS, 0, cuda_stream(dev)>>>(keys, ids, weights, n,
+                                                                 order == KEEP_LARGEST_WEIGHTS);
+    cuda_sort(dev, keys, n, n_bits, &sorted, &places);
+    find_claims<<<n_blocks_all, CLAIM_THREADS, 0, cuda_stream(dev)>>>(begin, room, sorted, n,
+                                                                      n_experts, capacity);
+    keep_claims<<<n_blocks, CLAIM_THREADS, 0, cuda_stream(dev)>>>(sent, room, begin, sorted, places,
+                                                                  n, capacity);
+}
+
 static void reroute_all(struct device *dev, int64_t *n_rerouted, const int32_t *room,
                         const struct rerouting &s)
 {
@@ -148,55 +171,47 @@ static void reroute_all(struct device *dev, int64_t *n_rerouted, const int32_t *
     reroute_tokens<<<1, 32, n_bytes, cuda_stream(dev)>>>(n_rerouted, room, s);
 }
 
+/* The host wants the numbers, so it waits: only models with a capacity come here. */
+static void add_totals(struct device *dev, int64_t *n_rerouted, int64_t *n_dropped,
+                       const int64_t *totals)
+{
+    int64_t host[2] = {};
+    cudaMemcpyAsync(host, totals, sizeof host, cudaMemcpyDeviceToHost, cuda_stream(dev));
+    cudaStreamSynchronize(cuda_stream(dev));
+    *n_rerouted += host[0];
+    *n_dropped += host[1];
+}
+
 void cuda_router_capacity(struct device *dev, int32_t *ids, float *weights, int32_t *sent,
                           int64_t *n_rerouted, int64_t *n_dropped, const float *scores,
                           const float *bias, const struct capacity_config *config,
                           const struct router_shape *shape)
 {
-    int64_t n = shape->n_tokens * shape->top_k, n_experts = shape->n_experts;
+    int64_t n = shape->n_tokens * shape->top_k;
+    int32_t n_experts = shape->n_experts;
     int32_t capacity = (int32_t)(config->capacity < n ? config->capacity : n);
     if (n == 0)
         return;
-    unsigned n_blocks = (unsigned)ceil_div(n, CLAIM_THREADS);
-    unsigned n_blocks_all = (unsigned)ceil_div(n > n_experts ? n : n_experts, CLAIM_THREADS);
-    int n_bits = 33;
-    while ((uint64_t)(n_experts - 1) >> (n_bits - 32))
-        n_bits++;
     cuda_scratch_begin(dev);
-    uint64_t *keys = (uint64_t *)cuda_scratch_take(dev, (size_t)n * sizeof *keys);
-    int64_t *begin = (int64_t *)cuda_scratch_take(dev, (size_t)n_experts * sizeof *begin);
     int32_t *room = (int32_t *)cuda_scratch_take(dev, (size_t)n_experts * sizeof *room);
     int64_t *totals = (int64_t *)cuda_scratch_take(dev, 2 * sizeof *totals);
-    const uint64_t *sorted;
-    const int32_t *order;
     cudaMemsetAsync(totals, 0, 2 * sizeof *totals, cuda_stream(dev));
-    claim_keys<<<n_blocks, CLAIM_THREADS, 0, cuda_stream(dev)>>>(
-        keys, ids, weights, n, config->order == KEEP_LARGEST_WEIGHTS);
-    cuda_sort(dev, keys, n, n_bits, &sorted, &order);
-    find_claims<<<n_blocks_all, CLAIM_THREADS, 0, cuda_stream(dev)>>>(begin, room, sorted, n,
-                                                                      (int32_t)n_experts, capacity);
-    keep_claims<<<n_blocks, CLAIM_THREADS, 0, cuda_stream(dev)>>>(sent, room, begin, sorted, order,
-                                                                  n, capacity);
+    keep_all(dev, sent, room, ids, weights, n, n_experts, capacity, config->order);
     struct rerouting s = {ids,
                           sent,
                           weights,
                           scores,
                           bias,
                           shape->n_tokens,
-                          shape->n_experts,
+                          n_experts,
                           shape->top_k,
                           shape->renormalize,
                           shape->routed_scale};
     if (config->overflow == OVERFLOW_REROUTE)
         reroute_all(dev, totals, room, s);
-    drop_unsent<<<n_blocks, CLAIM_THREADS, 0, cuda_stream(dev)>>>(
+    drop_unsent<<<(unsigned)ceil_div(n, CLAIM_THREADS), CLAIM_THREADS, 0, cuda_stream(dev)>>>(
         weights, (unsigned long long *)totals + 1, sent, n);
-    int64_t host_totals[2] = {};
-    cudaMemcpyAsync(host_totals, totals, sizeof host_totals, cudaMemcpyDeviceToHost,
-                    cuda_stream(dev));
-    cudaStreamSynchronize(cuda_stream(dev));
+    add_totals(dev, n_rerouted, n_dropped, totals);
     cuda_check(dev, "router_capacity", "n=%lld experts=%d top_k=%d", (long long)shape->n_tokens,
-               shape->n_experts, shape->top_k);
-    *n_rerouted += host_totals[0];
-    *n_dropped += host_totals[1];
+               n_experts, shape->top_k);
 }
