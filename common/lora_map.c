@@ -1,7 +1,4 @@
-/* lora_map.c - adds adapters to a tensor map, under PEFT's names
- *
- * The adapters of a unit, and of an expert's block, follow all its tensors, so that these stay
- * where they were. */
+/* lora_map.c - adds adapters to a tensor map, under PEFT's names */
 #include "common/lora_map.h"
 
 #include <assert.h>
@@ -11,8 +8,6 @@
 #include <string.h>
 
 #include "common/mem.h"
-
-#define ALIGN_FLOATS 16u
 
 static const char ending[] = ".weight", experts_word[] = "experts", experts_part[] = ".experts.";
 static const char *const part_names[] = { [ADAPTER_A] = ".lora_A", [ADAPTER_B] = ".lora_B" };
@@ -202,7 +197,6 @@ struct builder {
     const struct lora_config *config;
     struct tensor_entry *entries; /* the new list */
     size_t   n, names_used, names_cap;
-    uint64_t expert_used; /* floats of the block of the expert at hand */
     uint32_t n_experts;
     bool     wants_expert[3]; /* gate, up, down: every expert's block is laid out alike */
 };
@@ -219,9 +213,8 @@ static uintptr_t name_add(struct builder *b, const char *name)
     return at;
 }
 
-/* used: the floats of the unit or block that it is added to. */
 static void add_part(struct builder *b, const struct tensor_entry *base, enum adapter_part part,
-                     bool is_shared, uint64_t *used)
+                     bool is_shared)
 {
     char name[LORA_NAME_BYTES];
     uint64_t r = b->config->r;
@@ -230,32 +223,22 @@ static void add_part(struct builder *b, const struct tensor_entry *base, enum ad
     *e = (struct tensor_entry){
         .name = (const char *)name_add(b, name), .role = base->role, .adapter = part,
         .n_same = is_shared ? b->n_experts : 0, .unit = base->unit,
-        .expert = is_shared ? -1 : base->expert, .offset = *used, .n_dims = 2,
+        .expert = is_shared ? -1 : base->expert, .n_dims = 2,
         .dims = { part == ADAPTER_A ? r : base->dims[0], part == ADAPTER_A ? base->dims[1] : r },
         .init = part == ADAPTER_A ? INIT_LORA_A : INIT_ZEROS, .is_matrix = true,
     };
     e->count = e->stored_count = e->dims[0] * e->dims[1];
-    *used = (*used + e->count + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
 }
 
 /* Those of one matrix. A shared A is added with expert 0, to the layer's unit. */
-static void add_adapter(struct builder *b, const struct tensor_entry *base, uint64_t expert_begin)
+static void add_adapter(struct builder *b, const struct tensor_entry *base)
 {
-    uint64_t *unit = &b->map->unit_count[base->unit];
-    if (base->expert < 0) {
-        add_part(b, base, ADAPTER_A, false, unit);
-        add_part(b, base, ADAPTER_B, false, unit);
+    if (base->expert >= 0 && !b->wants_expert[base->role - ROLE_EXPERT_GATE])
         return;
-    }
-    if (base->role == ROLE_EXPERT_GATE)
-        b->expert_used = expert_begin;
-    if (!b->wants_expert[base->role - ROLE_EXPERT_GATE])
-        return;
-    if (!b->config->shared_a)
-        add_part(b, base, ADAPTER_A, false, &b->expert_used);
-    else if (base->expert == 0)
-        add_part(b, base, ADAPTER_A, true, unit);
-    add_part(b, base, ADAPTER_B, false, &b->expert_used);
+    bool is_shared = base->expert >= 0 && b->config->shared_a;
+    if (!is_shared || base->expert == 0)
+        add_part(b, base, ADAPTER_A, is_shared);
+    add_part(b, base, ADAPTER_B, false);
 }
 
 static void look_around(struct builder *b)
@@ -271,8 +254,7 @@ static void look_around(struct builder *b)
 
 int lora_map_add(struct tensor_map *map, const struct lora_config *c, struct err *err)
 {
-    struct builder b = { .map = map, .config = c, .expert_used = map->expert_count };
-    uint64_t expert_begin = map->expert_count;
+    struct builder b = { .map = map, .config = c };
 
     assert(c->r >= 1 && c->r <= LORA_RANK_MAX && !map->adapter_names);
     if (c->n_targets == 0)
@@ -289,7 +271,7 @@ int lora_map_add(struct tensor_map *map, const struct lora_config *c, struct err
         *e = map->entries[i];
         e->is_unreached = true;
         if (e->expert >= 0 ? is_expert(e->role) : is_wanted(c, e))
-            add_adapter(&b, &map->entries[i], expert_begin);
+            add_adapter(&b, &map->entries[i]);
     }
     for (size_t i = 0; i < b.n; i++)
         if (b.entries[i].adapter != ADAPTER_NONE)
@@ -297,7 +279,6 @@ int lora_map_add(struct tensor_map *map, const struct lora_config *c, struct err
     free(map->entries);
     map->entries = b.entries;
     map->n_entries = b.n;
-    map->expert_count = b.expert_used;
     tensor_map_index(map);
     return 0;
 }

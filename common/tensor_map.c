@@ -12,7 +12,7 @@
 
 #include "common/mem.h"
 
-#define ALIGN_FLOATS 16u
+#define ALIGN_NUMBERS 16u
 #define A_LOG_MULTIPLE 128u
 #define NAME_MAX_BYTES 256
 
@@ -39,7 +39,6 @@ struct builder {
     size_t   names_used, names_cap;
     uint32_t unit;
     int32_t  expert;      /* -1: dense */
-    uint64_t used;        /* floats of the unit or of the expert's block so far */
     uint32_t layer;       /* of the names that are added now */
     char     prefix[128]; /* before them */
 };
@@ -81,7 +80,6 @@ static struct tensor_entry *add(struct builder *b, enum tensor_role role, const 
         .role = role,
         .unit = b->unit,
         .expert = b->expert,
-        .offset = b->used,
         .n_dims = d2 ? 3 : d1 ? 2 : 1,
         .dims = { d0, d1, d2 },
         .init = init,
@@ -92,7 +90,6 @@ static struct tensor_entry *add(struct builder *b, enum tensor_role role, const 
         .keep_f32 = flags & F32,
     };
     e->count = e->stored_count = d0 * (d1 ? d1 : 1) * (d2 ? d2 : 1);
-    b->used = align_up(b->used + e->count, ALIGN_FLOATS);
     return e;
 }
 
@@ -253,26 +250,23 @@ static void add_experts(struct builder *b)
 
     for (uint32_t e = 0; e < m->n_experts; e++) {
         b->expert = (int32_t)e;
-        b->used = 0;
         snprintf(b->prefix, sizeof b->prefix, "%s%u.%s.experts.%u.", b->names->layers, b->layer,
                  b->names->moe, e);
         add_expert_matrix(b, ROLE_EXPERT_GATE, b->names->gate, m->expert_inter, m->latent);
         add_expert_matrix(b, ROLE_EXPERT_UP, b->names->up, m->expert_inter, m->latent);
         add_expert_matrix(b, ROLE_EXPERT_DOWN, b->names->down, m->latent, m->expert_inter);
-        b->map->expert_count = b->used;
     }
     b->expert = -1;
 }
 
 static void unit_begin(struct builder *b, const char *module)
 {
-    b->used = 0;
     snprintf(b->prefix, sizeof b->prefix, "%s%s", b->names->root, module);
 }
 
 static void unit_end(struct builder *b)
 {
-    b->map->unit_count[b->unit++] = b->used;
+    b->unit++;
 }
 
 static void add_layer(struct builder *b, uint32_t l)
@@ -280,7 +274,6 @@ static void add_layer(struct builder *b, uint32_t l)
     const struct model_spec *m = b->spec;
 
     b->layer = l;
-    b->used = 0;
     set_prefix(b, "");
     add_norm(b, ROLE_ATTN_NORM, "input_layernorm.weight", m->hidden);
     add_norm(b, ROLE_MLP_NORM, "post_attention_layernorm.weight", m->hidden);
@@ -300,9 +293,7 @@ static void add_layer(struct builder *b, uint32_t l)
         return;
     }
     add_moe(b);
-    uint64_t used = b->used;
     add_experts(b);
-    b->used = used;
     unit_end(b);
 }
 
@@ -312,8 +303,45 @@ static int by_name(const void *a, const void *b, void *arg)
     return strcmp(map->entries[*(const uint32_t *)a].name, map->entries[*(const uint32_t *)b].name);
 }
 
+/* Gives the trained tensors their places, or, once those have theirs, the frozen ones. The blocks
+ * of all experts are laid out alike. */
+static void place(struct tensor_map *map, bool trained)
+{
+    const struct tensor_entry *last = NULL; /* of an expert */
+    for (size_t i = 0; i < map->n_entries; i++) {
+        struct tensor_entry *e = &map->entries[i];
+        struct tensor_block *block = e->expert < 0 ? &map->units[e->unit] : &map->expert;
+        uint64_t *used = trained ? &block->trained : &block->frozen;
+        if (e->is_buffer || tensor_is_trained(e) != trained)
+            continue;
+        if (e->expert >= 0) {
+            if (!last || last->unit != e->unit || last->expert != e->expert)
+                *used = 0;
+            last = e;
+        }
+        e->offset = *used + (trained ? 0 : block->trained);
+        *used = align_up(*used + e->count, ALIGN_NUMBERS);
+    }
+}
+
+static void lay_out(struct tensor_map *map)
+{
+    free(map->units);
+    map->units = xcalloc(map->n_units, sizeof *map->units);
+    map->expert = (struct tensor_block){0};
+    map->n_buffers = 0;
+    place(map, true);
+    place(map, false);
+    for (size_t i = 0; i < map->n_entries; i++)
+        if (map->entries[i].is_buffer) {
+            map->entries[i].offset = map->n_buffers;
+            map->n_buffers = align_up(map->n_buffers + map->entries[i].count, ALIGN_NUMBERS);
+        }
+}
+
 void tensor_map_index(struct tensor_map *map)
 {
+    lay_out(map);
     map->by_name = xrealloc(map->by_name, map->n_entries * sizeof *map->by_name);
     for (size_t i = 0; i < map->n_entries; i++)
         map->by_name[i] = (uint32_t)i;
@@ -340,7 +368,6 @@ int tensor_map_init(const struct model_spec *m, struct tensor_map *out_map, stru
     map.n_layers = m->n_layers;
     map.n_mtp_layers = m->n_mtp_layers;
     map.n_units = m->n_layers + 2;
-    map.unit_count = xcalloc(map.n_units, sizeof *map.unit_count);
 
     unit_begin(&b, "model.");
     add_matrix(&b, ROLE_EMBEDDING, "embed_tokens.weight", m->vocab, m->hidden);
@@ -368,7 +395,7 @@ void tensor_map_fini(struct tensor_map *map)
     free(map->by_name);
     free(map->names);
     free(map->adapter_names);
-    free(map->unit_count);
+    free(map->units);
     *map = (struct tensor_map){0};
 }
 
@@ -378,6 +405,7 @@ void tensor_map_train_indexers(struct tensor_map *map)
         struct tensor_entry *e = &map->entries[i];
         e->is_unreached = e->role < ROLE_INDEX_Q || e->role > ROLE_INDEX_WEIGHTS;
     }
+    tensor_map_index(map);
 }
 
 const struct tensor_entry *tensor_map_find(const struct tensor_map *map, const char *name)

@@ -2,9 +2,10 @@
  *
  * Parameters are grouped in units that are gathered and freed together: unit 0 is the embedding,
  * unit 1 + l the dense parameters of layer l, the last unit the final norms and the head. The
- * routed experts of a layer stand outside the units: expert e of layer l is one block of
- * expert_count floats, w1 (gate), w3 (up), w2 (down) in this order. Inside a unit a tensor starts
- * at a multiple of 16 floats. A rank's slice of a unit is thus a range of floats. */
+ * routed experts of a layer stand outside the units: expert e of layer l is one block, w1 (gate),
+ * w3 (up), w2 (down) in this order. In a unit or block trained tensors come first, then frozen
+ * ones, each starting at a multiple of 16 numbers; either part is cut over ranks by itself. Buffers
+ * are few: those of all units lie together, whole on every rank. */
 #ifndef COMMON_TENSOR_MAP_H
 #define COMMON_TENSOR_MAP_H
 
@@ -55,8 +56,9 @@ struct tensor_entry {
                              * of each of them, as many as this; name is expert 0's. Else 0 */
     uint32_t unit;          /* of dense tensors; for experts 1 + layer */
     int32_t  expert;        /* -1: dense */
-    uint64_t offset;        /* in floats, from the start of the unit or of the expert's block */
-    uint64_t count;         /* live floats */
+    uint64_t offset;        /* in numbers, from the start of the unit or of the expert's block;
+                             * of a buffer, from the start of all buffers */
+    uint64_t count;         /* live numbers */
     uint64_t stored_count;  /* as stored: K3's A_log is padded with zeros to a multiple of 128 */
     uint32_t n_dims;
     uint64_t dims[TENSOR_DIMS_MAX]; /* as stored */
@@ -69,13 +71,23 @@ struct tensor_entry {
     bool     keep_f32;      /* published in F32 even in BF16 checkpoints */
 };
 
+static inline bool tensor_is_trained(const struct tensor_entry *e)
+{
+    return !e->is_buffer && !e->is_unreached;
+}
+
+/* Numbers of a unit, or of one routed expert's block; multiples of 16. */
+struct tensor_block {
+    uint64_t trained, frozen;
+};
+
 struct tensor_map {
     struct tensor_entry *entries;
     size_t    n_entries;    /* unit by unit; a layer's experts after its dense tensors */
     uint32_t *by_name;      /* indices of entries in ascending order of names */
     uint32_t  n_units;
-    uint64_t *unit_count;   /* floats of each unit, padded to a multiple of 16 */
-    uint64_t  expert_count; /* floats of one routed expert's block, padded to a multiple of 16 */
+    struct tensor_block *units, expert; /* n_units */
+    uint64_t  n_buffers;    /* numbers of all buffers */
     char     *names;        /* all names; the entries point here */
     char     *adapter_names; /* and those of adapters; NULL: there are none */
     const char *layers;     /* what the names of layers begin with, up to the number */
@@ -89,7 +101,7 @@ void tensor_map_fini(struct tensor_map *map);
 /* From now on the indexers' tensors are trained, and all others are not. */
 void tensor_map_train_indexers(struct tensor_map *map);
 
-/* After entries were added: by_name anew. */
+/* After entries were added or frozen: offsets, sizes and by_name anew. */
 void tensor_map_index(struct tensor_map *map);
 
 /* The entry of that name, or NULL. */

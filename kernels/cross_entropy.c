@@ -63,7 +63,7 @@ void cpu_linear_cross_entropy(struct device *dev, double *acc_loss, float *dx, f
                               const float *x, const float *w, const int32_t *labels, int64_t n,
                               int64_t d, int64_t vocab)
 {
-    assert(!dx == !acc_dw);
+    assert(dx || !acc_dw);
     int64_t block = min_i64(n, max_i64(BLOCK_ROWS_MIN, LOGITS_MAX / vocab));
     struct head s = {.vocab = vocab, .want_gradient = dx != NULL};
     double loss = 0;
@@ -82,8 +82,9 @@ void cpu_linear_cross_entropy(struct device *dev, double *acc_loss, float *dx, f
             continue;
         product_spread(dev, dx + first * d, d, as_is(s.logits, vocab), as_is(w, d), rows, d, vocab,
                        1, 0);
-        product_spread(dev, acc_dw, d, transposed(s.logits, vocab), as_is(x_rows, d), vocab, d,
-                       rows, 1, 1);
+        if (acc_dw)
+            product_spread(dev, acc_dw, d, transposed(s.logits, vocab), as_is(x_rows, d), vocab, d,
+                           rows, 1, 1);
     }
     *acc_loss += loss;
 }

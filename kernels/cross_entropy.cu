@@ -118,7 +118,7 @@ void cuda_linear_cross_entropy(struct device *dev, double *acc_loss, elem_ptr dx
                                const_elem_ptr x, const_elem_ptr w, const int32_t *labels, int64_t n,
                                int64_t d, int64_t vocab)
 {
-    assert(!dx == !acc_dw);
+    assert(dx || !acc_dw);
     if (n == 0)
         return;
     int64_t block = block_rows(dev, n, vocab), size = (int64_t)elem_size(dev);
@@ -137,7 +137,8 @@ void cuda_linear_cross_entropy(struct device *dev, double *acc_loss, elem_ptr dx
         if (!dx)
             continue;
         dx_of(dev, (char *)dx + first * d * size, &b);
-        dw_of(dev, acc_dw, &b);
+        if (acc_dw)
+            dw_of(dev, acc_dw, &b);
     }
     cuda_add_losses(dev, acc_loss, 1, losses, n);
     cuda_check(dev, "linear_cross_entropy", "n=%lld d=%lld vocab=%lld", (long long)n, (long long)d,

@@ -483,8 +483,8 @@ struct device_ops {
     void (*embedding_backward)(struct device *dev, float *acc_table, const_elem_ptr dy,
                                const int32_t *tokens, int64_t n, int64_t d);
     /* acc_loss += the sum over rows with label >= 0 of -log softmax(x w^T)[label]; never holds
-     * (n, vocab) whole. dx (n, d) and acc_dw (vocab, d) are of that sum; both NULL: the loss
-     * alone. */
+     * (n, vocab) whole. dx (n, d) and acc_dw (vocab, d) are of that sum; acc_dw NULL: w is
+     * frozen; both NULL: the loss alone. */
     void (*linear_cross_entropy)(struct device *dev, double *acc_loss, elem_ptr dx, float *acc_dw,
                                  const_elem_ptr x, const_elem_ptr w, const int32_t *labels,
                                  int64_t n, int64_t d, int64_t vocab);

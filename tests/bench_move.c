@@ -98,7 +98,7 @@ static int one_step(struct stack *s, int32_t n, uint64_t step, struct err *err)
         (rc = optim_norm(s->shard, s->config->map, s->coll, s->dev, 2 * n, &norm, err)) < 0)
         return rc;
     optim_step(s->shard, s->config->map, s->dev, &optim, step, 1e-5, 2 * n, norm);
-    return shard_refresh_copies(s->shard, err);
+    return shard_refresh(s->shard, err);
 }
 
 static int measure(struct stack *s, const struct bench *b, uint64_t first, struct figures *out,

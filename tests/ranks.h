@@ -14,6 +14,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "common/bf16.h"
 #include "common/layout.h"
 #include "common/model_spec.h"
 #include "common/tensor_map.h"
@@ -53,10 +54,25 @@ static inline void test_rank_complain(struct test_rank *r, int line, const char 
     r->rc = -EBADMSG;
 }
 
-/* The CPU's elements are float32. */
-static inline float value_at(const elem *x, uint64_t i)
+/* What ranks keep weights as. The CPU computes with float32 alone, but moves and casts both. */
+static enum elem_type test_elem = ELEM_F32;
+
+static inline float test_value_at(const struct device *dev, const elem *x, uint64_t i)
 {
-    return ((const float *)x)[i];
+    return dev->elem == ELEM_F32 ? ((const float *)x)[i] : bf16_value(((const uint16_t *)x)[i]);
+}
+
+/* x as an element. */
+static inline float test_rounded(const struct device *dev, float x)
+{
+    return dev->elem == ELEM_F32 ? x : bf16_value(bf16_of(x));
+}
+
+static inline void test_to_bf16(struct device *dev, elem_ptr y, const float *x, int64_t n)
+{
+    (void)dev;
+    for (int64_t i = 0; i < n; i++)
+        ((uint16_t *)y.p)[i] = bf16_of(x[i]);
 }
 
 /* In a body, which runs on a thread where cmocka cannot fail. */
@@ -84,6 +100,15 @@ static inline struct model_spec test_spec(void)
     };
 }
 
+/* Freezes every other dense tensor, and one of the three matrices of every expert. */
+static inline void test_freeze_some(struct tensor_map *map)
+{
+    for (size_t i = 0; i < map->n_entries; i++)
+        if (map->entries[i].expert < 0 ? i % 2 : map->entries[i].role == ROLE_EXPERT_UP)
+            map->entries[i].is_unreached = true;
+    tensor_map_index(map);
+}
+
 /* Memory of the rank's device with what the host has; NULL: zeros. Freed with its ops. */
 static inline void *test_upload(struct device *dev, const void *host, size_t n_bytes)
 {
@@ -96,6 +121,7 @@ static inline void *test_upload(struct device *dev, const void *host, size_t n_b
 static inline void *test_rank_main(void *arg)
 {
     struct test_rank *r = arg;
+    struct device_ops ops;
     struct coll_host_config config = {.id = r->id, .rank = r->rank, .world = r->degrees.world,
                                       .open_timeout_ns = 20 * NS_PER_S,
                                       .call_timeout_ns = 60 * NS_PER_S};
@@ -104,6 +130,12 @@ static inline void *test_rank_main(void *arg)
         (r->rc = coll_host_open(&config, &r->coll, &r->err)) == 0 &&
         (r->rc = slots_init(&r->slots, r->spec, &r->layout, TEST_SPARE, &r->err)) == 0) {
         r->coll->dev = r->dev;
+        ops = *r->dev->ops;
+        r->dev->elem = test_elem;
+        if (test_elem == ELEM_BF16) {
+            ops.to_elem = test_to_bf16;
+            r->dev->ops = &ops;
+        }
         r->rc = shard_open(r->map, r->spec, &r->layout, &r->slots, r->coll, r->dev, &r->shard,
                            &r->err);
         if (r->rc == 0)

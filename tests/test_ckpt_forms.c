@@ -133,11 +133,6 @@ struct job {
     const char *expect; /* of the error */
 };
 
-static bool is_trained(const struct tensor_entry *e)
-{
-    return !e->is_buffer && !e->is_unreached;
-}
-
 static void import_and_export(struct test_rank *r)
 {
     struct job *job = r->user;
@@ -152,7 +147,7 @@ static void import_and_export(struct test_rank *r)
     RANK_CHECK(r, ckpt_load_weights(model_folder, r->shard, r->map, &r->err) == 0);
     for (size_t i = 0; i < r->map->n_entries; i++) {
         struct shard_part p;
-        if (is_trained(&r->map->entries[i]) && shard_part(r->shard, &r->map->entries[i], &p))
+        if (tensor_is_trained(&r->map->entries[i]) && shard_part(r->shard, &r->map->entries[i], &p))
             for (uint64_t k = 0; k < p.count; k++)
                 p.weights[k] += job->moved;
     }
@@ -193,7 +188,7 @@ static void resume(struct test_rank *r)
     RANK_CHECK(r, ckpt_load(&c, 1, &state, &r->err) == 0);
     for (size_t i = 0; i < r->map->n_entries; i++)
         if (shard_part(r->shard, &r->map->entries[i], &p)) {
-            float moved = is_trained(&r->map->entries[i]) ? job->moved : 0;
+            float moved = tensor_is_trained(&r->map->entries[i]) ? job->moved : 0;
             for (uint64_t k = 0; k < p.count; k++)
                 RANK_CHECK(r, p.weights[k] == were[i][k] + moved);
             free(were[i]);
@@ -280,6 +275,7 @@ static struct model new_model(enum kind kind, bool is_frozen)
     assert_int_equal(tensor_map_init(&spec, &m.map, NULL), 0);
     for (size_t i = 0; i < m.map.n_entries && is_frozen; i++)
         m.map.entries[i].is_unreached = m.map.entries[i].role != ROLE_FINAL_NORM;
+    tensor_map_index(&m.map);
     m.tensors = xcalloc(2 * m.map.n_entries + 1, sizeof *m.tensors);
     m.n = put_model(&m.map, kind, m.tensors);
     return m;

@@ -2,6 +2,7 @@
  * layouts, counters
  *
  * Bodies run on the ranks' threads, where cmocka cannot fail: they return an error with a line. */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -137,6 +138,7 @@ static void fill(const struct stack *s)
             for (uint64_t i = 0; i < part.count; i++)
                 part.weights[i] = initial(e, own, part.first + i);
     }
+    assert(shard_refresh(s->shard, NULL) == 0);
 }
 
 static void run_stage(const struct model_spec *spec, struct layout_degrees degrees,
@@ -322,7 +324,7 @@ static void collect(const struct stack *s, float *out)
     const struct tensor_map *map = s->config->map;
     struct shard_part part;
     for (size_t t = 0; t < map->n_entries; out += map->entries[t++].count)
-        if (shard_part(s->shard, &map->entries[t], &part) && part.is_first)
+        if (shard_part(s->shard, &map->entries[t], &part) && part.is_first && part.gradients)
             memcpy(out + part.first, part.gradients, part.count * sizeof *out);
 }
 

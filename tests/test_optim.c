@@ -131,7 +131,7 @@ static void bring_gradients(struct test_rank *r, uint32_t step)
     for (size_t t = 0; t < r->map->n_entries; t++) {
         const struct tensor_entry *e = &r->map->entries[t];
         struct shard_part p;
-        if (!shard_part(r->shard, e, &p))
+        if (!shard_part(r->shard, e, &p) || !p.gradients)
             continue;
         uint32_t n = e->expert < 0 ? r->layout.fsdp_replica.n_ranks
                                    : r->layout.expert_replica.n_ranks;

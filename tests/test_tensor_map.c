@@ -42,6 +42,30 @@ static const struct tensor_entry *found(const struct tensor_map *map, const char
     return e;
 }
 
+/* Trained tensors, frozen ones and buffers, each kind one after another. */
+static void check_blocks(const struct tensor_map *map, uint64_t total)
+{
+    uint64_t counted = 0, at[3] = {0};
+    for (size_t i = 0; i < map->n_entries; i++) {
+        const struct tensor_entry *e = &map->entries[i], *before = e - 1;
+        const struct tensor_block *b = e->expert < 0 ? &map->units[e->unit] : &map->expert;
+        int kind = e->is_buffer ? 2 : tensor_is_trained(e) ? 0 : 1;
+        uint64_t ends[3] = {b->trained, b->trained + b->frozen, map->n_buffers};
+        if (i == 0 || before->unit != e->unit || before->expert != e->expert) {
+            at[0] = 0;
+            at[1] = b->trained;
+        }
+        assert_int_equal(e->offset % 16, 0);
+        assert_true(e->offset >= at[kind] && e->offset < at[kind] + 16);
+        at[kind] = e->offset + e->count;
+        assert_true(at[kind] <= ends[kind]);
+        counted += e->count;
+    }
+    assert_int_equal(counted, total);
+    for (uint32_t u = 0; u < map->n_units; u++)
+        assert_true(map->units[u].trained % 16 == 0 && map->units[u].frozen % 16 == 0);
+}
+
 static void tensors_fill_their_blocks_without_overlap(void **state)
 {
     (void)state;
@@ -49,22 +73,17 @@ static void tensors_fill_their_blocks_without_overlap(void **state)
     struct tensor_map map;
     assert_int_equal(tensor_map_init(&m, &map, NULL), 0);
     assert_int_equal(map.n_units, 4);
-    uint64_t total = 0, at = 0;
-    for (size_t i = 0; i < map.n_entries; i++) {
-        const struct tensor_entry *e = &map.entries[i], *before = e - 1;
-        bool is_first = i == 0 || before->unit != e->unit || before->expert != e->expert;
-        if (is_first)
-            at = 0;
-        assert_int_equal(e->offset % 16, 0);
-        assert_true(e->offset >= at && e->offset < at + 16);
-        at = e->offset + e->count;
-        assert_true(at <= (e->expert < 0 ? map.unit_count[e->unit] : map.expert_count));
-        total += e->count;
-    }
-    assert_int_equal(total, model_spec_count(&m).total);
-    for (uint32_t u = 0; u < map.n_units; u++)
-        assert_int_equal(map.unit_count[u] % 16, 0);
-    assert_int_equal(map.expert_count, 3 * 112); /* 9 x 11 floats, rounded up */
+    check_blocks(&map, model_spec_count(&m).total);
+    assert_int_equal(map.expert.trained, 3 * 112); /* 9 x 11 numbers, rounded up */
+    assert_int_equal(map.expert.frozen, 0);
+    for (size_t i = 0; i < map.n_entries; i++)
+        if (map.entries[i].role == ROLE_EXPERT_GATE || i % 3 == 0)
+            map.entries[i].is_unreached = map.entries[i].role != ROLE_EXPERT_UP &&
+                                          map.entries[i].role != ROLE_EXPERT_DOWN;
+    tensor_map_index(&map);
+    check_blocks(&map, model_spec_count(&m).total);
+    assert_int_equal(map.expert.trained, 2 * 112);
+    assert_int_equal(map.expert.frozen, 112);
     tensor_map_fini(&map);
 }
 

@@ -29,9 +29,10 @@ static void add_step(struct test_rank *r, struct window *w, uint64_t step, doubl
 /* NULL on other ranks than 0, and where no window is over. */
 static Ballast__LoadReport *report(struct test_rank *r, struct window *w, uint64_t step)
 {
+    struct shard_expert_bytes bytes = {4000, 8000};
     Ballast__LoadReport *load = NULL;
     if (window_is_over(w, step))
-        RANK_CHECK(r, window_report(w, step, &r->slots, r->coll, 1000, &load, &r->err) == 0);
+        RANK_CHECK(r, window_report(w, step, &r->slots, r->coll, bytes, &load, &r->err) == 0);
     RANK_CHECK(r, r->rank == 0 || !load);
     return load;
 }

@@ -60,7 +60,7 @@ static bool is_stored(const struct ckpt_tensors *t, const struct tensor_entry *e
     case CKPT_WHATS:
         break;
     }
-    return !e->is_buffer && !e->is_unreached;
+    return tensor_is_trained(e);
 }
 
 static void add_file(struct files *f)
@@ -158,9 +158,25 @@ static void files_fini(struct files *f)
     free(f->items);
 }
 
-static float *floats_of(const struct ckpt_tensors *t, const struct shard_part *p)
+/* Numbers at .. at + n of a part, from the device and to it. */
+static void read_device(const struct ckpt_tensors *t, const struct shard_part *p, uint64_t at,
+                        uint64_t n, float *out)
 {
-    return t->what == CKPT_M ? p->m : t->what == CKPT_V ? p->v : p->weights;
+    struct device *dev = shard_device(t->shard);
+    if (t->what != CKPT_M && t->what != CKPT_V)
+        shard_part_read(t->shard, p, at, n, out);
+    else
+        dev->ops->to_host(dev, out, (t->what == CKPT_M ? p->m : p->v) + at, n * sizeof *out);
+}
+
+static void write_device(const struct ckpt_tensors *t, const struct shard_part *p, uint64_t at,
+                         uint64_t n, const float *from)
+{
+    struct device *dev = shard_device(t->shard);
+    if (t->what != CKPT_M && t->what != CKPT_V)
+        shard_part_write(t->shard, p, at, n, from);
+    else
+        dev->ops->to_device(dev, (t->what == CKPT_M ? p->m : p->v) + at, from, n * sizeof *from);
 }
 
 /* ---- writing -------------------------------------------------------------------------------- */
@@ -227,13 +243,12 @@ int ckpt_files_create(const struct ckpt_tensors *t, const struct ckpt_carried *c
 static int write_part(const struct ckpt_tensors *t, struct st_writer *w, size_t i,
                       const struct shard_part *p, float *chunk, struct err *err)
 {
-    struct device *dev = shard_device(t->shard);
     int rc = failpoint("checkpoint-write");
     if (rc < 0)
         return err_set(err, rc, "writing a checkpoint: %s", strerror(-rc));
     for (uint64_t done = 0; done < p->count && rc == 0; done += CHUNK_FLOATS) {
         uint64_t n = p->count - done < CHUNK_FLOATS ? p->count - done : CHUNK_FLOATS;
-        dev->ops->to_host(dev, chunk, floats_of(t, p) + done, n * sizeof *chunk);
+        read_device(t, p, done, n, chunk);
         rc = st_write_f32(w, i, p->first + done, n, chunk, err);
     }
     return rc;
@@ -287,7 +302,6 @@ int ckpt_files_write(const struct ckpt_tensors *t, const char *folder, struct er
 static int read_part(const struct ckpt_tensors *t, const struct ckpt_source *source, bool rounds,
                      const struct shard_part *p, float *chunk, struct err *err)
 {
-    struct device *dev = shard_device(t->shard);
     int rc = 0;
     for (uint64_t done = 0; done < p->count && rc == 0; done += CHUNK_FLOATS) {
         uint64_t n = p->count - done < CHUNK_FLOATS ? p->count - done : CHUNK_FLOATS;
@@ -295,7 +309,7 @@ static int read_part(const struct ckpt_tensors *t, const struct ckpt_source *sou
             break;
         for (uint64_t i = 0; rounds && i < n; i++)
             chunk[i] = bf16_value(bf16_of(chunk[i]));
-        dev->ops->to_device(dev, floats_of(t, p) + done, chunk, n * sizeof *chunk);
+        write_device(t, p, done, n, chunk);
     }
     return rc;
 }

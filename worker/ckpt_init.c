@@ -76,7 +76,6 @@ static double value(const struct tensor_entry *e, const struct model_spec *spec,
 static void init_tensor(struct shard *s, const struct tensor_entry *e,
                         const struct model_spec *spec, uint64_t seed)
 {
-    struct device *dev = shard_device(s);
     uint64_t key = key_of(seed, e->name);
     struct shard_part p;
     if (!shard_part(s, e, &p))
@@ -84,7 +83,7 @@ static void init_tensor(struct shard *s, const struct tensor_entry *e,
     float *x = xcalloc(p.count, sizeof *x);
     for (uint64_t i = 0; i < p.count; i++)
         x[i] = (float)value(e, spec, key, p.first + i);
-    dev->ops->to_device(dev, p.weights, x, p.count * sizeof *x);
+    shard_part_write(s, &p, 0, p.count, x);
     free(x);
 }
 

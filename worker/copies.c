@@ -6,22 +6,22 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "common/clock.h"
 #include "common/mem.h"
 #include "worker/shard_state.h"
 
-/* The slices of one kind of block that go from each member to each other, as seen from here. */
+/* Slices of one part of slots that go from each member to each other, as seen from here. */
 struct exchange {
     struct shard *s;
+    enum slot_part part;
     int64_t *send_rows, *recv_rows; /* per member */
-    uint64_t slice;
+    size_t   row_bytes;
 };
 
-typedef void (*visit_fn)(struct exchange *x, uint64_t at, uint32_t peer, void *arg);
+typedef void (*visit_fn)(struct exchange *x, void *slice, uint32_t peer, void *arg);
 
 /* Visits, for peers ascending and then (layer, slot), what this rank shares with each peer:
- * homes_here: my experts' copies there; else my copies of experts that have their home there. at
- * is where my slice lies. */
+ * homes_here: my experts' copies there; else my copies of experts that have their home there.
+ * slice is mine. */
 static void walk(struct exchange *x, bool homes_here, visit_fn visit, void *arg)
 {
     struct shard *s = x->s;
@@ -37,77 +37,90 @@ static void walk(struct exchange *x, bool homes_here, visit_fn visit, void *arg)
                 if (e < 0 || map->home[e] == i || slots_home(slots, l, (uint32_t)e) != owner)
                     continue;
                 uint32_t mine = homes_here ? map->home[e] : i;
-                visit(x, shard_slot_at(s, l, mine % slots->n_slots), peer, arg);
+                visit(x, shard_slot(s, l, mine % slots->n_slots, x->part), peer, arg);
             }
         }
 }
 
-static void count_one(struct exchange *x, uint64_t at, uint32_t peer, void *arg)
+static void count_one(struct exchange *x, void *slice, uint32_t peer, void *arg)
 {
     int64_t *rows = arg;
     (void)x;
-    (void)at;
+    (void)slice;
     rows[peer]++;
 }
 
-struct cursor {
-    float *block, *packed; /* packed: the next slice */
-};
-
-static void pack_one(struct exchange *x, uint64_t at, uint32_t peer, void *arg)
+/* arg: where the next packed slice lies. */
+static void *next_packed(struct exchange *x, void *arg)
 {
-    struct cursor *c = arg;
-    (void)peer;
-    x->s->dev->ops->copy(x->s->dev, c->packed, c->block + at, x->slice * sizeof(float));
-    c->packed += x->slice;
+    char **at = arg, *packed = *at;
+    *at += x->row_bytes;
+    return packed;
 }
 
-static void assign_one(struct exchange *x, uint64_t at, uint32_t peer, void *arg)
+static void pack_one(struct exchange *x, void *slice, uint32_t peer, void *arg)
 {
-    struct cursor *c = arg;
     (void)peer;
-    x->s->dev->ops->copy(x->s->dev, c->block + at, c->packed, x->slice * sizeof(float));
-    c->packed += x->slice;
+    x->s->dev->ops->copy(x->s->dev, next_packed(x, arg), slice, x->row_bytes);
 }
 
-static void add_one(struct exchange *x, uint64_t at, uint32_t peer, void *arg)
+static void assign_one(struct exchange *x, void *slice, uint32_t peer, void *arg)
 {
-    struct cursor *c = arg;
     (void)peer;
-    x->s->dev->ops->axpy(x->s->dev, c->block + at, 1, c->packed, (int64_t)x->slice);
-    c->packed += x->slice;
+    x->s->dev->ops->copy(x->s->dev, slice, next_packed(x, arg), x->row_bytes);
+}
+
+static void add_one(struct exchange *x, void *slice, uint32_t peer, void *arg)
+{
+    (void)peer;
+    x->s->dev->ops->axpy(x->s->dev, slice, 1, next_packed(x, arg),
+                         (int64_t)(x->row_bytes / sizeof(float)));
+}
+
+static int full(size_t n_bytes, struct err *err)
+{
+    return err_set(err, -ENOMEM, "no memory for %zu MiB of experts' copies", n_bytes >> 20);
 }
 
 static int reserve(struct shard *s, size_t n_send, size_t n_recv, struct err *err)
 {
     if (n_send > s->n_copy_send) {
-        float *floats = shard_alloc(s, n_send);
-        if (!floats)
-            return err_set(err, -ENOMEM, "no memory for %zu MiB of experts' copies",
-                           n_send * sizeof(float) >> 20);
-        s->copy_send = floats;
+        void *send = shard_alloc(s, n_send);
+        if (!send)
+            return full(n_send, err);
+        shard_free(s, s->copy_send);
+        s->copy_send = send;
         s->n_copy_send = n_send;
     }
     if (n_recv > s->n_copy_recv) {
-        float *floats = s->dev->ops->alloc(s->dev, n_recv * sizeof(float));
-        if (!floats)
-            return err_set(err, -ENOMEM, "no memory for %zu MiB of experts' copies",
-                           n_recv * sizeof(float) >> 20);
+        void *recv = s->dev->ops->alloc(s->dev, n_recv);
+        if (!recv)
+            return full(n_recv, err);
         if (s->copy_recv)
             s->dev->ops->free(s->dev, s->copy_recv);
-        s->copy_recv = floats;
+        s->copy_recv = recv;
         s->n_copy_recv = n_recv;
     }
     return 0;
 }
 
-/* block's slices, from homes to copies or back; take says what the receiver does with them. */
-static int exchange(struct shard *s, float *block, bool from_homes, visit_fn take, struct err *err)
+/* 0 where there is nothing to send. */
+static size_t row_bytes_of(const struct shard *s, enum slot_part part)
+{
+    for (uint32_t l = 0; s->slots->n_copies > 0 && l < s->slots->n_layers; l++)
+        if (slots_is_sparse(s->slots, l))
+            return shard_slot_bytes(s, l, part);
+    return 0;
+}
+
+/* From homes to copies or back; take says what the receiver does with a slice. */
+static int exchange(struct shard *s, enum slot_part part, bool from_homes, visit_fn take,
+                    struct err *err)
 {
     uint32_t n = s->slots->n_devices;
-    struct exchange x = {.s = s, .send_rows = xcalloc(n, sizeof *x.send_rows),
-                         .recv_rows = xcalloc(n, sizeof *x.recv_rows),
-                         .slice = shard_slice(s->map->expert_count, s->expert_shard.n_ranks)};
+    struct exchange x = {.s = s, .part = part, .row_bytes = row_bytes_of(s, part),
+                         .send_rows = xcalloc(n, sizeof *x.send_rows),
+                         .recv_rows = xcalloc(n, sizeof *x.recv_rows)};
     int64_t n_send = 0, n_recv = 0;
     walk(&x, from_homes, count_one, x.send_rows);
     walk(&x, !from_homes, count_one, x.recv_rows);
@@ -116,28 +129,26 @@ static int exchange(struct shard *s, float *block, bool from_homes, visit_fn tak
         n_recv += x.recv_rows[i];
     }
     s->coll->layer = -1;
-    int rc = reserve(s, (size_t)n_send * x.slice, (size_t)n_recv * x.slice, err);
+    int rc = reserve(s, (size_t)n_send * x.row_bytes, (size_t)n_recv * x.row_bytes, err);
+    char *packed = s->copy_send, *arrived = s->copy_recv;
     if (rc == 0) {
-        walk(&x, from_homes, pack_one, &(struct cursor){block, s->copy_send});
+        walk(&x, from_homes, pack_one, &packed);
         rc = s->coll->ops->all_to_all_rows(s->coll, &s->ep, s->copy_send, x.send_rows,
-                                           s->copy_recv, x.recv_rows, x.slice * sizeof(float), err);
+                                           s->copy_recv, x.recv_rows, x.row_bytes, err);
     }
     if (rc == 0)
-        walk(&x, !from_homes, take, &(struct cursor){block, s->copy_recv});
+        walk(&x, !from_homes, take, &arrived);
     free(x.send_rows);
     free(x.recv_rows);
     return rc;
 }
 
-int copies_send_gradients(struct shard *s, struct err *err)
+int copies_send_part(struct shard *s, enum slot_part part, struct err *err)
 {
-    return s->slots->n_copies > 0 ? exchange(s, s->gradients, false, add_one, err) : 0;
+    return row_bytes_of(s, part) > 0 ? exchange(s, part, true, assign_one, err) : 0;
 }
 
-int shard_refresh_copies(struct shard *s, struct err *err)
+int copies_send_gradients(struct shard *s, struct err *err)
 {
-    uint64_t began = clock_now_ns();
-    int rc = s->slots->n_copies > 0 ? exchange(s, s->weights, true, assign_one, err) : 0;
-    s->gather_ns += clock_now_ns() - began;
-    return rc;
+    return row_bytes_of(s, SLOT_GRADIENT) > 0 ? exchange(s, SLOT_GRADIENT, false, add_one, err) : 0;
 }

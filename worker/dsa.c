@@ -228,11 +228,11 @@ static void heads_gradients(const struct pass *p, const struct unit_view *u,
                             const struct lora_heads *w, const elem *y, int64_t y_stride,
                             const elem *x)
 {
-    if (!p->lora.r)
+    if (unit_trains(u, w->role))
         p->dev->ops->heads_linear_dw(p->dev, gradient_of(u, w->role) + w->first * w->in,
                                      w->rows * w->in, y, y_stride, x, w->in, p->n, w->n_heads,
                                      w->in, w->out);
-    else if (lora_has(u, w->role))
+    if (lora_has(u, w->role))
         lora_heads_gradients(p, u, w, y, y_stride, x);
 }
 

@@ -3,7 +3,8 @@
  * Every slot is cut by itself over the expert-shard group, so that an expert can move without
  * touching its neighbours; the ranks of that group have the same place in their expert groups and
  * so the same experts in the same slots. The slices of a layer's local slots lie one after
- * another; one collective makes all that are in use whole. */
+ * another, trained ones and then frozen ones; one collective for either makes all that are in use
+ * whole. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -11,30 +12,74 @@
 #include "common/mem.h"
 #include "worker/shard_state.h"
 
-uint64_t experts_plan(struct shard *s, uint64_t at)
+void experts_plan(struct shard *s, uint64_t *at, uint64_t *weights_at)
 {
+    uint32_t n = s->slots->n_slots;
     s->layers = xcalloc(s->spec->n_layers, sizeof *s->layers);
     for (uint32_t l = 0; l < s->spec->n_layers; l++) {
         if (!slots_is_sparse(s->slots, l))
             continue;
         struct shard_unit *u = &s->layers[l];
-        u->slice = shard_slice(s->map->expert_count, s->expert_shard.n_ranks);
-        u->at = at;
-        u->weight_of = xcalloc(s->slots->n_slots, sizeof *u->weight_of);
-        u->gradient_of = xcalloc(s->slots->n_slots, sizeof *u->gradient_of);
-        at += u->slice * s->slots->n_slots;
+        u->slice = shard_slice(s->map->expert.trained, s->expert_shard.n_ranks);
+        u->frozen = shard_slice(s->map->expert.frozen, s->expert_shard.n_ranks);
+        u->at = *at;
+        u->weights_at = *weights_at;
+        u->frozen_at = u->weights_at + n * u->slice;
+        u->weights_of = xcalloc(n, sizeof *u->weights_of);
+        u->gradient_of = xcalloc(n, sizeof *u->gradient_of);
+        *at += n * u->slice;
+        *weights_at += n * (u->slice + u->frozen);
     }
-    return at;
 }
 
 void experts_fini(struct shard *s)
 {
     for (uint32_t l = 0; s->layers && l < s->spec->n_layers; l++) {
-        free(s->layers[l].weight_of);
+        free(s->layers[l].weights_of);
         free(s->layers[l].gradient_of);
     }
     free(s->layers);
 }
+
+/* ---- slots ---------------------------------------------------------------------------------- */
+
+size_t shard_slot_bytes(const struct shard *s, uint32_t layer, enum slot_part part)
+{
+    const struct shard_unit *u = &s->layers[layer];
+    switch (part) {
+    case SLOT_WEIGHTS:
+        return u->slice * elem_size(s->dev);
+    case SLOT_FROZEN:
+        return u->frozen * elem_size(s->dev);
+    case SLOT_MASTER:
+        return s->master ? u->slice * sizeof(float) : 0;
+    default:
+        return u->slice * sizeof(float);
+    }
+}
+
+void *shard_slot(const struct shard *s, uint32_t layer, uint32_t place, enum slot_part part)
+{
+    const struct shard_unit *u = &s->layers[layer];
+    uint64_t at = u->at + place * u->slice;
+    switch (part) {
+    case SLOT_WEIGHTS:
+        return elem_at(s->dev, s->weights, (int64_t)(u->weights_at + place * u->slice));
+    case SLOT_FROZEN:
+        return elem_at(s->dev, s->weights, (int64_t)(u->frozen_at + place * u->frozen));
+    case SLOT_MASTER:
+        return s->master + at;
+    case SLOT_GRADIENT:
+        return s->gradients + at;
+    case SLOT_M:
+        return s->m + at;
+    default:
+        assert(part == SLOT_V);
+        return s->v + at;
+    }
+}
+
+/* ---- gathered ------------------------------------------------------------------------------- */
 
 static uint64_t stride_of(const struct shard *s, const struct shard_unit *u)
 {
@@ -46,48 +91,74 @@ static uint32_t n_used(const struct shard *s, uint32_t layer)
     return s->slots->layers[layer].n_used;
 }
 
-static void point(struct shard *s, struct shard_unit *u, uint32_t n, const float *weights,
-                  float *gradients)
+static void point_weights(struct shard *s, struct shard_unit *u, uint32_t n, const elem *trained,
+                          const elem *frozen)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        if (weights)
-            u->weight_of[i] = (const elem *)(weights + i * stride_of(s, u));
-        if (gradients)
-            u->gradient_of[i] = gradients + i * stride_of(s, u);
-    }
+    uint64_t n_ranks = s->expert_shard.n_ranks;
+    for (uint32_t i = 0; i < n; i++)
+        u->weights_of[i] = (struct shard_weights){
+            const_elem_at(s->dev, trained, (int64_t)(i * n_ranks * u->slice)),
+            const_elem_at(s->dev, frozen, (int64_t)(i * n_ranks * u->frozen)),
+            s->map->expert.trained,
+        };
+}
+
+static void point_gradients(struct shard *s, struct shard_unit *u, uint32_t n, float *gradients)
+{
+    for (uint32_t i = 0; i < n; i++)
+        u->gradient_of[i] = gradients + i * stride_of(s, u);
 }
 
 void experts_point(struct shard *s)
 {
-    for (uint32_t l = 0; l < s->spec->n_layers; l++)
-        if (slots_is_sparse(s->slots, l) && s->expert_shard.n_ranks == 1)
-            point(s, &s->layers[l], s->slots->n_slots, s->weights + s->layers[l].at,
-                  s->gradients + s->layers[l].at);
+    for (uint32_t l = 0; l < s->spec->n_layers; l++) {
+        if (!slots_is_sparse(s->slots, l) || s->expert_shard.n_ranks > 1)
+            continue;
+        point_weights(s, &s->layers[l], s->slots->n_slots, shard_slot(s, l, 0, SLOT_WEIGHTS),
+                      shard_slot(s, l, 0, SLOT_FROZEN));
+        point_gradients(s, &s->layers[l], s->slots->n_slots, s->gradients + s->layers[l].at);
+    }
+}
+
+static int gather(struct shard *s, uint32_t layer, struct err *err)
+{
+    const struct coll_ops *ops = s->coll->ops;
+    struct shard_unit *u = &s->layers[layer];
+    uint64_t began = clock_now_ns(), n = n_used(s, layer), n_ranks = s->expert_shard.n_ranks;
+    void *whole;
+    int rc = shard_buffer_take(s, n * n_ranks * (u->slice + u->frozen) * elem_size(s->dev), &whole,
+                               err);
+    if (rc < 0)
+        return rc;
+    u->whole = whole;
+    elem *frozen = elem_at(s->dev, u->whole, (int64_t)(n * n_ranks * u->slice));
+    if (u->slice > 0)
+        rc = ops->all_gather(s->coll, &s->expert_shard, s->dev->elem,
+                             shard_slot(s, layer, 0, SLOT_WEIGHTS), u->slice, n, u->whole, err);
+    if (rc == 0 && u->frozen > 0)
+        rc = ops->all_gather(s->coll, &s->expert_shard, s->dev->elem,
+                             shard_slot(s, layer, 0, SLOT_FROZEN), u->frozen, n, frozen, err);
+    point_weights(s, u, n_used(s, layer), u->whole, frozen);
+    s->gather_ns += clock_now_ns() - began;
+    return rc;
 }
 
 int shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts *out,
                           struct err *err)
 {
     struct shard_unit *u = &s->layers[layer];
-    int rc;
     assert(slots_is_sparse(s->slots, layer));
     s->coll->layer = (int32_t)layer;
     if (s->expert_shard.n_ranks > 1 && u->n_users == 0) {
-        uint64_t began = clock_now_ns();
-        if ((rc = shard_buffer_take(s, n_used(s, layer) * stride_of(s, u), &u->whole, err)) < 0)
-            return rc;
-        rc = s->coll->ops->all_gather(s->coll, &s->expert_shard, ELEM_F32, s->weights + u->at,
-                                      u->slice, n_used(s, layer), u->whole, err);
-        s->gather_ns += clock_now_ns() - began;
+        int rc = gather(s, layer, err);
         if (rc < 0)
             return rc;
-        point(s, u, n_used(s, layer), u->whole, NULL);
     }
     u->n_users++;
     *out = (struct shard_experts){
         .n_slots = n_used(s, layer),
         .experts = s->slots->layers[layer].map.expert + s->slots->me * s->slots->n_slots,
-        .stride = stride_of(s, u), .weights = u->weight_of,
+        .stride = stride_of(s, u), .weights = u->weights_of,
     };
     return 0;
 }
@@ -102,16 +173,20 @@ void shard_experts_release(struct shard *s, uint32_t layer)
     }
 }
 
+/* ---- gradients ------------------------------------------------------------------------------ */
+
 void shard_experts_gradient(struct shard *s, uint32_t layer, struct shard_experts *inout)
 {
     struct shard_unit *u = &s->layers[layer];
     if (s->expert_shard.n_ranks > 1 && !u->gradient) {
-        size_t n = n_used(s, layer) * stride_of(s, u);
+        size_t n_bytes = n_used(s, layer) * stride_of(s, u) * sizeof(float);
+        void *block;
         struct err err = {0};
-        int rc = shard_buffer_take(s, n, &u->gradient, &err);
+        int rc = shard_buffer_take(s, n_bytes, &block, &err);
         assert(rc == 0); /* address space as large as the machine's memory is used up */
-        s->dev->ops->zero(s->dev, u->gradient, n * sizeof(float));
-        point(s, u, n_used(s, layer), NULL, u->gradient);
+        s->dev->ops->zero(s->dev, block, n_bytes);
+        u->gradient = block;
+        point_gradients(s, u, n_used(s, layer), u->gradient);
     }
     inout->gradients = u->gradient_of;
 }
@@ -120,15 +195,15 @@ int shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err)
 {
     struct shard_unit *u = &s->layers[layer];
     struct shard_experts e = {0};
-    float *sum;
+    void *sum;
     int rc;
-    if (s->expert_shard.n_ranks == 1)
+    if (s->expert_shard.n_ranks == 1 || u->slice == 0)
         return 0;
     uint64_t began = clock_now_ns();
     s->coll->layer = (int32_t)layer;
     shard_experts_gradient(s, layer, &e); /* zeros, if no token came here */
     size_t n = u->slice * n_used(s, layer);
-    if ((rc = shard_buffer_take(s, n, &sum, err)) < 0)
+    if ((rc = shard_buffer_take(s, n * sizeof(float), &sum, err)) < 0)
         return rc;
     rc = s->coll->ops->reduce_scatter(s->coll, &s->expert_shard, ELEM_F32, u->gradient,
                                       u->slice, n_used(s, layer), sum, err);

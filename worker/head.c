@@ -63,7 +63,8 @@ void head_loss_backward(struct pass *p, const struct unit_view *u, struct residu
     elem *d_from = h->mixed ? h->d_mixed : r->d_p;
     size_t n_bytes = (size_t)(p->n * hidden) * elem_size(p->dev);
 
-    ops->linear_cross_entropy(p->dev, p->acc_loss, h->d_x, gradient_of(u, ROLE_HEAD), h->x,
+    ops->linear_cross_entropy(p->dev, p->acc_loss, h->d_x,
+                              unit_trains(u, ROLE_HEAD) ? gradient_of(u, ROLE_HEAD) : NULL, h->x,
                               weight_of(u, ROLE_HEAD), labels, p->n, hidden, p->spec->vocab);
     ops->rms_norm_backward(p->dev, d_from, gradient_of(u, ROLE_FINAL_NORM), h->d_x, h->from,
                            weight_of(u, ROLE_FINAL_NORM), h->rstd, p->n, hidden, 0);

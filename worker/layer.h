@@ -11,6 +11,7 @@
 #include "common/tensor_map.h"
 #include "kernels/device.h"
 #include "worker/activations.h"
+#include "worker/shard.h"
 
 /* Whether indexers learn, from what the main attention sees of all keys, or of the chosen ones.
  * They learn in a forward, from inputs that are constants to them. */
@@ -48,39 +49,41 @@ struct adapters_at {
 
 struct unit_view {
     const struct device *dev;
-    const elem *weights;
-    float *gradients;   /* NULL in a forward */
+    struct shard_weights weights;
+    const float *buffers;
+    float *gradients;   /* of the trained part; NULL in a forward and where nothing is trained */
+    float *sink;        /* where the gradients of frozen vectors go */
     const uint64_t *at; /* offsets, by role */
     const struct adapters_at *adapters; /* NULL: there are none */
 };
 
-/* By offset in the unit. */
-static inline const elem *weight_at(const struct unit_view *u, uint64_t at)
-{
-    return const_elem_at(u->dev, u->weights, (int64_t)at);
-}
-
 static inline const elem *weight_of(const struct unit_view *u, enum tensor_role role)
 {
-    return weight_at(u, u->at[role]);
+    return shard_at(u->dev, &u->weights, u->at[role]);
 }
 
 /* From a row of a matrix on. */
 static inline const elem *weight_rows(const struct unit_view *u, enum tensor_role role,
                                       int64_t first, int64_t in)
 {
-    return weight_at(u, u->at[role] + (uint64_t)(first * in));
+    return shard_at(u->dev, &u->weights, u->at[role] + (uint64_t)(first * in));
 }
 
-/* The router's selection bias, float32 like its scores. */
+/* The router's selection bias. */
 static inline const float *bias_of(const struct unit_view *u)
 {
-    return (const float *)weight_of(u, ROLE_ROUTER_BIAS);
+    return u->buffers + u->at[ROLE_ROUTER_BIAS];
 }
 
+static inline bool unit_trains(const struct unit_view *u, enum tensor_role role)
+{
+    return u->at[role] < u->weights.n_trained;
+}
+
+/* Of a vector, or of a matrix that is trained. */
 static inline float *gradient_of(const struct unit_view *u, enum tensor_role role)
 {
-    return u->gradients + u->at[role];
+    return unit_trains(u, role) ? u->gradients + u->at[role] : u->sink;
 }
 
 #endif

@@ -39,8 +39,8 @@ void linear_rows_backward(const struct pass *p, const struct unit_view *u, enum 
 
     if (dx)
         ops->linear_dx(p->dev, dx, dy, weight_rows(u, role, first, in), p->n, in, out, beta);
-    if (!p->lora.r)
+    if (unit_trains(u, role))
         ops->linear_dw(p->dev, gradient_of(u, role) + first * in, dy, x, p->n, in, out);
-    else if (lora_has(u, role))
+    if (lora_has(u, role))
         lora_backward(p, u, role, dx, dy, x, in, first, out);
 }

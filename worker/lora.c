@@ -64,14 +64,14 @@ void lora_carve(struct pass *p, const struct adapters_at *units, uint32_t n_unit
 
 static const elem *weight_a(const struct unit_view *u, enum tensor_role role)
 {
-    return weight_at(u, u->adapters->a[role]);
+    return shard_at(u->dev, &u->weights, u->adapters->a[role]);
 }
 
 /* From row first on. */
 static const elem *weight_b(const struct pass *p, const struct unit_view *u,
                             enum tensor_role role, int64_t first)
 {
-    return weight_at(u, u->adapters->b[role] + (uint64_t)(first * p->lora.r));
+    return shard_at(u->dev, &u->weights, u->adapters->b[role] + (uint64_t)(first * p->lora.r));
 }
 
 static float *gradient_a(const struct unit_view *u, enum tensor_role role)

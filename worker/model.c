@@ -268,8 +268,11 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
 static int open_unit(struct model *m, uint32_t unit, bool backward, struct unit_view *out,
                      struct err *err)
 {
-    *out = (struct unit_view){ .dev = m->config.dev, .at = m->at[unit],
-                               .adapters = m->adapters ? &m->adapters[unit] : NULL };
+    *out = (struct unit_view){
+        .dev = m->config.dev, .at = m->at[unit], .buffers = shard_buffers(m->config.shard),
+        .sink = shard_sink(m->config.shard),
+        .adapters = m->adapters ? &m->adapters[unit] : NULL,
+    };
     int rc = shard_acquire(m->config.shard, unit, &out->weights, err);
     if (rc == 0 && backward)
         out->gradients = shard_gradient(m->config.shard, unit);
@@ -281,7 +284,7 @@ static int close_unit(struct model *m, uint32_t unit, const struct unit_view *u,
 {
     if (rc == 0 && u->gradients)
         rc = shard_reduce(m->config.shard, unit, err);
-    if (u->weights)
+    if (u->weights.trained)
         shard_release(m->config.shard, unit);
     return rc;
 }
@@ -302,8 +305,11 @@ static int embed_backward(struct model *m, struct err *err)
 {
     struct pass *p = &m->pass;
     struct unit_view u = { .dev = m->config.dev, .at = m->at[0],
+                           .weights.n_trained = m->config.map->units[0].trained,
                            .gradients = shard_gradient(m->config.shard, 0) };
 
+    if (!unit_trains(&u, ROLE_EMBEDDING))
+        return 0;
     p->dev->ops->embedding_backward(p->dev, gradient_of(&u, ROLE_EMBEDDING), m->residuals.d_p,
                                     m->tokens, p->n, p->spec->hidden);
     return close_unit(m, 0, &u, 0, err);

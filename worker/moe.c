@@ -39,7 +39,6 @@ int moe_init(struct moe *e, const struct model_spec *m, const struct slots *slot
     e->layer_rows = xcalloc(m->n_layers, sizeof *e->layer_rows);
     e->margin_lo = xcalloc(m->n_layers, sizeof *e->margin_lo);
     e->margin_hi = xcalloc(m->n_layers, sizeof *e->margin_hi);
-    e->bias = xcalloc(m->n_experts, sizeof *e->bias);
     e->tokens = dev->ops->alloc(dev, n);
     if (count_margins)
         e->margins = dev->ops->alloc(dev, n * MARGIN_BINS);
@@ -64,7 +63,6 @@ void moe_fini(struct moe *e, struct device *dev)
     free(e->layer_rows);
     free(e->margin_lo);
     free(e->margin_hi);
-    free(e->bias);
     *e = (struct moe){0};
 }
 
@@ -146,18 +144,18 @@ void moe_drop(struct moe_saved *s)
 
 /* ---- forward -------------------------------------------------------------------------------- */
 
-static void count(struct pass *p, struct moe *e, uint32_t layer, const float *bias,
+static void count(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                   const struct moe_saved *s, const struct router_shape *shape)
 {
     size_t n = p->spec->n_experts, first = layer * n;
     float *lo = &e->margin_lo[layer], *hi = &e->margin_hi[layer];
+    const float *bias = shard_host_buffers(e->shard) + u->at[ROLE_ROUTER_BIAS];
 
-    p->dev->ops->to_host(p->dev, e->bias, bias, n * sizeof *e->bias);
-    router_balance_range(e->bias, (int32_t)n, lo, hi);
+    router_balance_range(bias, (int32_t)n, lo, hi);
     e->layer_rows[layer] += s->n_rows;
     p->dev->ops->router_histogram(p->dev, e->tokens + first,
                                   e->margins ? e->margins + first * MARGIN_BINS : NULL, s->scores,
-                                  s->ids, bias, *lo, *hi, MARGIN_BINS, shape);
+                                  s->ids, bias_of(u), *lo, *hi, MARGIN_BINS, shape);
 }
 
 static void route(struct pass *p, const struct unit_view *u, const elem *x, struct moe_saved *s,
@@ -230,7 +228,7 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
         return rc;
     s->n_rows = dispatch_plan_rows(s->plan);
     if (e->counting)
-        count(p, e, layer, bias_of(u), s, &shape);
+        count(p, e, layer, u, s, &shape);
     if ((rc = travel(p, e, layer, u, s, err)) < 0)
         return rc;
     combine(p, u, y, s);

@@ -22,7 +22,6 @@ struct moe {
     /* Counters on the device: (n_layers, n_experts), (n_layers, n_experts, bins) or NULL. */
     int64_t *tokens, *margins;
     float *margin_lo, *margin_hi; /* n_layers, host */
-    float *bias;                  /* n_experts, host */
     int64_t *layer_rows;          /* n_layers, host: served since the counters' reset */
     uint64_t expert_ns;           /* in products since then */
     bool counting;                /* this forward goes into the counters */

@@ -7,23 +7,26 @@
 #include "common/clock.h"
 #include "worker/partials.h"
 
-/* Where a block's three matrices begin, as tensor_map.h lays them out, and its adapters. */
+/* Where a block's three matrices begin, as tensor_map.h lays them out, or its adapters. */
 static void point_gradients(const struct pass *p, struct moe *e, uint32_t i, uint32_t n,
                             float *block, const struct unit_view *u)
 {
-    e->dw[i] = block;
+    if (p->lora.r) {
+        moe_lora_point_gradients(p, e, i, n, block, u);
+        return;
+    }
+    e->dw[i] = block + u->at[ROLE_EXPERT_GATE];
     e->dw[n + i] = block + u->at[ROLE_EXPERT_UP];
     e->dw[2 * n + i] = block + u->at[ROLE_EXPERT_DOWN];
-    moe_lora_point_gradients(p, e, i, n, block, u);
 }
 
 static void point_weights(struct moe *e, const struct shard_experts *x, const struct unit_view *u)
 {
     for (uint32_t i = 0; i < x->n_slots; i++) {
-        const elem *block = x->weights[i];
-        e->w[i] = block;
-        e->w[x->n_slots + i] = const_elem_at(u->dev, block, (int64_t)u->at[ROLE_EXPERT_UP]);
-        e->w[2 * x->n_slots + i] = const_elem_at(u->dev, block, (int64_t)u->at[ROLE_EXPERT_DOWN]);
+        const struct shard_weights *w = &x->weights[i];
+        e->w[i] = shard_at(u->dev, w, u->at[ROLE_EXPERT_GATE]);
+        e->w[x->n_slots + i] = shard_at(u->dev, w, u->at[ROLE_EXPERT_UP]);
+        e->w[2 * x->n_slots + i] = shard_at(u->dev, w, u->at[ROLE_EXPERT_DOWN]);
     }
 }
 

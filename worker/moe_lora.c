@@ -16,7 +16,7 @@ static bool has_own_a(const struct pass *p, const struct unit_view *u, enum tens
 
 static const elem *shared_a(const struct unit_view *u, enum tensor_role role)
 {
-    return weight_at(u, u->adapters->a[role]);
+    return shard_at(u->dev, &u->weights, u->adapters->a[role]);
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -51,9 +51,9 @@ void moe_lora_point(const struct pass *p, struct moe *e, const struct shard_expe
     for (int role = ROLE_EXPERT_GATE; p->lora.on_experts && role <= ROLE_EXPERT_DOWN; role++)
         for (uint32_t i = 0; i < x->n_slots && lora_has(u, (enum tensor_role)role); i++) {
             uint32_t at = number_of((enum tensor_role)role) * x->n_slots + i;
-            e->b[at] = const_elem_at(u->dev, x->weights[i], (int64_t)u->adapters->b[role]);
+            e->b[at] = shard_at(u->dev, &x->weights[i], u->adapters->b[role]);
             if (!p->lora.shared_a)
-                e->a[at] = const_elem_at(u->dev, x->weights[i], (int64_t)u->adapters->a[role]);
+                e->a[at] = shard_at(u->dev, &x->weights[i], u->adapters->a[role]);
         }
 }
 

@@ -78,11 +78,6 @@ int optim_decay_parse(const char *word, enum optim_decay *out, struct err *err)
     return rc;
 }
 
-static bool is_trained(const struct tensor_entry *e)
-{
-    return !e->is_buffer && !e->is_unreached;
-}
-
 int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
                struct device *dev, double n_tokens, double *out_norm, struct err *err)
 {
@@ -101,7 +96,7 @@ int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
         const struct tensor_entry *e = &map->entries[i];
         struct shard_part p;
         size_t at = e->expert < 0 ? 0 : 1 + (size_t)e->unit * n_experts + (uint32_t)e->expert;
-        if (is_trained(e) && shard_part(s, e, &p) && p.is_first)
+        if (tensor_is_trained(e) && shard_part(s, e, &p) && p.is_first)
             dev->ops->sum_squares(dev, &acc[at], p.gradients, (int64_t)p.count);
     }
     double *sums = xcalloc(n, sizeof *sums);
@@ -131,7 +126,7 @@ void optim_step(struct shard *s, const struct tensor_map *map, struct device *de
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         struct shard_part p;
-        if (!is_trained(e) || !shard_part(s, e, &p))
+        if (!tensor_is_trained(e) || !shard_part(s, e, &p))
             continue;
         bool decays = config->decay == DECAY_ALL || (config->decay == DECAY_MATRICES &&
                                                      e->is_matrix);

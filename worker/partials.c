@@ -50,6 +50,15 @@ static void count_blocks(struct partials *p)
             }
 }
 
+static int take_blocks(struct partials *p, size_t n, float **out, struct err *err)
+{
+    void *blocks;
+    int rc = shard_buffer_take(p->s, n * p->x.stride * sizeof(float), &blocks, err);
+    if (rc == 0)
+        *out = blocks;
+    return rc;
+}
+
 static int take_buffers(struct partials *p, struct err *err)
 {
     size_t n_send = 0, n_recv = 0;
@@ -57,11 +66,11 @@ static int take_buffers(struct partials *p, struct err *err)
         n_send += (size_t)p->send_rows[i];
         n_recv += (size_t)p->recv_rows[i];
     }
-    int rc = shard_buffer_take(p->s, p->slots->n_devices * p->x.stride, &p->single, err);
+    int rc = take_blocks(p, p->slots->n_devices, &p->single, err);
     if (rc == 0 && n_send > 0)
-        rc = shard_buffer_take(p->s, n_send * p->x.stride, &p->send, err);
+        rc = take_blocks(p, n_send, &p->send, err);
     if (rc == 0 && n_recv > 0)
-        rc = shard_buffer_take(p->s, n_recv * p->x.stride, &p->recv, err);
+        rc = take_blocks(p, n_recv, &p->recv, err);
     if (rc == 0 && n_send > 0)
         p->s->dev->ops->zero(p->s->dev, p->send, n_send * p->x.stride * sizeof(float));
     return rc;

@@ -290,7 +290,7 @@ int run_restore(struct run *run, struct err *err)
         rc = ckpt_load(&run->ckpt, run->checkpoint_step, &run->state, err);
         run->state.seed = run->spec->train_seed;
     }
-    return rc < 0 ? rc : shard_refresh_copies(run->shard, err);
+    return rc < 0 ? rc : shard_refresh_all(run->shard, err);
 }
 
 int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wishes,

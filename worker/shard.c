@@ -12,14 +12,13 @@
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-float *shard_alloc(struct shard *s, size_t n)
+void *shard_alloc(struct shard *s, size_t n_bytes)
 {
-    size_t n_bytes = (n > 0 ? n : 1) * sizeof(float);
     return s->coll->world > 1 ? s->coll->ops->alloc(s->coll, n_bytes)
                               : s->dev->ops->alloc(s->dev, n_bytes);
 }
 
-static void free_alloced(struct shard *s, float *p)
+void shard_free(struct shard *s, void *p)
 {
     if (p && s->coll->world > 1)
         s->coll->ops->free(s->coll, p);
@@ -27,46 +26,48 @@ static void free_alloced(struct shard *s, float *p)
         s->dev->ops->free(s->dev, p);
 }
 
-int shard_buffer_take(struct shard *s, size_t n, float **out, struct err *err)
+int shard_buffer_take(struct shard *s, size_t n_bytes, void **out, struct err *err)
 {
     struct shard_buffer *best = NULL;
-    for (size_t i = 0; i < s->n_buffers; i++) {
-        struct shard_buffer *b = &s->buffers[i];
+    for (size_t i = 0; i < s->n_gathered; i++) {
+        struct shard_buffer *b = &s->gathered[i];
         /* A layer must not hold the memory of a whole vocabulary. */
-        if (!b->is_used && b->n >= n && b->n / 2 <= n && (!best || b->n < best->n))
+        if (!b->is_used && b->n_bytes >= n_bytes && b->n_bytes / 2 <= n_bytes &&
+            (!best || b->n_bytes < best->n_bytes))
             best = b;
     }
     if (!best) {
-        float *floats = shard_alloc(s, n);
-        if (!floats)
+        void *base = shard_alloc(s, n_bytes);
+        if (!base)
             return err_set(err, -ENOMEM, "no memory for %zu MiB of gathered parameters",
-                           n * sizeof(float) >> 20);
-        s->buffers = xrealloc(s->buffers, (s->n_buffers + 1) * sizeof *s->buffers);
-        best = &s->buffers[s->n_buffers++];
-        *best = (struct shard_buffer){.floats = floats, .n = n};
+                           n_bytes >> 20);
+        s->gathered = xrealloc(s->gathered, (s->n_gathered + 1) * sizeof *s->gathered);
+        best = &s->gathered[s->n_gathered++];
+        *best = (struct shard_buffer){.base = base, .n_bytes = n_bytes};
     }
     best->is_used = true;
-    *out = best->floats;
+    *out = best->base;
     return 0;
 }
 
-void shard_buffer_return(struct shard *s, float *floats)
+void shard_buffer_return(struct shard *s, void *buffer)
 {
-    for (size_t i = 0; i < s->n_buffers; i++)
-        if (s->buffers[i].floats == floats)
-            s->buffers[i].is_used = false;
+    for (size_t i = 0; i < s->n_gathered; i++)
+        if (s->gathered[i].base == buffer)
+            s->gathered[i].is_used = false;
 }
 
 size_t shard_state_bytes(const struct shard *s)
 {
-    return 4 * s->n_owned * sizeof(float);
+    size_t n_floats = (s->master ? 4 : 3) * s->n_owned + s->map->n_buffers;
+    return n_floats * sizeof(float) + s->n_weights * elem_size(s->dev);
 }
 
 size_t shard_buffer_bytes(const struct shard *s)
 {
     size_t n = 0;
-    for (size_t i = 0; i < s->n_buffers; i++)
-        n += s->buffers[i].n * sizeof(float);
+    for (size_t i = 0; i < s->n_gathered; i++)
+        n += s->gathered[i].n_bytes;
     return n;
 }
 
@@ -85,15 +86,51 @@ static struct coll_group group(const struct rank_group *g, enum coll_group_id id
 
 static void plan(struct shard *s)
 {
-    uint64_t at = 0;
     s->units = xcalloc(s->map->n_units, sizeof *s->units);
-    for (uint32_t u = 0; u < s->map->n_units; u++) {
-        s->units[u].slice = shard_slice(s->map->unit_count[u], s->fsdp.n_ranks);
-        s->units[u].at = at;
-        at += s->units[u].slice;
+    for (uint32_t i = 0; i < s->map->n_units; i++) {
+        struct shard_unit *u = &s->units[i];
+        u->slice = shard_slice(s->map->units[i].trained, s->fsdp.n_ranks);
+        u->frozen = shard_slice(s->map->units[i].frozen, s->fsdp.n_ranks);
+        u->at = s->n_owned;
+        u->weights_at = s->n_weights;
+        u->frozen_at = u->weights_at + u->slice;
+        s->n_owned += u->slice;
+        s->n_weights += u->slice + u->frozen;
     }
-    s->n_dense = at;
-    s->n_owned = experts_plan(s, at);
+    s->n_dense = s->n_owned;
+    experts_plan(s, &s->n_owned, &s->n_weights);
+}
+
+/* The longest frozen tensor that is no matrix. */
+static uint64_t sink_floats(const struct tensor_map *map)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; i < map->n_entries; i++) {
+        const struct tensor_entry *e = &map->entries[i];
+        if (!e->is_buffer && !tensor_is_trained(e) && !e->is_matrix && e->count > most)
+            most = e->count;
+    }
+    return most;
+}
+
+/* False when there is no more memory. */
+static bool take_blocks(struct shard *s)
+{
+    struct device *dev = s->dev;
+    bool is_own_master = dev->elem == ELEM_F32;
+    size_t n_floats = s->n_owned * sizeof(float), n_buffers = s->map->n_buffers * sizeof(float);
+
+    s->weights = shard_alloc(s, s->n_weights * elem_size(dev));
+    s->gradients = shard_alloc(s, n_floats);
+    s->m = dev->ops->alloc(dev, n_floats);
+    s->v = dev->ops->alloc(dev, n_floats);
+    s->buffers = dev->ops->alloc(dev, n_buffers);
+    s->host_buffers = xcalloc(s->map->n_buffers, sizeof *s->host_buffers);
+    s->sink = dev->ops->alloc(dev, sink_floats(s->map) * sizeof *s->sink);
+    if (!is_own_master)
+        s->master = dev->ops->alloc(dev, n_floats);
+    return s->weights && s->gradients && s->m && s->v && s->buffers && s->sink &&
+           (is_own_master || s->master);
 }
 
 int shard_open(const struct tensor_map *map, const struct model_spec *spec,
@@ -110,40 +147,38 @@ int shard_open(const struct tensor_map *map, const struct model_spec *spec,
         .expert_replica = group(&layout->expert_replica, COLL_EXPERT_REPLICA),
     };
     plan(s);
-    size_t n_bytes = (s->n_owned > 0 ? s->n_owned : 1) * sizeof(float);
-    s->weights = shard_alloc(s, s->n_owned);
-    s->gradients = shard_alloc(s, s->n_owned);
-    s->m = dev->ops->alloc(dev, n_bytes);
-    s->v = dev->ops->alloc(dev, n_bytes);
-    if (!s->weights || !s->gradients || !s->m || !s->v) {
+    if (!take_blocks(s)) {
+        size_t n_bytes = shard_state_bytes(s);
         shard_close(s);
         return err_set(err, -ENOMEM, "no memory for %zu MiB of weights, gradients and optimizer "
-                       "state", 4 * n_bytes >> 20);
+                       "state", n_bytes >> 20);
     }
     experts_point(s);
     *out_shard = s;
     return 0;
 }
 
+static void free_on_device(struct shard *s, void *p)
+{
+    if (p)
+        s->dev->ops->free(s->dev, p);
+}
+
 void shard_close(struct shard *s)
 {
     if (!s)
         return;
-    free_alloced(s, s->weights);
-    free_alloced(s, s->gradients);
-    free_alloced(s, s->copy_send);
-    if (s->copy_recv)
-        s->dev->ops->free(s->dev, s->copy_recv);
-    for (size_t i = 0; i < s->n_buffers; i++)
-        free_alloced(s, s->buffers[i].floats);
-    if (s->m)
-        s->dev->ops->free(s->dev, s->m);
-    if (s->v)
-        s->dev->ops->free(s->dev, s->v);
-    if (s->acc)
-        s->dev->ops->free(s->dev, s->acc);
+    void *const on_device[] = {s->master, s->m, s->v, s->buffers, s->sink, s->copy_recv, s->acc};
+    shard_free(s, s->weights);
+    shard_free(s, s->gradients);
+    shard_free(s, s->copy_send);
+    for (size_t i = 0; i < s->n_gathered; i++)
+        shard_free(s, s->gathered[i].base);
+    for (size_t i = 0; i < sizeof on_device / sizeof *on_device; i++)
+        free_on_device(s, on_device[i]);
     experts_fini(s);
-    free(s->buffers);
+    free(s->host_buffers);
+    free(s->gathered);
     free(s->units);
     free(s);
 }
@@ -157,39 +192,53 @@ static void set_layer(struct shard *s, uint32_t unit)
     s->coll->layer = is_layer ? (int32_t)unit - 1 : -1;
 }
 
-int shard_acquire(struct shard *s, uint32_t unit, const elem **out_weights, struct err *err)
+/* The trained slices of all members, then their frozen ones. */
+static int gather(struct shard *s, struct shard_unit *u, struct err *err)
+{
+    const struct coll_ops *ops = s->coll->ops;
+    uint64_t began = clock_now_ns(), n = s->fsdp.n_ranks;
+    void *whole;
+    int rc = shard_buffer_take(s, n * (u->slice + u->frozen) * elem_size(s->dev), &whole, err);
+    if (rc < 0)
+        return rc;
+    u->whole = whole;
+    if (u->slice > 0)
+        rc = ops->all_gather(s->coll, &s->fsdp, s->dev->elem,
+                             elem_at(s->dev, s->weights, (int64_t)u->weights_at), u->slice, 1,
+                             u->whole, err);
+    if (rc == 0 && u->frozen > 0)
+        rc = ops->all_gather(s->coll, &s->fsdp, s->dev->elem,
+                             elem_at(s->dev, s->weights, (int64_t)u->frozen_at), u->frozen, 1,
+                             elem_at(s->dev, u->whole, (int64_t)(n * u->slice)), err);
+    s->gather_ns += clock_now_ns() - began;
+    return rc;
+}
+
+int shard_acquire(struct shard *s, uint32_t unit, struct shard_weights *out, struct err *err)
 {
     struct shard_unit *u = &s->units[unit];
-    const float *own = s->weights + u->at;
-    int rc;
     assert(unit < s->map->n_units);
+    bool is_whole = s->fsdp.n_ranks == 1;
     set_layer(s, unit);
-    if (s->fsdp.n_ranks == 1) {
-        *out_weights = (const elem *)own;
-        return 0;
-    }
-    if (u->n_users == 0) {
-        uint64_t began = clock_now_ns();
-        if ((rc = shard_buffer_take(s, u->slice * s->fsdp.n_ranks, &u->whole, err)) < 0)
-            return rc;
-        rc = s->coll->ops->all_gather(s->coll, &s->fsdp, ELEM_F32, own, u->slice, 1, u->whole,
-                                      err);
-        s->gather_ns += clock_now_ns() - began;
+    if (!is_whole && u->n_users == 0) {
+        int rc = gather(s, u, err);
         if (rc < 0)
             return rc;
     }
     u->n_users++;
-    *out_weights = (const elem *)u->whole;
+    const elem *base = is_whole ? elem_at(s->dev, s->weights, (int64_t)u->weights_at) : u->whole;
+    *out = (struct shard_weights){
+        .trained = base, .n_trained = s->map->units[unit].trained,
+        .frozen = const_elem_at(s->dev, base, (int64_t)(s->fsdp.n_ranks * u->slice)),
+    };
     return 0;
 }
 
 void shard_release(struct shard *s, uint32_t unit)
 {
     struct shard_unit *u = &s->units[unit];
-    if (s->fsdp.n_ranks == 1)
-        return;
     assert(u->n_users > 0);
-    if (--u->n_users == 0) {
+    if (--u->n_users == 0 && u->whole) {
         shard_buffer_return(s, u->whole);
         u->whole = NULL;
     }
@@ -199,14 +248,18 @@ float *shard_gradient(struct shard *s, uint32_t unit)
 {
     struct shard_unit *u = &s->units[unit];
     assert(unit < s->map->n_units);
+    if (u->slice == 0)
+        return NULL;
     if (s->fsdp.n_ranks == 1)
         return s->gradients + u->at;
     if (!u->gradient) {
-        size_t n = u->slice * s->fsdp.n_ranks;
+        size_t n_bytes = u->slice * s->fsdp.n_ranks * sizeof(float);
+        void *block;
         struct err err = {0};
-        int rc = shard_buffer_take(s, n, &u->gradient, &err);
+        int rc = shard_buffer_take(s, n_bytes, &block, &err);
         assert(rc == 0); /* address space as large as the machine's memory is used up */
-        s->dev->ops->zero(s->dev, u->gradient, n * sizeof(float));
+        s->dev->ops->zero(s->dev, block, n_bytes);
+        u->gradient = block;
     }
     return u->gradient;
 }
@@ -214,7 +267,7 @@ float *shard_gradient(struct shard *s, uint32_t unit)
 int shard_reduce(struct shard *s, uint32_t unit, struct err *err)
 {
     struct shard_unit *u = &s->units[unit];
-    if (s->fsdp.n_ranks == 1)
+    if (s->fsdp.n_ranks == 1 || u->slice == 0)
         return 0;
     uint64_t began = clock_now_ns();
     float *block = shard_gradient(s, unit), *mine = block + s->fsdp.me * u->slice;
@@ -229,81 +282,17 @@ int shard_reduce(struct shard *s, uint32_t unit, struct err *err)
     return rc;
 }
 
-/* ---- the owner's view ----------------------------------------------------------------------- */
-
-struct device *shard_device(const struct shard *s)
+float *shard_sink(const struct shard *s)
 {
-    return s->dev;
+    return s->sink;
 }
 
-bool shard_part(const struct shard *s, const struct tensor_entry *entry, struct shard_part *out)
+const float *shard_buffers(const struct shard *s)
 {
-    bool is_expert = entry->expert >= 0;
-    const struct shard_unit *u = is_expert ? &s->layers[entry->unit - 1] : &s->units[entry->unit];
-    const struct coll_group *cut = is_expert ? &s->expert_shard : &s->fsdp;
-    uint64_t at = u->at;
-    if (is_expert) {
-        uint32_t layer = entry->unit - 1, e = (uint32_t)entry->expert;
-        if (slots_home(s->slots, layer, e) != s->slots->me)
-            return false;
-        at = shard_slot_at(s, layer, s->slots->layers[layer].map.home[e] % s->slots->n_slots);
-    }
-    uint64_t begin = cut->me * u->slice, end = begin + u->slice;
-    uint64_t first = entry->offset > begin ? entry->offset : begin;
-    uint64_t last = entry->offset + entry->count < end ? entry->offset + entry->count : end;
-    if (first >= last)
-        return false;
-    at += first - begin;
-    *out = (struct shard_part){
-        .first = first - entry->offset, .count = last - first,
-        .weights = s->weights + at, .gradients = s->gradients + at, .m = s->m + at, .v = s->v + at,
-        .is_first = (is_expert ? s->expert_replica.me : s->fsdp_replica.me) == 0,
-    };
-    return true;
+    return s->buffers;
 }
 
-int shard_sum_replicas(struct shard *s, struct err *err)
+const float *shard_host_buffers(const struct shard *s)
 {
-    uint64_t began = clock_now_ns();
-    int rc = s->dev->deterministic ? 0 : copies_send_gradients(s, err);
-    s->coll->layer = -1;
-    if (rc == 0 && s->fsdp_replica.n_ranks > 1)
-        rc = s->coll->ops->all_reduce(s->coll, &s->fsdp_replica, COLL_SUM, ELEM_F32,
-                                      s->gradients, s->n_dense, err);
-    if (rc == 0 && s->expert_replica.n_ranks > 1)
-        rc = s->coll->ops->all_reduce(s->coll, &s->expert_replica, COLL_SUM, ELEM_F32,
-                                      s->gradients + s->n_dense, s->n_owned - s->n_dense, err);
-    s->reduce_ns += clock_now_ns() - began;
-    return rc;
-}
-
-void shard_zero_gradients(struct shard *s)
-{
-    s->dev->ops->zero(s->dev, s->gradients, s->n_owned * sizeof(float));
-}
-
-void shard_zero_optimizer(struct shard *s)
-{
-    s->dev->ops->zero(s->dev, s->m, s->n_owned * sizeof(float));
-    s->dev->ops->zero(s->dev, s->v, s->n_owned * sizeof(float));
-}
-
-double *shard_accumulators(struct shard *s, size_t n)
-{
-    if (n > s->n_acc) {
-        if (s->acc)
-            s->dev->ops->free(s->dev, s->acc);
-        s->acc = s->dev->ops->alloc(s->dev, n * sizeof *s->acc);
-        s->n_acc = s->acc ? n : 0;
-    }
-    if (s->acc)
-        s->dev->ops->zero(s->dev, s->acc, n * sizeof *s->acc);
-    return s->acc;
-}
-
-void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s)
-{
-    *out_gather_s = (double)s->gather_ns / NS_PER_S;
-    *out_reduce_s = (double)s->reduce_ns / NS_PER_S;
-    s->gather_ns = s->reduce_ns = 0;
+    return s->host_buffers;
 }

@@ -2,9 +2,14 @@
  *
  * Dense units are cut over the fsdp group and replicated over the rest of the world; routed
  * experts lie in the slots of the expert group's ranks and each is cut over the expert-shard
- * group. The owner of a slice holds the fp32 master weight, the gradient sum and the optimizer
- * state of that slice; of an expert that is its home, and the other copies follow its weights.
- * With one rank in a group nothing is copied: the pointers are the owner's own memory.
+ * group. The owner of a trained slice holds the float32 master weight, the gradient sum and the
+ * optimizer state of that slice; of an expert that is its home, and the other copies follow its
+ * weights. Frozen tensors have weights alone.
+ *
+ * What forward and backward read are elements. Where these are float32 they are the master weights
+ * themselves; else they are made from them whenever those have changed. With one rank in a group
+ * nothing is gathered: the pointers are the owner's own memory. Buffers are float32, whole on every
+ * rank.
  *
  * Gradients are sums over tokens, over all micro-batches since shard_zero_gradients; the optimizer
  * divides once by the global number of tokens. */
@@ -27,27 +32,49 @@ void shard_close(struct shard *s);
 
 /* ---- dense units, for the model ----------------------------------------------------------- */
 
-/* The whole unit (unit_count elements). Lives until shard_release of the same unit; a unit may be
- * acquired again before that. Collective. */
-int  shard_acquire(struct shard *s, uint32_t unit, const elem **out_weights, struct err *err);
+/* A unit or an expert as it is read: the first n_trained elements, and those after. */
+struct shard_weights {
+    const elem *trained, *frozen;
+    uint64_t n_trained;
+};
+
+/* Element at of it, by a tensor's offset. */
+static inline const elem *shard_at(const struct device *dev, const struct shard_weights *w,
+                                   uint64_t at)
+{
+    return at < w->n_trained ? const_elem_at(dev, w->trained, (int64_t)at)
+                             : const_elem_at(dev, w->frozen, (int64_t)(at - w->n_trained));
+}
+
+/* The whole unit. Lives until shard_release of the same unit; a unit may be acquired again before
+ * that. Collective. */
+int  shard_acquire(struct shard *s, uint32_t unit, struct shard_weights *out, struct err *err);
 void shard_release(struct shard *s, uint32_t unit);
 
-/* The unit's gradient block, to be added to (+=); zeroed where it is not the owner's own sum. The
- * same pointer until shard_reduce. */
+/* The gradient block of the unit's trained part, to be added to (+=); zeroed where it is not the
+ * owner's own sum. The same pointer until shard_reduce. NULL where nothing is trained. */
 float *shard_gradient(struct shard *s, uint32_t unit);
 /* Adds the block into the owners' sums and frees it. Collective. */
 int shard_reduce(struct shard *s, uint32_t unit, struct err *err);
 
+/* Room for the gradient of any frozen tensor that is no matrix: layers add it up there, and nobody
+ * reads it. */
+float *shard_sink(const struct shard *s);
+
+/* All buffers, on the device and as the host saw them last; live until shard_close. */
+const float *shard_buffers(const struct shard *s);
+const float *shard_host_buffers(const struct shard *s);
+
 /* ---- routed experts, for the model -------------------------------------------------------- */
 
-/* The slots of layer that this rank serves, up to the last one that is filled: n_slots blocks of
- * stride elements or floats, of which an expert's are the first expert_count. */
+/* The slots of layer that this rank serves, up to the last one that is filled. */
 struct shard_experts {
     uint32_t n_slots;
     const int32_t *experts; /* n_slots: which one is there; -1: an empty slot */
+    const struct shard_weights *weights; /* n_slots */
+    float *const *gradients; /* n_slots blocks of stride floats, of the trained part; NULL until
+                              * shard_experts_gradient */
     uint64_t stride;
-    const elem *const *weights; /* n_slots pointers */
-    float *const *gradients;    /* n_slots pointers; NULL until shard_experts_gradient */
 };
 int  shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts *out,
                            struct err *err);
@@ -57,22 +84,33 @@ int  shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err);
 
 /* ---- what this rank owns, for optim and ckpt ---------------------------------------------- */
 
-/* The part of one tensor that this rank owns: its floats first .. first + count. */
+/* The part of one tensor that this rank owns: its numbers first .. first + count. */
 struct shard_part {
     uint64_t first, count;
-    float *weights, *gradients, *m, *v; /* count each; live until shard_close */
+    float *weights;  /* float32: master weights, buffers, frozen ones if elements are; else NULL */
+    elem  *elements; /* what is read of them; NULL for a buffer */
+    float *gradients, *m, *v; /* NULL where nothing is trained */
     bool is_first; /* this rank is the first of those that own this part: it counts and writes */
-};
+}; /* count each; live until shard_close */
 /* Where the parts lie: what the host reads or writes goes through its copies. */
 struct device *shard_device(const struct shard *s);
 /* False if this rank owns nothing of the tensor. */
 bool shard_part(const struct shard *s, const struct tensor_entry *entry, struct shard_part *out);
 
+/* Weights at .. at + n of a part, between device and host, whatever they lie as. */
+void shard_part_read(const struct shard *s, const struct shard_part *p, uint64_t at, uint64_t n,
+                     float *out);
+void shard_part_write(struct shard *s, const struct shard_part *p, uint64_t at, uint64_t n,
+                      const float *from);
+
 /* After a step's last shard_reduce: copies' gradients go home (in deterministic mode they have
  * gone, see partials.h), then owners sum theirs over their replicas. Collective. */
 int  shard_sum_replicas(struct shard *s, struct err *err);
-/* Once the owners' weights have changed: the copies of experts get them. Collective. */
-int  shard_refresh_copies(struct shard *s, struct err *err);
+/* Once the owners' trained weights and the buffers have changed: all that is read of them follows,
+ * here and in the copies of experts. Collective. */
+int  shard_refresh(struct shard *s, struct err *err);
+/* The same once all weights have, as after a checkpoint was read. */
+int  shard_refresh_all(struct shard *s, struct err *err);
 void shard_zero_gradients(struct shard *s);
 void shard_zero_optimizer(struct shard *s);
 
@@ -82,6 +120,12 @@ double *shard_accumulators(struct shard *s, size_t n);
 
 /* Seconds spent in gathering and in reducing since the last call; zeroes both. */
 void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s);
+
+/* What goes to a copy of an expert, and, besides, to a new home. */
+struct shard_expert_bytes {
+    uint64_t weights, state;
+};
+struct shard_expert_bytes shard_expert_bytes(const struct shard *s);
 
 /* Bytes of weights, gradients and optimizer state, and of the gather buffers, on this rank. */
 size_t shard_state_bytes(const struct shard *s);

@@ -1,8 +1,10 @@
 /* shard_state.h - what shard.c (dense units) and experts.c (routed experts) share
  *
- * The owned slices lie one after another in four blocks (weights, gradients, m, v) at the same
- * offsets: first the slices of all dense units, then for each sparse layer those of its local
- * slots. So a sum over replicas is one call for each of the two parts. */
+ * The owned trained slices lie one after another in the blocks of float32 (gradients, m, v and,
+ * where elements are not float32, master weights) at the same offsets: first those of all dense
+ * units, then for each sparse layer those of its local slots. So a sum over replicas is one call
+ * for each of the two parts. The block of elements has the frozen slices too: of a unit behind its
+ * trained slice, of a layer's slots behind those of all its slots. */
 #ifndef WORKER_SHARD_STATE_H
 #define WORKER_SHARD_STATE_H
 
@@ -11,20 +13,22 @@
 /* Whole units and layers of experts while they are in use; taken again, never freed before the
  * end. */
 struct shard_buffer {
-    float *floats;
-    size_t n;
+    void  *base;
+    size_t n_bytes;
     bool   is_used;
 };
 
 /* A unit, or the local slots of a layer. */
 struct shard_unit {
-    uint64_t at;       /* of my slice, in the four blocks */
-    uint64_t slice;    /* floats of one member's slice of a unit, or of one slot */
-    float   *whole;    /* gathered; NULL: not in use, or my own memory */
-    float   *gradient; /* the same */
+    uint64_t slice, frozen;         /* numbers of my trained slice and of the frozen one: of the
+                                     * unit, or of one slot */
+    uint64_t at;                    /* of the trained slices in the blocks of float32 */
+    uint64_t weights_at, frozen_at; /* of both in the block of elements */
+    elem    *whole;                 /* gathered; NULL: not in use, or my own memory */
+    float   *gradient;              /* the same */
     uint32_t n_users;
-    const elem  **weight_of; /* slots: n_slots pointers */
-    float       **gradient_of;
+    struct shard_weights *weights_of; /* slots: n_slots */
+    float               **gradient_of;
 };
 
 struct shard {
@@ -35,41 +39,57 @@ struct shard {
     struct device *dev;               /* kept from open */
     const struct slots *slots;        /* kept from open */
     struct coll_group fsdp, fsdp_replica, ep, expert_shard, expert_replica;
-    float   *weights, *gradients, *m, *v;
-    uint64_t n_owned, n_dense; /* floats in all; of dense slices */
+    elem    *weights;
+    float   *master; /* NULL where weights are float32 */
+    float   *gradients, *m, *v;
+    uint64_t n_owned, n_dense; /* trained numbers in all; of dense slices */
+    uint64_t n_weights;        /* elements */
+    float   *buffers, *host_buffers; /* map->n_buffers */
+    float   *sink;
     struct shard_unit *units;  /* n_units */
     struct shard_unit *layers; /* n_layers: the routed experts */
-    float   *copy_send, *copy_recv; /* slices of copies on their way; copy_send travels */
-    size_t   n_copy_send, n_copy_recv; /* floats */
-    struct shard_buffer *buffers;
-    size_t n_buffers;
+    void    *copy_send, *copy_recv; /* slices of copies on their way; copy_send travels */
+    size_t   n_copy_send, n_copy_recv; /* bytes */
+    struct shard_buffer *gathered;
+    size_t n_gathered;
     double  *acc; /* shard_accumulators */
     size_t n_acc;
     uint64_t gather_ns, reduce_ns;
 };
 
 /* Memory that travels where there is somebody to travel to. */
-float *shard_alloc(struct shard *s, size_t n);
+void *shard_alloc(struct shard *s, size_t n_bytes);
+void  shard_free(struct shard *s, void *p);
 
-/* A buffer of n floats or somewhat more; -ENOMEM when there is no memory. */
-int  shard_buffer_take(struct shard *s, size_t n, float **out, struct err *err);
-void shard_buffer_return(struct shard *s, float *floats);
+/* A buffer of n_bytes or somewhat more; -ENOMEM when there is no memory. */
+int  shard_buffer_take(struct shard *s, size_t n_bytes, void **out, struct err *err);
+void shard_buffer_return(struct shard *s, void *buffer);
 
-/* The floats of a slice: a unit of count floats cut over n ranks, each a multiple of 16. */
+/* The numbers of a slice: count of them cut over n ranks, each a multiple of 16. */
 uint64_t shard_slice(uint64_t count, uint32_t n_ranks);
 
-/* Where the slice of a local slot begins in the four blocks. */
-static inline uint64_t shard_slot_at(const struct shard *s, uint32_t layer, uint32_t place)
-{
-    return s->layers[layer].at + place * s->layers[layer].slice;
-}
+/* The float32 weights of trained numbers: at is where they lie in the blocks of float32,
+ * weights_at where in the block of elements. */
+float *shard_master(const struct shard *s, uint64_t at, uint64_t weights_at);
 
-/* Lays the slots' slices out from float at on; returns where they end. */
-uint64_t experts_plan(struct shard *s, uint64_t at);
-void     experts_point(struct shard *s); /* once the blocks exist */
-void     experts_fini(struct shard *s);
+/* What there is of a local slot: of its trained slice the elements, the float32 master weights
+ * where those are not the elements themselves, the gradient, m and v; and the frozen elements. */
+enum slot_part {
+    SLOT_WEIGHTS, SLOT_FROZEN, SLOT_MASTER, SLOT_GRADIENT, SLOT_M, SLOT_V, SLOT_PARTS
+};
+/* 0: there is no such part. */
+size_t shard_slot_bytes(const struct shard *s, uint32_t layer, enum slot_part part);
+void  *shard_slot(const struct shard *s, uint32_t layer, uint32_t place, enum slot_part part);
 
-/* The gradient sums of all copies are added to those of the experts' homes. Collective. */
+/* Lays the slots' slices out from *at in the blocks of float32 and *weights_at in that of elements
+ * on; moves both to the end. */
+void experts_plan(struct shard *s, uint64_t *at, uint64_t *weights_at);
+void experts_point(struct shard *s); /* once the blocks exist */
+void experts_fini(struct shard *s);
+
+/* Parts of all copies' slots go from the experts' homes to them; and the gradient sums of all
+ * copies are added to those of the homes. Collective. */
+int copies_send_part(struct shard *s, enum slot_part part, struct err *err);
 int copies_send_gradients(struct shard *s, struct err *err);
 
 #endif

@@ -159,7 +159,7 @@ static int64_t find_bad_tensor(struct run *run)
     int32_t *acc_bad = (int32_t *)shard_accumulators(run->shard, 1), is_bad = 0;
     for (size_t i = acc_bad ? run->map.n_entries : 0; i-- > 0;) {
         struct shard_part p;
-        if (!shard_part(run->shard, &run->map.entries[i], &p))
+        if (!shard_part(run->shard, &run->map.entries[i], &p) || !p.gradients)
             continue;
         dev->ops->all_finite(dev, acc_bad, p.gradients, (int64_t)p.count);
         dev->ops->to_host(dev, &is_bad, acc_bad, sizeof is_bad);
@@ -184,11 +184,12 @@ static int update(struct run *run, double n_labels, struct step_result *r, struc
     if (!r->is_bad) {
         optim_step(run->shard, &run->map, run->dev, &run->optim, step, r->lr, n_labels,
                    r->grad_norm);
-        rc = shard_refresh_copies(run->shard, err);
-        if (rc == 0 && run->model_spec.n_experts > 0)
+        if (run->model_spec.n_experts > 0)
             rc = optim_balance(run->shard, &run->map, &run->model_spec, run->coll, run->dev,
                                model_counters(run->model), run->bias_rule,
                                run->spec->moe_bias_update_rate, err);
+        if (rc == 0)
+            rc = shard_refresh(run->shard, err);
     }
     shard_times(run->shard, &ignored, &reduce);
     r->seconds[PHASE_REDUCE] += reduce;

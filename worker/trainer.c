@@ -259,8 +259,8 @@ static int report_load(struct trainer *t, const struct step_result *r, struct er
     window_add(&run->window, step, model_counters(run->model), r->step_s, r->imbalance);
     if (!window_is_over(&run->window, step))
         return 0;
-    rc = window_report(&run->window, step, &run->slots, run->coll, run->map.expert_count, &load,
-                       err);
+    rc = window_report(&run->window, step, &run->slots, run->coll,
+                       shard_expert_bytes(run->shard), &load, err);
     if (rc < 0 || !load)
         return rc;
     load->job_id = t->start->job_id;

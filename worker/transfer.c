@@ -19,23 +19,23 @@
 #include "worker/rounds.h"
 #include "worker/shard_state.h"
 
-#define SEAL_FLOATS 16u /* a cache line, so that rows stay aligned */
+/* What travels is counted in cache lines, so that everything stays aligned whatever it is. */
+#define LINE_BYTES 64u
 
-enum { PART_WEIGHTS, PART_M, PART_V, PARTS };
-#define WITH_WEIGHTS (1u << PART_WEIGHTS)
-#define WITH_STATE   (1u << PART_M | 1u << PART_V)
+#define WITH_WEIGHTS (1u << SLOT_WEIGHTS | 1u << SLOT_FROZEN)
+#define WITH_STATE   (1u << SLOT_MASTER | 1u << SLOT_M | 1u << SLOT_V)
 
 struct seal {
     uint64_t checksum;
     uint32_t epoch, layer, expert, part;
 };
-_Static_assert(sizeof(struct seal) <= SEAL_FLOATS * sizeof(float), "fits behind a part");
+_Static_assert(sizeof(struct seal) <= LINE_BYTES, "fits behind a part");
 
 struct move {
     uint32_t layer, expert, from, to; /* slots through all devices */
-    uint32_t parts;  /* which, a bit each */
+    uint32_t parts;  /* which, a bit for each slot_part */
     uint32_t round;  /* ROUND_NONE: stays on its device */
-    size_t   at;     /* in the staging memory, where it comes here */
+    size_t   at;     /* in the staging memory, where it comes here; bytes */
 };
 
 struct transfer {
@@ -43,9 +43,9 @@ struct transfer {
     struct slots *slots, to; /* in force; planned */
     struct move  *moves;
     uint32_t n_moves, n_alloc, n_rounds;
-    size_t   slice, row; /* floats of a part, and with its seal */
-    float   *staging;
-    int64_t *send_rows, *recv_rows; /* per device */
+    size_t   part_bytes[SLOT_PARTS]; /* 0: there is no such part */
+    char    *staging;
+    int64_t *send_rows, *recv_rows; /* lines, per device */
 };
 
 static uint32_t device_of(const struct transfer *t, uint32_t slot)
@@ -53,9 +53,25 @@ static uint32_t device_of(const struct transfer *t, uint32_t slot)
     return slot / t->slots->n_slots;
 }
 
-static uint32_t n_parts(const struct move *m)
+static bool has_part(const struct transfer *t, const struct move *m, int part)
 {
-    return (uint32_t)__builtin_popcount(m->parts);
+    return m->parts & 1u << part && t->part_bytes[part] > 0;
+}
+
+/* Of a part with its seal. */
+static size_t row_bytes(const struct transfer *t, int part)
+{
+    return (t->part_bytes[part] + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES + LINE_BYTES;
+}
+
+/* Of all parts of a move, with their seals or without. */
+static size_t move_bytes(const struct transfer *t, const struct move *m, bool sealed)
+{
+    size_t n = 0;
+    for (int part = 0; part < SLOT_PARTS; part++)
+        if (has_part(t, m, part))
+            n += sealed ? row_bytes(t, part) : t->part_bytes[part];
+    return n;
 }
 
 static bool travels(const struct transfer *t, const struct move *m)
@@ -129,17 +145,16 @@ static void plan_rounds(struct transfer *t)
 
 /* ---- parts ---------------------------------------------------------------------------------- */
 
-static float *part_of(const struct transfer *t, uint32_t layer, uint32_t slot, int part)
+static void *part_of(const struct transfer *t, uint32_t layer, uint32_t slot, int part)
 {
-    float *const blocks[PARTS] = {t->s->weights, t->s->m, t->s->v};
-    return blocks[part] + shard_slot_at(t->s, layer, slot % t->slots->n_slots);
+    return shard_slot(t->s, layer, slot % t->slots->n_slots, (enum slot_part)part);
 }
 
-static uint64_t checksum_of(const float *x, size_t n)
+static uint64_t checksum_of(const void *x, size_t n_bytes)
 {
     uint64_t sum = 0x9e3779b97f4a7c15u, word;
-    for (size_t i = 0; i < n; i += 2) {
-        memcpy(&word, x + i, sizeof word);
+    for (size_t i = 0; i < n_bytes; i += sizeof word) { /* slices are whole half lines */
+        memcpy(&word, (const char *)x + i, sizeof word);
         sum = (sum ^ word) * 0x94d049bb133111ebu;
         sum ^= sum >> 29;
     }
@@ -147,41 +162,47 @@ static uint64_t checksum_of(const float *x, size_t n)
 }
 
 static struct seal seal_of(const struct transfer *t, const struct move *m, int part,
-                           const float *x)
+                           const void *row)
 {
-    return (struct seal){.checksum = checksum_of(x, t->slice), .epoch = t->to.epoch,
+    return (struct seal){.checksum = checksum_of(row, t->part_bytes[part]), .epoch = t->to.epoch,
                          .layer = m->layer, .expert = m->expert, .part = (uint32_t)part};
 }
 
-/* The parts of a move from their slot to packed rows, sealed. */
-static void pack(const struct transfer *t, const struct move *m, float *rows)
+/* Where the seal of a part is. */
+static char *seal_at(const struct transfer *t, char *row, int part)
 {
-    for (int part = 0; part < PARTS; part++) {
-        if (!(m->parts & 1u << part))
+    return row + row_bytes(t, part) - LINE_BYTES;
+}
+
+/* The parts of a move from their slot to packed rows, sealed. */
+static void pack(const struct transfer *t, const struct move *m, char *row)
+{
+    for (int part = 0; part < SLOT_PARTS; part++) {
+        if (!has_part(t, m, part))
             continue;
-        t->s->dev->ops->to_host(t->s->dev, rows, part_of(t, m->layer, m->from, part),
-                                t->slice * sizeof *rows);
-        struct seal seal = seal_of(t, m, part, rows);
-        memcpy(rows + t->slice, &seal, sizeof seal);
+        t->s->dev->ops->to_host(t->s->dev, row, part_of(t, m->layer, m->from, part),
+                                t->part_bytes[part]);
+        struct seal seal = seal_of(t, m, part, row);
+        memcpy(seal_at(t, row, part), &seal, sizeof seal);
         if (failpoint("move-checksum") < 0) /* a bit that the network or the memory turned */
-            rows[0] = rows[0] == 1 ? 2 : 1;
-        rows += t->row;
+            row[0] ^= 1;
+        row += row_bytes(t, part);
     }
 }
 
 static int check(const struct transfer *t, const struct move *m, struct err *err)
 {
-    const float *rows = t->staging + m->at;
-    for (int part = 0; part < PARTS; part++) {
-        if (!(m->parts & 1u << part))
+    char *row = t->staging + m->at;
+    for (int part = 0; part < SLOT_PARTS; part++) {
+        if (!has_part(t, m, part))
             continue;
-        struct seal expected = seal_of(t, m, part, rows), seal;
-        memcpy(&seal, rows + t->slice, sizeof seal);
+        struct seal expected = seal_of(t, m, part, row), seal;
+        memcpy(&seal, seal_at(t, row, part), sizeof seal);
         if (memcmp(&seal, &expected, sizeof seal) != 0)
             return err_set(err, -EBADMSG, "placement %u: expert %u of layer %u arrived damaged at "
                            "rank %u from rank %u", t->to.epoch, m->expert, m->layer,
                            t->s->coll->rank, t->s->ep.ranks[device_of(t, m->from)]);
-        rows += t->row;
+        row += row_bytes(t, part);
     }
     return 0;
 }
@@ -189,17 +210,25 @@ static int check(const struct transfer *t, const struct move *m, struct err *err
 /* From staging to where it belongs. */
 static void take(const struct transfer *t, const struct move *m)
 {
-    const float *rows = t->staging + m->at;
-    for (int part = 0; part < PARTS; part++) {
-        if (!(m->parts & 1u << part))
+    const char *row = t->staging + m->at;
+    for (int part = 0; part < SLOT_PARTS; part++) {
+        if (!has_part(t, m, part))
             continue;
-        t->s->dev->ops->to_device(t->s->dev, part_of(t, m->layer, m->to, part), rows,
-                                  t->slice * sizeof *rows);
-        rows += t->row;
+        t->s->dev->ops->to_device(t->s->dev, part_of(t, m->layer, m->to, part), row,
+                                  t->part_bytes[part]);
+        row += row_bytes(t, part);
     }
 }
 
 /* ---- create --------------------------------------------------------------------------------- */
+
+/* The same in every layer that has experts. */
+static void measure_parts(struct transfer *t)
+{
+    for (uint32_t l = 0; l < t->slots->n_layers; l++)
+        for (int part = 0; slots_is_sparse(t->slots, l) && part < SLOT_PARTS; part++)
+            t->part_bytes[part] = shard_slot_bytes(t->s, l, (enum slot_part)part);
+}
 
 static size_t place_arrivals(struct transfer *t)
 {
@@ -207,7 +236,7 @@ static size_t place_arrivals(struct transfer *t)
     for (uint32_t i = 0; i < t->n_moves; i++)
         if (device_of(t, t->moves[i].to) == t->slots->me) {
             t->moves[i].at = at;
-            at += n_parts(&t->moves[i]) * t->row;
+            at += move_bytes(t, &t->moves[i], true);
         }
     return at;
 }
@@ -218,19 +247,18 @@ int transfer_create(struct shard *s, struct slots *slots, struct slots *to, stru
     struct transfer *t = xcalloc(1, sizeof *t);
     *t = (struct transfer){
         .s = s, .slots = slots, .to = *to,
-        .slice = shard_slice(s->map->expert_count, s->expert_shard.n_ranks),
         .send_rows = xcalloc(slots->n_devices, sizeof *t->send_rows),
         .recv_rows = xcalloc(slots->n_devices, sizeof *t->recv_rows),
     };
     *to = (struct slots){0};
-    t->row = t->slice + SEAL_FLOATS;
+    measure_parts(t);
     list_moves(t);
     plan_rounds(t);
     size_t n = place_arrivals(t);
-    if (n > 0 && !(t->staging = s->dev->ops->alloc(s->dev, n * sizeof *t->staging))) {
+    if (n > 0 && !(t->staging = s->dev->ops->alloc(s->dev, n))) {
         transfer_destroy(t);
         return err_set(err, -ENOMEM, "no memory for %zu MiB of experts that are to move here",
-                       n * sizeof(float) >> 20);
+                       n >> 20);
     }
     *out = t;
     return 0;
@@ -263,7 +291,7 @@ static const struct move *find(const struct transfer *t, uint32_t round, bool ou
     return NULL;
 }
 
-static int run_round(struct transfer *t, uint32_t round, float *packed, struct transfer_result *r,
+static int run_round(struct transfer *t, uint32_t round, char *packed, struct transfer_result *r,
                      struct err *err)
 {
     const struct move *out = find(t, round, true), *in = find(t, round, false);
@@ -272,14 +300,14 @@ static int run_round(struct transfer *t, uint32_t round, float *packed, struct t
     memset(t->recv_rows, 0, t->slots->n_devices * sizeof *t->recv_rows);
     if (out) {
         pack(t, out, packed);
-        t->send_rows[device_of(t, out->to)] = n_parts(out);
-        r->sent_bytes += n_parts(out) * t->slice * sizeof(float);
+        t->send_rows[device_of(t, out->to)] = (int64_t)(move_bytes(t, out, true) / LINE_BYTES);
+        r->sent_bytes += move_bytes(t, out, false);
     }
     if (in)
-        t->recv_rows[device_of(t, in->from)] = n_parts(in);
+        t->recv_rows[device_of(t, in->from)] = (int64_t)(move_bytes(t, in, true) / LINE_BYTES);
     int rc = t->s->coll->ops->all_to_all_rows(t->s->coll, &t->s->ep, packed, t->send_rows,
                                               in ? t->staging + in->at : NULL, t->recv_rows,
-                                              t->row * sizeof(float), err);
+                                              LINE_BYTES, err);
     if (out)
         r->link_seconds += (double)(clock_now_ns() - began) / NS_PER_S;
     return rc;
@@ -289,8 +317,10 @@ static int run_round(struct transfer *t, uint32_t round, float *packed, struct t
 static int run_rounds(struct transfer *t, struct transfer_result *r, int *out_mine,
                       struct err *mine_err, struct err *err)
 {
-    float *packed = NULL;
-    int rc = shard_buffer_take(t->s, PARTS * t->row, &packed, err), mine = failpoint("before-move");
+    const struct move all = {.parts = WITH_WEIGHTS | WITH_STATE};
+    void *packed = NULL;
+    int rc = shard_buffer_take(t->s, move_bytes(t, &all, true), &packed, err);
+    int mine = failpoint("before-move");
     if (mine < 0)
         err_set(mine_err, mine, "rank %u failed before the moves", t->s->coll->rank);
     t->s->coll->layer = -1;

@@ -35,7 +35,7 @@ static int step(struct stack *s, const struct job *j, uint32_t i, uint32_t every
     if (rc < 0)
         return rc;
     optim_step(s->shard, s->config->map, s->dev, &curve->optim, i + 1, curve->lr, n_labels, norm);
-    if ((rc = shard_refresh_copies(s->shard, err)) == 0 && every > 0 &&
+    if ((rc = shard_refresh(s->shard, err)) == 0 && every > 0 &&
         (i + 1) % every == 0)
         rc = validation_migrate(s, j->v, i + 1, err);
     return rc;
@@ -47,15 +47,14 @@ static void collect(const struct stack *s, struct lora_validation *l)
     for (size_t i = 0; i < l->map.n_entries; i++) {
         struct shard_part part;
         if (l->adapters[i] && shard_part(s->shard, &l->map.entries[i], &part) && part.is_first)
-            s->dev->ops->to_host(s->dev, l->adapters[i] + part.first, part.weights,
-                                 part.count * sizeof *part.weights);
+            shard_part_read(s->shard, &part, 0, part.count, l->adapters[i] + part.first);
     }
 }
 
 static int run_curve(struct stack *s, const struct job *j, uint32_t every, double *losses,
                      struct err *err)
 {
-    int rc = shard_refresh_copies(s->shard, err);
+    int rc = shard_refresh_all(s->shard, err);
 
     shard_zero_optimizer(s->shard);
     for (uint32_t i = 0; rc == 0 && i < j->v->n_steps; i++) {

@@ -146,10 +146,13 @@ static void collect_gradients(const struct stack *s, struct validation *v, doubl
 
     for (size_t i = 0; i < map->n_entries; i++) {
         struct shard_part part;
-        if (!v->gradients[i] || !shard_part(s->shard, &map->entries[i], &part) || !part.is_first)
+        if (!v->gradients[i] || !shard_part(s->shard, &map->entries[i], &part) ||
+            !part.is_first || !part.gradients)
             continue;
+        float *to = v->gradients[i] + part.first;
+        s->dev->ops->to_host(s->dev, to, part.gradients, part.count * sizeof *to);
         for (uint64_t k = 0; k < part.count; k++)
-            v->gradients[i][part.first + k] = (float)(part.gradients[k] / n_labels);
+            to[k] = (float)(to[k] / n_labels);
     }
 }
 
@@ -197,12 +200,15 @@ static void add_digest(const struct stack *s, struct validation *v)
         struct shard_part p;
         if (!shard_part(s->shard, &map->entries[i], &p) || !p.is_first)
             continue;
-        const float *const parts[] = { p.weights, p.m, p.v };
-        for (uint64_t k = 0; k < 3 * p.count; k++) {
-            uint32_t bits;
-            memcpy(&bits, parts[k / p.count] + k % p.count, sizeof bits);
-            sum += mix(mix(3 * i + k / p.count) ^ mix(p.first + k % p.count + 1) ^ bits);
+        uint32_t *bits = xcalloc(3 * p.count, sizeof *bits); /* weights, m, v; else 0 */
+        shard_part_read(s->shard, &p, 0, p.count, (float *)bits);
+        if (p.m) {
+            s->dev->ops->to_host(s->dev, bits + p.count, p.m, p.count * sizeof *bits);
+            s->dev->ops->to_host(s->dev, bits + 2 * p.count, p.v, p.count * sizeof *bits);
         }
+        for (uint64_t k = 0; k < 3 * p.count; k++)
+            sum += mix(mix(3 * i + k / p.count) ^ mix(p.first + k % p.count + 1) ^ bits[k]);
+        free(bits);
     }
     __atomic_add_fetch(&v->digest, sum, __ATOMIC_RELAXED);
 }
@@ -218,7 +224,7 @@ static int curve_step(struct stack *s, struct validation *v, uint32_t c, uint32_
         return rc;
     optim_step(s->shard, s->config->map, s->dev, &curve->optim, i + 1, curve->lr, n_labels,
                *out_norm);
-    return shard_refresh_copies(s->shard, err);
+    return shard_refresh(s->shard, err);
 }
 
 static int load_start(struct stack *s, const struct validation *v, struct err *err)
@@ -240,10 +246,10 @@ void validation_move_start(struct stack *s, uint32_t twin)
         if (is_kept || map->entries[i].is_buffer || !shard_part(s->shard, &map->entries[i], &p))
             continue;
         float *w = xcalloc(p.count, sizeof *w);
-        s->dev->ops->to_host(s->dev, w, p.weights, p.count * sizeof *w);
+        shard_part_read(s->shard, &p, 0, p.count, w);
         for (uint64_t k = 0; k < p.count; k++)
             w[k] *= mix(mix(i) ^ mix(p.first + k + 1) ^ (twin + 1)) & 1 ? 1 + 1e-7f : 1 - 1e-7f;
-        s->dev->ops->to_device(s->dev, p.weights, w, p.count * sizeof *w);
+        shard_part_write(s->shard, &p, 0, p.count, w);
         free(w);
     }
 }
@@ -258,7 +264,7 @@ static int run_twin(struct stack *s, struct validation *v, uint32_t c, uint32_t 
     if (rc < 0)
         return rc;
     validation_move_start(s, twin);
-    rc = shard_refresh_copies(s->shard, err);
+    rc = shard_refresh_all(s->shard, err);
     for (uint32_t i = 0; i < v->n_steps && rc == 0; i++) {
         rc = curve_step(s, v, c, i, &value, &norm, err);
         if (rc == 0 && s->rank == 0)
@@ -273,7 +279,7 @@ static int run_curve(struct stack *s, struct validation *v, uint32_t c, struct e
     double value, norm, n_labels;
     int rc = load_start(s, v, err);
 
-    if (rc < 0 || (rc = shard_refresh_copies(s->shard, err)) < 0)
+    if (rc < 0 || (rc = shard_refresh_all(s->shard, err)) < 0)
         return rc;
     for (uint32_t i = 0; i < v->n_steps; i++) {
         uint64_t began = clock_now_ns();

@@ -169,7 +169,7 @@ static void add_layers(const struct window *w, const struct slots *slots, Ballas
 }
 
 static Ballast__LoadReport *make_report(struct window *w, uint64_t step, const struct slots *slots,
-                                        uint32_t world, uint64_t expert_count)
+                                        uint32_t world, struct shard_expert_bytes bytes)
 {
     Ballast__LoadReport *r = xcalloc(1, sizeof *r);
     ballast__load_report__init(r);
@@ -180,8 +180,8 @@ static Ballast__LoadReport *make_report(struct window *w, uint64_t step, const s
     r->placement_epoch = slots->epoch;
     r->step_s = w->sums[SUM_STEP_S] / ((double)world * w->n_steps);
     r->row_s = w->sums[SUM_ROWS] > 0 ? w->sums[SUM_EXPERT_S] / w->sums[SUM_ROWS] : 0;
-    r->expert_bytes = expert_count * sizeof(float);
-    r->state_bytes = 2 * expert_count * sizeof(float); /* the weights are the master weights */
+    r->expert_bytes = bytes.weights;
+    r->state_bytes = bytes.state;
     r->link_bytes_per_s = w->sums[SUM_LINK_S] > 0 ? w->sums[SUM_LINK_BYTES] / w->sums[SUM_LINK_S]
                                                   : 0;
     r->device_imbalance = w->imbalance / w->n_steps;
@@ -195,7 +195,7 @@ static Ballast__LoadReport *make_report(struct window *w, uint64_t step, const s
 }
 
 int window_report(struct window *w, uint64_t step, const struct slots *slots, struct coll *coll,
-                  uint64_t expert_count, Ballast__LoadReport **out, struct err *err)
+                  struct shard_expert_bytes bytes, Ballast__LoadReport **out, struct err *err)
 {
     memset(w->sums, 0, n_sums(w) * sizeof *w->sums);
     w->sums[SUM_STEP_S] = w->step_s;
@@ -209,6 +209,6 @@ int window_report(struct window *w, uint64_t step, const struct slots *slots, st
     int rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, w->sums, n_sums(w), err);
     if (rc < 0)
         return rc;
-    *out = coll->rank == 0 ? make_report(w, step, slots, coll->world, expert_count) : NULL;
+    *out = coll->rank == 0 ? make_report(w, step, slots, coll->world, bytes) : NULL;
     return 0;
 }

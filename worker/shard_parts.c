@@ -1,0 +1,217 @@
+/* shard_parts.c - the owner's view of the parameters: parts of tensors, and what follows a step */
+#include <stdlib.h>
+
+#include "common/bf16.h"
+#include "common/clock.h"
+#include "common/mem.h"
+#include "worker/shard_state.h"
+
+struct device *shard_device(const struct shard *s)
+{
+    return s->dev;
+}
+
+float *shard_master(const struct shard *s, uint64_t at, uint64_t weights_at)
+{
+    return s->master ? s->master + at : (float *)elem_at(s->dev, s->weights, (int64_t)weights_at);
+}
+
+/* ---- parts ---------------------------------------------------------------------------------- */
+
+static void buffer_part(const struct shard *s, const struct tensor_entry *e, struct shard_part *out)
+{
+    *out = (struct shard_part){
+        .count = e->count, .weights = s->buffers + e->offset, .is_first = s->coll->rank == 0,
+    };
+}
+
+/* Which of a unit's or slot's numbers are mine, of the trained part or of the frozen one. */
+struct range {
+    uint64_t begin, end; /* from the part's start */
+    uint64_t base;       /* where the part starts, as tensors' offsets count */
+};
+
+static struct range mine_of(const struct shard *s, const struct tensor_entry *e,
+                            const struct shard_unit *u)
+{
+    bool is_expert = e->expert >= 0, is_trained = tensor_is_trained(e);
+    const struct tensor_block *block = is_expert ? &s->map->expert : &s->map->units[e->unit];
+    uint64_t slice = is_trained ? u->slice : u->frozen;
+    uint32_t me = is_expert ? s->expert_shard.me : s->fsdp.me;
+    return (struct range){ me * slice, (me + 1) * slice, is_trained ? 0 : block->trained };
+}
+
+/* Where the numbers of e's unit begin that I own; false: its home is elsewhere. */
+static bool find_slices(const struct shard *s, const struct tensor_entry *e,
+                        struct shard_unit *out)
+{
+    if (e->expert < 0) {
+        *out = s->units[e->unit];
+        return true;
+    }
+    uint32_t layer = e->unit - 1, expert = (uint32_t)e->expert;
+    if (slots_home(s->slots, layer, expert) != s->slots->me)
+        return false;
+    uint64_t place = s->slots->layers[layer].map.home[expert] % s->slots->n_slots;
+    *out = s->layers[layer];
+    out->at += place * out->slice;
+    out->weights_at += place * out->slice;
+    out->frozen_at += place * out->frozen;
+    return true;
+}
+
+bool shard_part(const struct shard *s, const struct tensor_entry *e, struct shard_part *out)
+{
+    struct shard_unit u;
+    if (e->is_buffer) {
+        buffer_part(s, e, out);
+        return true;
+    }
+    if (!find_slices(s, e, &u))
+        return false;
+    bool is_trained = tensor_is_trained(e);
+    struct range mine = mine_of(s, e, &u);
+    uint64_t begin = e->offset - mine.base, end = begin + e->count;
+    uint64_t first = begin > mine.begin ? begin : mine.begin;
+    uint64_t last = end < mine.end ? end : mine.end;
+    if (first >= last)
+        return false;
+    uint64_t at = u.at + first - mine.begin;
+    uint64_t weights_at = (is_trained ? u.weights_at : u.frozen_at) + first - mine.begin;
+    struct shard_part p = {
+        .first = first - begin, .count = last - first,
+        .elements = elem_at(s->dev, s->weights, (int64_t)weights_at),
+        .is_first = (e->expert >= 0 ? s->expert_replica.me : s->fsdp_replica.me) == 0,
+    };
+    if (is_trained || !s->master)
+        p.weights = shard_master(s, at, weights_at);
+    if (is_trained) {
+        p.gradients = s->gradients + at;
+        p.m = s->m + at;
+        p.v = s->v + at;
+    }
+    *out = p;
+    return true;
+}
+
+void shard_part_read(const struct shard *s, const struct shard_part *p, uint64_t at, uint64_t n,
+                     float *out)
+{
+    if (p->weights) {
+        s->dev->ops->to_host(s->dev, out, p->weights + at, n * sizeof *out);
+        return;
+    }
+    uint16_t *halves = xcalloc(n, sizeof *halves);
+    s->dev->ops->to_host(s->dev, halves, elem_at(s->dev, p->elements, (int64_t)at),
+                         n * sizeof *halves);
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = bf16_value(halves[i]);
+    free(halves);
+}
+
+void shard_part_write(struct shard *s, const struct shard_part *p, uint64_t at, uint64_t n,
+                      const float *from)
+{
+    if (p->weights) {
+        s->dev->ops->to_device(s->dev, p->weights + at, from, n * sizeof *from);
+        return;
+    }
+    uint16_t *halves = xcalloc(n, sizeof *halves);
+    for (uint64_t i = 0; i < n; i++)
+        halves[i] = bf16_of(from[i]);
+    s->dev->ops->to_device(s->dev, elem_at(s->dev, p->elements, (int64_t)at), halves,
+                           n * sizeof *halves);
+    free(halves);
+}
+
+/* ---- after a step --------------------------------------------------------------------------- */
+
+int shard_sum_replicas(struct shard *s, struct err *err)
+{
+    uint64_t began = clock_now_ns(), n_experts = s->n_owned - s->n_dense;
+    int rc = s->dev->deterministic ? 0 : copies_send_gradients(s, err);
+    s->coll->layer = -1;
+    if (rc == 0 && s->fsdp_replica.n_ranks > 1 && s->n_dense > 0)
+        rc = s->coll->ops->all_reduce(s->coll, &s->fsdp_replica, COLL_SUM, ELEM_F32,
+                                      s->gradients, s->n_dense, err);
+    if (rc == 0 && s->expert_replica.n_ranks > 1 && n_experts > 0)
+        rc = s->coll->ops->all_reduce(s->coll, &s->expert_replica, COLL_SUM, ELEM_F32,
+                                      s->gradients + s->n_dense, n_experts, err);
+    s->reduce_ns += clock_now_ns() - began;
+    return rc;
+}
+
+/* The elements of n trained numbers, from their master weights. */
+static void cast(struct shard *s, const struct shard_unit *u, uint64_t n)
+{
+    s->dev->ops->to_elem(s->dev, elem_at(s->dev, s->weights, (int64_t)u->weights_at),
+                         s->master + u->at, (int64_t)n);
+}
+
+static void read_buffers(struct shard *s)
+{
+    size_t n_bytes = s->map->n_buffers * sizeof(float);
+    if (n_bytes > 0)
+        s->dev->ops->to_host(s->dev, s->host_buffers, s->buffers, n_bytes);
+}
+
+int shard_refresh(struct shard *s, struct err *err)
+{
+    uint64_t began = clock_now_ns();
+    for (uint32_t i = 0; s->master && i < s->map->n_units; i++)
+        cast(s, &s->units[i], s->units[i].slice);
+    /* What copies have for masters is nothing; their elements come from their homes. */
+    for (uint32_t l = 0; s->master && l < s->spec->n_layers; l++)
+        if (slots_is_sparse(s->slots, l))
+            cast(s, &s->layers[l], s->layers[l].slice * s->slots->n_slots);
+    read_buffers(s);
+    int rc = copies_send_part(s, SLOT_WEIGHTS, err);
+    s->gather_ns += clock_now_ns() - began;
+    return rc;
+}
+
+int shard_refresh_all(struct shard *s, struct err *err)
+{
+    int rc = shard_refresh(s, err);
+    return rc < 0 ? rc : copies_send_part(s, SLOT_FROZEN, err);
+}
+
+void shard_zero_gradients(struct shard *s)
+{
+    s->dev->ops->zero(s->dev, s->gradients, s->n_owned * sizeof(float));
+}
+
+void shard_zero_optimizer(struct shard *s)
+{
+    s->dev->ops->zero(s->dev, s->m, s->n_owned * sizeof(float));
+    s->dev->ops->zero(s->dev, s->v, s->n_owned * sizeof(float));
+}
+
+double *shard_accumulators(struct shard *s, size_t n)
+{
+    if (n > s->n_acc) {
+        if (s->acc)
+            s->dev->ops->free(s->dev, s->acc);
+        s->acc = s->dev->ops->alloc(s->dev, n * sizeof *s->acc);
+        s->n_acc = s->acc ? n : 0;
+    }
+    if (s->acc)
+        s->dev->ops->zero(s->dev, s->acc, n * sizeof *s->acc);
+    return s->acc;
+}
+
+struct shard_expert_bytes shard_expert_bytes(const struct shard *s)
+{
+    const struct tensor_block *e = &s->map->expert;
+    return (struct shard_expert_bytes){
+        .weights = (e->trained + e->frozen) * elem_size(s->dev),
+        .state = e->trained * sizeof(float) * (s->master ? 3 : 2),
+    };
+}
+
+void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s)
+{
+    *out_gather_s = (double)s->gather_ns / NS_PER_S;
+    *out_reduce_s = (double)s->reduce_ns / NS_PER_S;
+    s->gather_ns = s->reduce_ns = 0;
+}
