@@ -232,18 +232,21 @@ __device__ static void write_tile(const float (&d)[COLS / 2], const cuda_tile_jo
                                   const cuda_tile_group &g, int64_t row0, int64_t col0)
 {
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x / 32 & 3;
-    bool in_pairs = job.c_stride % 2 == 0 && ((uintptr_t)g.c & (2 * sizeof(C) - 1)) == 0;
+    C *c = (C *)g.c;
+    int64_t n_rows = g.m; /* g lies in memory, which what is written could be, for the compiler */
+    int n_cols = (int)min(g.n - col0, (int64_t)COLS);
+    bool in_pairs = job.c_stride % 2 == 0 && ((uintptr_t)c & (2 * sizeof(C) - 1)) == 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int64_t row = row0 + 16 * warp + lane / 4 + 8 * h;
-        C *at = (C *)g.c + row * job.c_stride;
-        if (row >= g.m)
+        C *at = c + row * job.c_stride + col0;
+        if (row >= n_rows)
             continue;
 #pragma unroll
         for (int j = 0; j < COLS / 8; j++) {
-            int64_t col = col0 + 8 * j + lane % 4 * 2;
-            if (col < g.n)
-                write_pair(at + col, d[4 * j + 2 * h], d[4 * j + 2 * h + 1], col + 1 < g.n,
+            int col = 8 * j + lane % 4 * 2;
+            if (col < n_cols)
+                write_pair(at + col, d[4 * j + 2 * h], d[4 * j + 2 * h + 1], col + 1 < n_cols,
                            in_pairs, job.alpha, job.beta);
         }
     }
