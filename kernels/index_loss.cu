@@ -2,21 +2,12 @@
  *
  * For each query KL(target || softmax of I) over its keys: the selected ones, or in the warm-up all
  * that it sees. d I = softmax(I) - target; then with a = q . k: dw = sum dI relu(a), da = w dI
- * where a > 0, dq = da k, dk = da^T q; sparse.cuh says in what order. */
+ * where a > 0, dq = da k, dk = da^T q; sparse.cuh says in what order.
+ * Over chosen keys, bf16 of the usual widths goes to index_loss_tensor.cu. */
 #include "kernels/cuda_attention.h"
 
 #include "kernels/attention.cuh"
-#include "kernels/index.cuh"
-#include "kernels/sparse_attention.cuh"
-
-template <typename T>
-struct index_gradients {
-    T *dq, *dk, *dw;
-    float   weight;
-    double *losses; /* (n) */
-    index_view<T> x;
-    int64_t n;
-};
+#include "kernels/index_loss.cuh"
 
 /* What a block of queries keeps; rows as long as the longest list. */
 struct loss_scratch {
@@ -70,26 +61,6 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 /* ---- the loss of one query ---- */
-
-/* index (n) becomes d I times weight; returns the divergence to all threads. */
-__device__ __forceinline__ double divergence(float *index, const float *target, int64_t n,
-                                             float max, float weight, double *shared)
-{
-    double sum = 0, total = 0, loss = 0;
-    for (int64_t j = threadIdx.x; j < n; j += blockDim.x) {
-        sum += expf(index[j] - max);
-        total += target[j];
-    }
-    double log_sum = log(block_sum(sum, shared));
-    total = block_sum(total, shared);
-    for (int64_t j = threadIdx.x; j < n; j += blockDim.x) {
-        double p = target[j] / total, log_q = (double)(index[j] - max) - log_sum;
-        if (p > 0)
-            loss += p * (log(p) - log_q);
-        index[j] = weight * (float)(exp(log_q) - p);
-    }
-    return block_sum(loss, shared);
-}
 
 /* dots (index heads, n_max) become da; dw of the query is assigned. A block a query. */
 template <typename T>
@@ -218,16 +189,15 @@ static void finish(struct device *dev, double *acc_loss, const index_gradients<T
 }
 
 template <typename T>
-static void loss_of_selected(struct device *dev, double *acc_loss, const index_gradients<T> &g,
-                             const key_lists &lists, const sparse_operands<T> &core,
-                             const float *lse)
+static void selected_plain(struct device *dev, float *acc, const index_gradients<T> &g,
+                           const key_lists &lists, const sparse_operands<T> &core,
+                           const float *lse)
 {
     const index_view<T> &x = g.x;
     int64_t n_max = lists.n_max;
     int64_t query_floats = n_max * (2 + x.n_heads + core.n_heads + x.d);
     int64_t block = sparse_block(g.n, query_floats * (int64_t)sizeof(float));
     cudaStream_t stream = cuda_stream(dev);
-    float *acc = key_sums_take(dev, g);
     loss_scratch s = loss_scratch_take(dev, block, n_max, x.n_heads);
     float *scores = (float *)cuda_scratch_take(
         dev, (size_t)(block * n_max * core.n_heads) * sizeof *scores);
@@ -245,6 +215,28 @@ static void loss_of_selected(struct device *dev, double *acc_loss, const index_g
             parts, s.dots, q, nullptr, q, 0, work);
         sparse_collect(dev, acc, parts, work, m);
     }
+}
+
+static void selected(struct device *dev, float *acc, const index_gradients<float> &g,
+                     const key_lists &lists, const sparse_operands<float> &core, const float *lse)
+{
+    selected_plain(dev, acc, g, lists, core, lse);
+}
+
+static void selected(struct device *dev, float *acc, const index_gradients<bf16> &g,
+                     const key_lists &lists, const sparse_operands<bf16> &core, const float *lse)
+{
+    if (!index_loss_tensor(dev, acc, g, lists, core, lse))
+        selected_plain(dev, acc, g, lists, core, lse);
+}
+
+template <typename T>
+static void loss_of_selected(struct device *dev, double *acc_loss, const index_gradients<T> &g,
+                             const key_lists &lists, const sparse_operands<T> &core,
+                             const float *lse)
+{
+    float *acc = key_sums_take(dev, g);
+    selected(dev, acc, g, lists, core, lse);
     finish(dev, acc_loss, g, acc);
 }
 

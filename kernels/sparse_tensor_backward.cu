@@ -4,6 +4,7 @@
  * leaves both in scratch, and sums dq. The second has a query and all its heads and makes each
  * query's part of its keys' gradients, dS^T q + P^T dO, in bf16: a key gets hundreds of parts, whose
  * roundings are independent. The third adds up the parts of each key in the order of queries. */
+#include "kernels/sparse_parts.cuh"
 #include "kernels/sparse_tensor.cuh"
 
 struct tensor_gradients {
@@ -11,7 +12,7 @@ struct tensor_gradients {
     const bf16 *d_o;
     const float *lse, *along; /* (n, heads) */
     bf16   *p, *ds;           /* (block, padded heads, stride) */
-    bf16   *parts;            /* (block, n_max, 576), in columns of part_column */
+    bf16   *parts;            /* (block, n_max, 576), columns as in sparse_parts.cuh */
     int64_t stride;           /* of a row of p and ds: n_max up to a multiple of 128 */
     int32_t n_heads_padded;
 };
@@ -209,22 +210,6 @@ __device__ __forceinline__ void load_part(char *to, const bf16 *from, int64_t st
                                          has_last ? end : 0);
 }
 
-/* Groups of 32 columns of a row, as part_column says. */
-template <int N>
-__device__ __forceinline__ void store_part(bf16 *to, const float (&sums)[N], int half)
-{
-#pragma unroll
-    for (int i = 0; i < N / 16; i++) {
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            words[j] = pack_bf16(sums[16 * i + 4 * j + 2 * half],
-                                 sums[16 * i + 4 * j + 2 * half + 1]);
-        *(uint4 *)(to + i * 32 + threadIdx.x % 4 * 8) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-    }
-}
-
 /* Grid: parts of columns, queries of the block. */
 template <int HEADS>
 static __global__ void __launch_bounds__(SPARSE_THREADS, HEADS == 64 ? 2 : 1)
@@ -294,69 +279,6 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, HEADS == 64 ? 2 : 1)
     }
 }
 
-/* ---- sums for each key ---- */
-
-/* What lies at a place of a part's row: neighbouring lanes keep what they have of 4 tiles. */
-__device__ __forceinline__ int part_column(int place)
-{
-    int in_group = place % 32;
-    return place / 32 * 32 + in_group % 8 / 2 * 8 + in_group / 8 * 2 + place % 2;
-}
-
-#define ADD_LANES  (SPARSE_WIDTH / 8) /* threads of a row */
-#define ADD_ROWS   4                  /* rows at a time */
-#define ADD_THREADS (ADD_LANES * ADD_ROWS)
-
-/* acc (keys, 576) += the parts of a key; a block a key. Thread row r adds every fourth part from
- * the r-th, then the four sums come together. */
-static __global__ void __launch_bounds__(ADD_THREADS)
-    sparse_add_parts(float *acc, const bf16 *parts, const int32_t *place, int64_t block,
-                     int64_t n_max, int n_queries)
-{
-    __shared__ int32_t counts[ADD_THREADS / 32];
-    __shared__ int64_t found[ADD_THREADS];
-    __shared__ float sums[ADD_ROWS][SPARSE_WIDTH];
-    int64_t key = blockIdx.x;
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    int row = (int)threadIdx.x / ADD_LANES, chunk = (int)threadIdx.x % ADD_LANES;
-    float sum[8] = {0};
-    bool has_any = false;
-    for (int first = 0; first < n_queries; first += ADD_THREADS) {
-        int z = first + (int)threadIdx.x;
-        int32_t at = z < n_queries ? place[key * block + z] : 0;
-        uint32_t mask = __ballot_sync(0xffffffffu, at > 0);
-        if (lane == 0)
-            counts[warp] = __popc(mask);
-        __syncthreads();
-        int n = 0, rank = __popc(mask & ((1u << lane) - 1));
-        for (int i = 0; i < ADD_THREADS / 32; i++) {
-            rank += i < warp ? counts[i] : 0;
-            n += counts[i];
-        }
-        if (at > 0)
-            found[rank] = z * n_max + at - 1;
-        __syncthreads();
-        has_any = has_any || n > 0;
-#pragma unroll 4
-        for (int i = row; i < n; i += ADD_ROWS) {
-            float x[8];
-            load_vector(parts + found[i] * SPARSE_WIDTH + chunk * 8, x);
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                sum[j] += x[j];
-        }
-        __syncthreads(); /* counts and found may be overwritten */
-    }
-    if (!has_any)
-        return;
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        sums[row][part_column(chunk * 8 + j)] = sum[j];
-    __syncthreads();
-    for (int c = (int)threadIdx.x; c < SPARSE_WIDTH; c += ADD_THREADS)
-        acc[key * SPARSE_WIDTH + c] += (sums[0][c] + sums[1][c]) + (sums[2][c] + sums[3][c]);
-}
-
 /* ---- launches ---- */
 
 template <int HEADS>
@@ -386,8 +308,9 @@ static void gradients_of_block(struct device *dev, float *acc, const tensor_grad
     else
         launch_keys<128>(dev, g, x, lists, begin, m);
     sparse_find(dev, places, {lists, begin, x.n_heads}, m);
-    sparse_add_parts<<<(unsigned)(begin + m), ADD_THREADS, 0, stream>>>(
-        acc, g.parts, places.place, places.block, lists.n_max, (int)m);
+    sparse_add_parts<SPARSE_WIDTH>
+        <<<(unsigned)(begin + m), part_rows<SPARSE_WIDTH>::threads, 0, stream>>>(
+            acc, g.parts, places.place, places.block, lists.n_max, (int)m);
 }
 
 bool sparse_tensor_backward(struct device *dev, float *acc, const rows<bf16> &dq, const bf16 *d_o,
