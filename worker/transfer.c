@@ -2,9 +2,9 @@
  *
  * All ranks of an expert group work out the same list of moves from the two placements. In a round
  * a rank sends to at most one other and receives from at most one, so that each link is used once.
- * What arrives stays in staging memory, each part of an expert with a seal behind it: a checksum
- * and what it is. When all ranks agree that everything
- * they have is sound, each copies its staging into its slots. */
+ * What arrives stays in staging memory of the host, each part of an expert with a seal behind it: a
+ * checksum and what it is. When all ranks agree that everything they have is sound, each copies its
+ * staging into its slots. */
 #include "worker/transfer.h"
 
 #include <assert.h>
@@ -16,6 +16,7 @@
 #include "common/failpoint.h"
 #include "common/mem.h"
 #include "worker/agree.h"
+#include "worker/pinned.h"
 #include "worker/rounds.h"
 #include "worker/shard_state.h"
 
@@ -45,6 +46,8 @@ struct transfer {
     uint32_t n_moves, n_alloc, n_rounds;
     size_t   part_bytes[SLOT_PARTS]; /* 0: there is no such part */
     char    *staging;
+    char    *outgoing;    /* host memory of one move; NULL: the device's is the host's */
+    void    *send, *recv; /* the device's, of one move; while the moves run */
     int64_t *send_rows, *recv_rows; /* lines, per device */
 };
 
@@ -230,6 +233,11 @@ static void measure_parts(struct transfer *t)
             t->part_bytes[part] = shard_slot_bytes(t->s, l, (enum slot_part)part);
 }
 
+static size_t largest_move_bytes(const struct transfer *t)
+{
+    return move_bytes(t, &(struct move){.parts = WITH_WEIGHTS | WITH_STATE}, true);
+}
+
 static size_t place_arrivals(struct transfer *t)
 {
     size_t at = 0;
@@ -255,7 +263,9 @@ int transfer_create(struct shard *s, struct slots *slots, struct slots *to, stru
     list_moves(t);
     plan_rounds(t);
     size_t n = place_arrivals(t);
-    if (n > 0 && !(t->staging = s->dev->ops->alloc(s->dev, n))) {
+    bool is_apart = !s->dev->is_host && t->n_rounds > 0;
+    if ((n > 0 && !(t->staging = pinned_alloc(s->dev, n))) ||
+        (is_apart && !(t->outgoing = pinned_alloc(s->dev, largest_move_bytes(t))))) {
         transfer_destroy(t);
         return err_set(err, -ENOMEM, "no memory for %zu MiB of experts that are to move here",
                        n >> 20);
@@ -268,8 +278,8 @@ void transfer_destroy(struct transfer *t)
 {
     if (!t)
         return;
-    if (t->staging)
-        t->s->dev->ops->free(t->s->dev, t->staging);
+    pinned_free(t->s->dev, t->staging);
+    pinned_free(t->s->dev, t->outgoing);
     slots_fini(&t->to);
     free(t->moves);
     free(t->send_rows);
@@ -291,41 +301,63 @@ static const struct move *find(const struct transfer *t, uint32_t round, bool ou
     return NULL;
 }
 
-static int run_round(struct transfer *t, uint32_t round, char *packed, struct transfer_result *r,
+/* From a slot over the network into staging; through the device's own memory where the network
+ * does not reach the host's. */
+static int run_round(struct transfer *t, uint32_t round, struct transfer_result *r,
                      struct err *err)
 {
     const struct move *out = find(t, round, true), *in = find(t, round, false);
+    struct device *dev = t->s->dev;
     uint64_t began = clock_now_ns();
+    void *recv = in && dev->is_host ? t->staging + in->at : t->recv;
     memset(t->send_rows, 0, t->slots->n_devices * sizeof *t->send_rows);
     memset(t->recv_rows, 0, t->slots->n_devices * sizeof *t->recv_rows);
     if (out) {
-        pack(t, out, packed);
+        pack(t, out, t->outgoing ? t->outgoing : t->send);
+        if (t->outgoing)
+            dev->ops->to_device(dev, t->send, t->outgoing, move_bytes(t, out, true));
         t->send_rows[device_of(t, out->to)] = (int64_t)(move_bytes(t, out, true) / LINE_BYTES);
         r->sent_bytes += move_bytes(t, out, false);
     }
     if (in)
         t->recv_rows[device_of(t, in->from)] = (int64_t)(move_bytes(t, in, true) / LINE_BYTES);
-    int rc = t->s->coll->ops->all_to_all_rows(t->s->coll, &t->s->ep, packed, t->send_rows,
-                                              in ? t->staging + in->at : NULL, t->recv_rows,
-                                              LINE_BYTES, err);
+    int rc = t->s->coll->ops->all_to_all_rows(t->s->coll, &t->s->ep, t->send, t->send_rows, recv,
+                                              t->recv_rows, LINE_BYTES, err);
+    if (rc == 0 && in && !dev->is_host)
+        dev->ops->to_host(dev, t->staging + in->at, recv, move_bytes(t, in, true));
     if (out)
         r->link_seconds += (double)(clock_now_ns() - began) / NS_PER_S;
     return rc;
+}
+
+static int take_buffers(struct transfer *t, struct err *err)
+{
+    size_t n = largest_move_bytes(t);
+    int rc = shard_buffer_take(t->s, n, &t->send, err);
+    if (rc == 0 && !t->s->dev->is_host)
+        rc = shard_buffer_take(t->s, n, &t->recv, err);
+    return rc;
+}
+
+static void return_buffers(struct transfer *t)
+{
+    if (t->send)
+        shard_buffer_return(t->s, t->send);
+    if (t->recv)
+        shard_buffer_return(t->s, t->recv);
+    t->send = t->recv = NULL;
 }
 
 /* Everything that comes here into staging. *out_mine: what this rank found wrong with it. */
 static int run_rounds(struct transfer *t, struct transfer_result *r, int *out_mine,
                       struct err *mine_err, struct err *err)
 {
-    const struct move all = {.parts = WITH_WEIGHTS | WITH_STATE};
-    void *packed = NULL;
-    int rc = shard_buffer_take(t->s, move_bytes(t, &all, true), &packed, err);
-    int mine = failpoint("before-move");
+    int rc = take_buffers(t, err), mine = failpoint("before-move");
     if (mine < 0)
         err_set(mine_err, mine, "rank %u failed before the moves", t->s->coll->rank);
     t->s->coll->layer = -1;
     for (uint32_t round = 0; round < t->n_rounds && rc == 0; round++) {
-        rc = run_round(t, round, packed, r, err);
+        rc = run_round(t, round, r, err);
         int failed = round == 0 ? failpoint("in-move") : 0;
         if (failed < 0 && mine == 0)
             mine = err_set(mine_err, failed, "rank %u failed amid the moves", t->s->coll->rank);
@@ -339,8 +371,7 @@ static int run_rounds(struct transfer *t, struct transfer_result *r, int *out_mi
         if (mine == 0)
             mine = check(t, m, mine_err);
     }
-    if (packed)
-        shard_buffer_return(t->s, packed);
+    return_buffers(t);
     *out_mine = mine;
     return rc;
 }
