@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/hf_config.h"
-#include "common/memory_model.h"
+#include "proto/job_memory.h"
 #include "proto/job_spec.h"
 
 struct plan {
@@ -24,15 +24,11 @@ static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct p
     struct err err;
     p->spec = spec;
     if (hf_config_read(spec->model_path, &p->model, &err) < 0 ||
-        layout_init(job_spec_degrees(spec), p->model.n_experts, 0, &p->layout, &err) < 0)
+        layout_init(job_spec_degrees(spec), p->model.n_experts, 0, &p->layout, &err) < 0 ||
+        job_memory(spec, &p->model, p->layout.degrees, &p->memory, &err) < 0)
         return ctl_fail(c, CTL_USAGE, "%s", err.text);
     bool recompute = !strcmp(spec->parallel_activation_checkpointing, "full");
     p->counts = model_spec_count(&p->model);
-    p->memory = memory_model(&(struct memory_input){
-        .spec = &p->model, .degrees = p->layout.degrees, .recompute = recompute,
-        .count_margins = !strcmp(spec->moe_bias_update, "quantile"),
-        .n_spare = spec->rebalance_spare_slots_per_rank,
-        .n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length});
     p->n_tokens_step = (uint64_t)spec->train_global_batch * spec->data_sequence_length;
     p->n_passes = spec->train_global_batch / (spec->train_micro_batch * spec->parallel_workers);
     /* Two per multiply-add, forward once and backward twice; the embedding is a look-up. */

@@ -7,9 +7,8 @@
 #include <string.h>
 
 #include "common/hf_config.h"
-#include "common/lora_map.h"
-#include "common/memory_model.h"
 #include "proto/job_file.h"
+#include "proto/job_memory.h"
 
 static int refuse_key(const struct ctl *c, const struct job_file_places *places, const char *key,
                       const char *text, const char *hint)
@@ -26,21 +25,6 @@ static bool is_lora(const Ballast__JobSpec *spec)
     return !strcmp(spec->train_mode, "lora");
 }
 
-static int check_adapters(const Ballast__JobSpec *spec, const struct model_spec *model,
-                          struct err *err)
-{
-    struct lora_config lora = {
-        .r = spec->lora_r, .alpha = spec->lora_alpha, .shared_a = spec->lora_shared_a,
-        .targets = (const char *const *)spec->lora_targets, .n_targets = spec->n_lora_targets,
-    };
-    struct tensor_map map = {0};
-    int rc = 0;
-    if (is_lora(spec) && (rc = tensor_map_init(model, &map, err)) == 0)
-        rc = lora_map_add(&map, &lora, err);
-    tensor_map_fini(&map);
-    return rc;
-}
-
 /* What only the model can say: whether it is one, whether the experts can be cut so, and how much
  * memory a rank needs. Fills the spec's two derived fields. */
 static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
@@ -48,6 +32,7 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
 {
     struct model_spec *model = xcalloc(1, sizeof *model);
     struct layout layout = {0};
+    struct memory_plan memory = {0};
     struct err err;
     int rc = hf_config_read(spec->model_path, model, &err);
     if (rc < 0) {
@@ -58,7 +43,7 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
     } else if (!strcmp(spec->train_mode, "indexer") && !model->index_top_k) {
         rc = refuse_key(c, places, "train.mode", "indexer, but the model has no indexer",
                         "; expected full");
-    } else if (check_adapters(spec, model, &err) < 0) {
+    } else if (job_memory(spec, model, layout.degrees, &memory, &err) < 0) {
         rc = refuse_key(c, places, "train.lora.targets", err.text, "");
     } else if (!is_lora(spec) && !strcmp(spec->moe_bias_update, "quantile") &&
                model->n_expert_groups > 1) {
@@ -66,14 +51,7 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
                         "quantile does not go with a model that chooses experts in groups",
                         "; expected sign or off");
     } else {
-        struct memory_plan plan = memory_model(&(struct memory_input){
-            .spec = model, .degrees = layout.degrees,
-            .n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length,
-            .recompute = !strcmp(spec->parallel_activation_checkpointing, "full"),
-            .count_margins = !strcmp(spec->moe_bias_update, "quantile"),
-            .n_spare = spec->rebalance_spare_slots_per_rank,
-        });
-        spec->memory_bytes_per_rank = plan.total;
+        spec->memory_bytes_per_rank = memory.total;
         spec->model_parameters = model_spec_count(model).total;
         rc = CTL_OK;
     }

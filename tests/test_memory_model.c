@@ -66,7 +66,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
 {
     const struct row *row = arg;
     struct memory_plan plan = memory_model(&(struct memory_input){
-        .spec = s->config->spec, .degrees = row->degrees, .n_tokens = N_TOKENS,
+        .spec = s->config->spec, .degrees = row->degrees, .n_tokens = N_TOKENS, .elem_bytes = 4,
         .recompute = row->recompute == RECOMPUTE_FULL, .count_margins = row->count_margins,
         .n_spare = row->n_spare});
     int32_t tokens[N_TOKENS], cu_seqlens[2] = {0, N_TOKENS};
@@ -111,7 +111,8 @@ static void more_ranks_and_recomputation_need_less(void **state)
 {
     (void)state;
     struct model_spec spec = kimi();
-    struct memory_input in = {.spec = &spec, .degrees = {4, 1, 1, 4}, .n_tokens = 1024};
+    struct memory_input in = {.spec = &spec, .degrees = {4, 1, 1, 4}, .n_tokens = 1024,
+                              .elem_bytes = 4};
     struct memory_plan whole = memory_model(&in);
     in.degrees = (struct layout_degrees){4, 4, 4, 1};
     struct memory_plan cut = memory_model(&in);
@@ -119,6 +120,16 @@ static void more_ranks_and_recomputation_need_less(void **state)
     struct memory_plan again = memory_model(&in);
     assert_true(cut.weights < whole.weights && cut.optimizer == 2 * cut.weights);
     assert_true(again.activations < cut.activations / 2);
+    in.elem_bytes = 2;
+    struct memory_plan halves = memory_model(&in);
+    assert_true(halves.weights * 2 == again.weights * 3 && halves.gradients == again.gradients &&
+                halves.optimizer == again.optimizer); /* a float32 master and 2 bytes, not 4 */
+    assert_true(halves.activations < again.activations && halves.activations * 2 >
+                                                              again.activations);
+    in.dense_adapters = 4096;
+    struct memory_plan frozen = memory_model(&in);
+    assert_true(frozen.weights < halves.weights / 2 && frozen.gradients == 4 * 1024 &&
+                frozen.optimizer == 2 * frozen.gradients);
     assert_true(again.total == again.weights + again.gradients + again.optimizer +
                 again.activations + again.buffers);
 }

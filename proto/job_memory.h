@@ -1,0 +1,12 @@
+/* job_memory.h - the memory plan of one rank of a job */
+#ifndef PROTO_JOB_MEMORY_H
+#define PROTO_JOB_MEMORY_H
+
+#include "common/memory_model.h"
+#include "proto/ballast.pb-c.h"
+
+/* degrees: as layout_init resolved them. -EINVAL for LoRA targets that the model lacks. */
+int job_memory(const Ballast__JobSpec *spec, const struct model_spec *model,
+               struct layout_degrees degrees, struct memory_plan *out, struct err *err);
+
+#endif
