@@ -118,13 +118,17 @@ __device__ __forceinline__ bool kda_is_later(const kda_eight &e, int n)
     return e.eight / n & 1;
 }
 
-/* factor[r]: start of the half at level n .. row r. totals: (8, n_channels) of all eights. */
+/* factor[r]: start of the half at level n .. row r. totals: (8, n_channels) of all eights. The
+ * loops have constant bounds so that their loads do not wait for each other. */
 __device__ __forceinline__ void kda_from_start(float (&factor)[8], const kda_eight &e, int n,
                                                const float *totals, int n_channels)
 {
     float product = 1;
-    for (int i = e.eight & ~(n - 1); i < e.eight; i++)
-        product *= totals[i * n_channels + e.channel];
+#pragma unroll
+    for (int i = 0; i < n - 1; i++) {
+        int at = (e.eight & ~(n - 1)) + i;
+        product *= at < e.eight ? totals[at * n_channels + e.channel] : 1;
+    }
 #pragma unroll
     for (int r = 0; r < 8; r++)
         factor[r] = product *= e.step[r];
@@ -135,8 +139,11 @@ __device__ __forceinline__ void kda_to_end(float (&factor)[8], const kda_eight &
                                            const float *totals, int n_channels)
 {
     float product = 1;
-    for (int i = e.eight | (n - 1); i > e.eight; i--)
-        product *= totals[i * n_channels + e.channel];
+#pragma unroll
+    for (int i = 0; i < n - 1; i++) {
+        int at = (e.eight | (n - 1)) - i;
+        product *= at > e.eight ? totals[at * n_channels + e.channel] : 1;
+    }
 #pragma unroll
     for (int r = 7; r >= 0; r--) {
         factor[r] = product;
