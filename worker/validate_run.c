@@ -312,6 +312,7 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
     int rc;
 
     if ((rc = ckpt_load_weights(v->model_path, s->shard, s->config->map, err)) < 0 ||
+        (rc = shard_refresh_all(s->shard, err)) < 0 ||
         (rc = logits(s, &f->batch, v->logits, err)) < 0 ||
         (rc = validation_loss(s, &f->batch, 0, true, &value, &norm, &n_labels, err)) < 0)
         return rc;
