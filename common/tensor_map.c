@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #define ALIGN_NUMBERS 16u
 #define A_LOG_MULTIPLE 128u
 #define NAME_MAX_BYTES 256
+#define PACKED_GROUP 32u /* numbers that share a scale */
 
 enum { BUFFER = 1, F32 = 2, UNREACHED = 4, OPTIONAL = 8 };
 
@@ -406,6 +408,27 @@ void tensor_map_train_indexers(struct tensor_map *map)
         e->is_unreached = e->role < ROLE_INDEX_Q || e->role > ROLE_INDEX_WEIGHTS;
     }
     tensor_map_index(map);
+}
+
+int tensor_map_pack_experts(struct tensor_map *map, size_t elem_bytes, struct err *err)
+{
+    for (size_t i = 0; i < map->n_entries; i++) {
+        const struct tensor_entry *e = &map->entries[i];
+        if (e->expert >= 0 && e->adapter == ADAPTER_NONE && e->dims[1] % PACKED_GROUP != 0)
+            return err_set(err, -EINVAL, "MXFP4 packs rows in groups of %u numbers, but those of "
+                           "%s have %" PRIu64, PACKED_GROUP, e->name, e->dims[1]);
+    }
+    for (size_t i = 0; i < map->n_entries; i++) {
+        struct tensor_entry *e = &map->entries[i];
+        if (e->expert < 0 || e->adapter != ADAPTER_NONE)
+            continue;
+        assert(!tensor_is_trained(e));
+        e->is_packed = true;
+        e->count = align_up(e->stored_count / 2 + e->stored_count / PACKED_GROUP, elem_bytes) /
+                   elem_bytes;
+    }
+    tensor_map_index(map);
+    return 0;
 }
 
 const struct tensor_entry *tensor_map_find(const struct tensor_map *map, const char *name)

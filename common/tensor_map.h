@@ -68,6 +68,8 @@ struct tensor_entry {
                              * self_attention_res_*, indexers), or it is frozen */
     bool     is_optional;   /* a checkpoint may lack it; then it is zero */
     bool     is_matrix;     /* decayed by decay: matrices (2-D, not norm, bias, conv, A_log) */
+    bool     is_packed;     /* frozen, and kept as MXFP4: its packed bytes, then its scales. count
+                             * is what these take in elements, stored_count what they stand for */
     bool     keep_f32;      /* published in F32 even in BF16 checkpoints */
 };
 
@@ -100,6 +102,10 @@ void tensor_map_fini(struct tensor_map *map);
 
 /* From now on the indexers' tensors are trained, and all others are not. */
 void tensor_map_train_indexers(struct tensor_map *map);
+
+/* From now on the matrices of routed experts, which must be frozen, are kept packed among elements
+ * of elem_bytes. -EINVAL where their rows are no multiple of the 32 that share a scale. */
+int tensor_map_pack_experts(struct tensor_map *map, size_t elem_bytes, struct err *err);
 
 /* After entries were added or frozen: offsets, sizes and by_name anew. */
 void tensor_map_index(struct tensor_map *map);

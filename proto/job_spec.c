@@ -199,8 +199,6 @@ struct unsupported {
 };
 
 static const struct unsupported unsupported[] = {
-    {"model.base_precision", "mxfp4", 0, "bf16 or f32"},
-    {"model.base_precision", "fp8", 0, "bf16 or f32"},
     {"train.precision", "bf16", 0, "f32"},
     {"parallel.sequence_parallel_degree", NULL, 1, "1"},
     {"parallel.tensor_parallel_degree", NULL, 1, "1"},

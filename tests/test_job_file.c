@@ -223,8 +223,6 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
                                          "train.lora.shared_a=true"},
      "--set: key 'train.lora.shared_a': the sum over the experts of a rank changes bits when they "
      "move, which train.deterministic excludes; expected false"},
-    {"not yet: a base that stays packed", {"train.mode=lora", "model.base_precision=mxfp4"},
-     "--set: key 'model.base_precision': mxfp4 is not supported yet; this version runs bf16 or f32"},
     {"not yet: sequence parallel", {"parallel.workers=4", "parallel.sequence_parallel_degree=2"},
      "--set: key 'parallel.sequence_parallel_degree': 2 is not supported yet; this version runs 1"},
     {"not yet: capacity", {"moe.capacity_factor=1.25"},

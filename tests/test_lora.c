@@ -12,6 +12,7 @@
 
 #include "common/lora_map.h"
 #include "common/mem.h"
+#include "kernels/mxfp4.h"
 #include "worker/optim.h"
 #include "worker/shuffle.h"
 #include "worker/stack.h"
@@ -153,6 +154,8 @@ static void run_on(const struct model_spec *spec, const struct lora_config *lora
         .recompute = variant & 1 ? RECOMPUTE_FULL : RECOMPUTE_OFF, .n_spare = variant & 2 ? 1 : 0,
         .deterministic = variant & 4,
     };
+    if (variant & 8 && tensor_map_pack_experts(&map, sizeof(float), &err) < 0)
+        fail_msg("%s", err.text);
     if (stack_run(&config, body, arg, &err) < 0)
         fail_msg("world %u fsdp %u ep %u shard %u: %s", degrees.world, degrees.fsdp, degrees.ep,
                  degrees.expert_shard, err.text);
@@ -479,12 +482,10 @@ static int move_all(struct stack *s, uint64_t seed, struct err *err)
     return rc;
 }
 
-static int train(struct stack *s, void *arg, struct err *err)
+static int train_on(struct stack *s, struct course *c, struct err *err)
 {
-    struct course *c = arg;
     struct optim_config config = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1,
                                    .decay = DECAY_ALL, .clip_grad_norm = 1 };
-    fill(s);
     for (uint64_t step = 0; step < N_STEPS; step++) {
         struct documents *d = dealt(s, step);
         struct model_loss mine = {0};
@@ -506,8 +507,16 @@ static int train(struct stack *s, void *arg, struct err *err)
             c->norms[step] = norm;
         }
     }
-    add_digest(s, c);
     return 0;
+}
+
+static int train(struct stack *s, void *arg, struct err *err)
+{
+    fill(s);
+    int rc = train_on(s, arg, err);
+    if (rc == 0)
+        add_digest(s, arg);
+    return rc;
 }
 
 static void every_layout_trains_the_same(void **state)
@@ -553,6 +562,95 @@ static void moving_experts_changes_no_bit(void **state)
     }
 }
 
+/* ---- a packed base -------------------------------------------------------------------------- */
+
+/* Experts as wide as groups of MXFP4 ask for. */
+static struct model_spec wide(void)
+{
+    struct model_spec m = kimi();
+    m.latent = 32;
+    m.expert_inter = 64;
+    return m;
+}
+
+/* What an expert's matrix is packed as, from its numbers in the other runs. */
+static void pack(const struct tensor_entry *e, uint8_t *packed)
+{
+    float *x = xcalloc(e->stored_count, sizeof *x);
+    for (uint64_t i = 0; i < e->stored_count; i++)
+        x[i] = initial(e, i);
+    mxfp4_encode(packed, packed + e->stored_count / 2, x, (int64_t)e->stored_count);
+    free(x);
+}
+
+/* The experts' own matrices as they are packed, or as the floats that those decode to. */
+static void fill_experts(struct stack *s)
+{
+    const struct tensor_map *map = s->config->map;
+    for (size_t t = 0; t < map->n_entries; t++) {
+        const struct tensor_entry *e = &map->entries[t];
+        struct shard_part part;
+        if (e->expert < 0 || e->adapter != ADAPTER_NONE || !shard_part(s->shard, e, &part))
+            continue;
+        uint8_t *packed = xcalloc(e->stored_count, 1);
+        float *x = xcalloc(e->stored_count, sizeof *x);
+        pack(e, packed);
+        mxfp4_decode(x, packed, packed + e->stored_count / 2, (int64_t)e->stored_count);
+        const float *from = e->is_packed ? (const float *)(const void *)packed : x;
+        memcpy(part.elements, from + part.first, part.count * sizeof *x);
+        free(packed);
+        free(x);
+    }
+}
+
+struct packed_course {
+    struct course course;
+    size_t state_bytes;
+};
+
+static int train_packed(struct stack *s, void *arg, struct err *err)
+{
+    struct packed_course *c = arg;
+    fill(s);
+    fill_experts(s);
+    c->state_bytes = shard_state_bytes(s->shard);
+    return train_on(s, &c->course, err);
+}
+
+static void a_packed_base_trains_as_what_it_decodes_to(void **state)
+{
+    (void)state;
+    static const struct layout_degrees layouts[] = {
+        { 1, 1, 1, 0 }, { 2, 2, 2, 0 }, { 4, 2, 2, 2 },
+    };
+    struct model_spec m = wide();
+    struct lora_config c = LORA(all, false);
+    for (size_t i = 0; i < COUNT(layouts); i++) {
+        struct packed_course plain_one = {0}, packed = { .course.moves_every = 1 };
+        run_on(&m, &c, layouts[i], 2, train_packed, &plain_one);
+        run_on(&m, &c, layouts[i], 2 | 8, train_packed, &packed);
+        assert_true(packed.state_bytes < plain_one.state_bytes);
+        for (size_t k = 0; k < N_STEPS; k++)
+            if (!(fabs(packed.course.losses[k] / plain_one.course.losses[k] - 1) < 1e-5))
+                fail_msg("layout %zu step %zu: %.9g packed, %.9g plain", i, k,
+                         packed.course.losses[k], plain_one.course.losses[k]);
+    }
+}
+
+static void rows_that_are_no_groups_are_not_packed(void **state)
+{
+    (void)state;
+    struct model_spec m = kimi();
+    struct lora_config c = LORA(all, false);
+    struct tensor_map map = map_of(&m, &c);
+    struct err err = {0};
+    uint64_t before = map.expert.frozen;
+    assert_int_equal(tensor_map_pack_experts(&map, 4, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "in groups of 32 numbers, but those of "));
+    assert_true(map.expert.frozen == before);
+    tensor_map_fini(&map);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -564,6 +662,8 @@ int main(void)
         cmocka_unit_test(an_adapter_is_what_it_would_be_merged),
         cmocka_unit_test(every_layout_trains_the_same),
         cmocka_unit_test(moving_experts_changes_no_bit),
+        cmocka_unit_test(a_packed_base_trains_as_what_it_decodes_to),
+        cmocka_unit_test(rows_that_are_no_groups_are_not_packed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

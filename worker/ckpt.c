@@ -221,7 +221,7 @@ int ckpt_load_base(const char *model_path, struct shard *s, const struct tensor_
                    enum base_precision precision, struct err *err)
 {
     struct ckpt_tensors t = {.map = map, .shard = s, .what = CKPT_WEIGHTS,
-                             .rounds_matrices = precision == BASE_BF16};
+                             .precision = precision};
     return ckpt_files_read(&t, model_path, err);
 }
 

@@ -15,6 +15,7 @@
 #include "common/json.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
+#include "worker/ckpt_base.h"
 #include "worker/ckpt_source.h"
 #include "worker/peft.h"
 
@@ -363,9 +364,12 @@ static int read_tensor(const struct ckpt_tensors *t, const struct safetensors *s
     int rc = ckpt_source_find(st, e, folder, &source, err);
     if (rc == 0 && t->what == CKPT_ADAPTERS)
         rc = check_same(st, e, err);
-    if (rc == 0 && shard_part(t->shard, e, &p))
-        rc = read_part(t, &source, t->rounds_matrices && e->is_matrix, &p, chunk, err);
-    return rc;
+    if (rc < 0 || !shard_part(t->shard, e, &p))
+        return rc;
+    if (t->what == CKPT_WEIGHTS && ckpt_base_is_whole(e, &source, t->precision))
+        return ckpt_base_read(t->shard, e, &p, &source, err);
+    bool rounds = e->is_matrix && t->precision != BASE_F32 && !ckpt_source_is_fp8(&source);
+    return read_part(t, &source, rounds, &p, chunk, err);
 }
 
 /* Masters are those that the run which wrote them had. */

@@ -5,6 +5,7 @@
 #ifndef WORKER_CKPT_FILES_H
 #define WORKER_CKPT_FILES_H
 
+#include "worker/ckpt.h"
 #include "worker/ckpt_carried.h"
 #include "worker/ckpt_forms.h"
 #include "worker/shard.h"
@@ -21,7 +22,7 @@ struct ckpt_tensors {
     uint64_t       n_masters;      /* to be read */
     uint64_t       file_bytes_max; /* a tensor larger than that has a file of its own */
     bool           is_one_of_many; /* the folder gets more files of tensors, so there is an index */
-    bool           rounds_matrices; /* to bf16, when they are read */
+    enum base_precision precision; /* of matrices that are read */
 };
 
 /* By one rank: makes folder with files of their final size; carried, for is_one_of_many, are whole

@@ -5,8 +5,10 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "common/mem.h"
 #include "kernels/fp8.h"
 #include "kernels/mxfp4.h"
 
@@ -169,6 +171,33 @@ int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, fl
     else
         read_fp8(s, first, n, out);
     return rc < 0 ? rc : check_finite(s, first, n, out, err);
+}
+
+bool ckpt_source_is_fp8(const struct ckpt_source *s)
+{
+    return s->scales && s->values->tensor.dtype == ST_F8_E4M3;
+}
+
+int ckpt_source_read_packed(const struct ckpt_source *s, uint8_t *out_packed, uint8_t *out_scales,
+                            struct err *err)
+{
+    uint64_t n = s->values->n_elements;
+
+    if (s->scales && s->values->tensor.dtype == ST_U8) {
+        int64_t bad = mxfp4_find_nan(s->scales->data, (int64_t)s->scales->n_bytes);
+        if (bad >= 0)
+            return err_set(err, -EINVAL, "%s: tensor '%s', scale %" PRId64 " is no number",
+                           s->scales->file, s->scales->tensor.name, bad);
+        memcpy(out_packed, s->values->data, s->values->n_bytes);
+        memcpy(out_scales, s->scales->data, s->scales->n_bytes);
+        return 0;
+    }
+    float *whole = xcalloc(n, sizeof *whole);
+    int rc = ckpt_source_read(s, 0, n, whole, err);
+    if (rc == 0)
+        mxfp4_encode(out_packed, out_scales, whole, (int64_t)n);
+    free(whole);
+    return rc;
 }
 
 /* Whether a name with one of the suffixes is the model's without it. */

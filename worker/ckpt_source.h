@@ -22,6 +22,11 @@ int ckpt_source_find(const struct safetensors *st, const struct tensor_entry *e,
 int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, float *out,
                      struct err *err);
 
+/* The whole matrix as MXFP4: as it is stored, or packed from what is. Out: n / 2 bytes, n / 32. */
+int ckpt_source_read_packed(const struct ckpt_source *s, uint8_t *out_packed, uint8_t *out_scales,
+                            struct err *err);
+bool ckpt_source_is_fp8(const struct ckpt_source *s);
+
 /* The first tensor that is neither the model's, in any of these forms, nor one that it carries
  * along: -EINVAL. */
 int ckpt_source_check_names(const struct safetensors *st, const struct tensor_map *map,

@@ -39,8 +39,11 @@ struct lora_pass lora_of(const struct lora_config *c, const struct tensor_map *m
     l.r = c->r;
     l.scale = (float)(c->alpha / c->r);
     l.shared_a = c->shared_a;
-    for (size_t i = 0; i < map->n_entries && !l.on_experts; i++)
-        l.on_experts = map->entries[i].adapter == ADAPTER_B && map->entries[i].expert >= 0;
+    for (size_t i = 0; i < map->n_entries; i++) {
+        const struct tensor_entry *e = &map->entries[i];
+        l.on_experts = l.on_experts || (e->adapter == ADAPTER_B && e->expert >= 0);
+        l.packed_experts = l.packed_experts || e->is_packed;
+    }
     return l;
 }
 

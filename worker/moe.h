@@ -16,6 +16,7 @@ struct moe {
     uint32_t n_slots, n_sources; /* of this rank; ranks that send rows here */
     const elem **w;            /* 3 n_slots: gates, ups, downs; NULL before moe_init */
     float **dw;                /* 3 times the larger of n_slots and n_sources */
+    const uint8_t **packed, **scales; /* 3 n_slots: in place of w, where experts are packed */
     const elem **a, **b;       /* 3 n_slots: the adapters' beside them */
     float **da, **db;          /* as dw */
     const float *ones;         /* n * top_k on the device, of this step */
@@ -94,20 +95,31 @@ int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const str
 int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                          struct moe_scratch *b, const struct moe_saved *s, struct err *err);
 
-/* ---- the experts' adapters (moe_lora.c) ---- */
+/* ---- one of the three matrices (moe_product.c) ---- */
 
-/* Where there are some; else nothing is taken. */
-void moe_lora_carve_forward(struct pass *p, int64_t n_rows, struct moe_lora_scratch *out);
-void moe_lora_carve_backward(struct pass *p, int64_t n_rows, struct moe_lora_scratch *out);
-
-/* One of the three matrices of the groups of rows at hand; x, dx (n_rows, in); y, dy (n_rows,
- * out). */
+/* Of the groups of rows at hand; x, dx (n_rows, in); y, dy (n_rows, out). */
 struct moe_product {
     enum tensor_role role;
     const int64_t *offsets; /* n_groups + 1 */
     int32_t n_groups;
     int64_t n_rows, in, out;
 };
+
+/* Points e's arrays to the matrices in the slots' blocks. */
+void moe_product_point(const struct pass *p, struct moe *e, const struct shard_experts *x,
+                       const struct unit_view *u);
+
+/* y = x W^T and dx = beta dx + dy W, of plain matrices or packed ones. */
+void moe_product_forward(const struct pass *p, const struct moe *e, const struct moe_product *w,
+                         elem *y, const elem *x);
+void moe_product_dx(const struct pass *p, const struct moe *e, const struct moe_product *w,
+                    elem *dx, const elem *dy, float beta);
+
+/* ---- the experts' adapters (moe_lora.c) ---- */
+
+/* Where there are some; else nothing is taken. */
+void moe_lora_carve_forward(struct pass *p, int64_t n_rows, struct moe_lora_scratch *out);
+void moe_lora_carve_backward(struct pass *p, int64_t n_rows, struct moe_lora_scratch *out);
 
 /* Points e's arrays to the adapters in the slots' blocks; in blocks of gradients, of group i of
  * n. */

@@ -20,16 +20,6 @@ static void point_gradients(const struct pass *p, struct moe *e, uint32_t i, uin
     e->dw[2 * n + i] = block + u->at[ROLE_EXPERT_DOWN];
 }
 
-static void point_weights(struct moe *e, const struct shard_experts *x, const struct unit_view *u)
-{
-    for (uint32_t i = 0; i < x->n_slots; i++) {
-        const struct shard_weights *w = &x->weights[i];
-        e->w[i] = shard_at(u->dev, w, u->at[ROLE_EXPERT_GATE]);
-        e->w[x->n_slots + i] = shard_at(u->dev, w, u->at[ROLE_EXPERT_UP]);
-        e->w[2 * x->n_slots + i] = shard_at(u->dev, w, u->at[ROLE_EXPERT_DOWN]);
-    }
-}
-
 static void spend(struct moe *e, uint64_t began_ns)
 {
     if (e->training)
@@ -55,17 +45,12 @@ static void products_forward(struct pass *p, struct moe *e, const struct unit_vi
                              const struct products *w, elem *out_rows, struct moe_saved *s,
                              struct moe_lora_scratch *b)
 {
-    const struct device_ops *ops = p->dev->ops;
-    const int64_t *offsets = w->gate.offsets, latent = p->spec->latent;
-    int64_t inter = p->spec->expert_inter;
-    int32_t n = w->gate.n_groups;
-
-    ops->grouped_linear(p->dev, s->gate, s->rows, e->w, offsets, n, latent, inter);
+    moe_product_forward(p, e, &w->gate, s->gate, s->rows);
     moe_lora_forward(p, e, u, &w->gate, s->gate, s->hidden, s->rows, b);
-    ops->grouped_linear(p->dev, s->up, s->rows, e->w + n, offsets, n, latent, inter);
+    moe_product_forward(p, e, &w->up, s->up, s->rows);
     moe_lora_forward(p, e, u, &w->up, s->up, s->hidden, s->rows, b);
-    mlp_activate(p, s->hidden, s->gate, s->up, s->n_rows * inter);
-    ops->grouped_linear(p->dev, out_rows, s->hidden, e->w + 2 * n, offsets, n, inter, latent);
+    mlp_activate(p, s->hidden, s->gate, s->up, s->n_rows * p->spec->expert_inter);
+    moe_product_forward(p, e, &w->down, out_rows, s->hidden);
     moe_lora_forward(p, e, u, &w->down, out_rows, b->y, s->hidden, b);
 }
 
@@ -84,7 +69,7 @@ int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const str
         struct products w = products_of(p, dispatch_plan_offsets(s->plan), (int32_t)x.n_slots,
                                         s->n_rows);
         uint64_t began = clock_now_ns();
-        point_weights(e, &x, u);
+        moe_product_point(p, e, &x, u);
         moe_lora_point(p, e, &x, u);
         products_forward(p, e, u, &w, out_rows, s, &b);
         spend(e, began);
@@ -160,8 +145,7 @@ static void backward_down(struct pass *p, struct moe *e, const struct unit_view 
 {
     const struct moe_product *d = &w->down;
 
-    p->dev->ops->grouped_linear_dx(p->dev, b->d_hidden, b->d_rows, e->w + 2 * d->n_groups,
-                                   d->offsets, d->n_groups, d->in, d->out, 0);
+    moe_product_dx(p, e, d, b->d_hidden, b->d_rows, 0);
     moe_lora_shrink(p, e, u, d, b->d_rows, s->hidden, &b->lora);
     moe_lora_dx(p, e, u, d, b->d_hidden, &b->lora);
     mlp_activate_backward(p, b->d_gate, b->d_up, b->d_hidden, s->gate, s->up, s->n_rows * d->in);
@@ -173,14 +157,9 @@ static void backward_down(struct pass *p, struct moe *e, const struct unit_view 
 static void backward_in(struct pass *p, struct moe *e, const struct unit_view *u,
                         const struct products *w, struct moe_scratch *b)
 {
-    const struct device_ops *ops = p->dev->ops;
-    const struct moe_product *g = &w->gate;
-
-    ops->grouped_linear_dx(p->dev, b->d_rows, b->d_gate, e->w, g->offsets, g->n_groups, g->in,
-                           g->out, 0);
-    ops->grouped_linear_dx(p->dev, b->d_rows, b->d_up, e->w + g->n_groups, g->offsets, g->n_groups,
-                           g->in, g->out, 1);
-    moe_lora_dx(p, e, u, g, b->d_rows, &b->lora);
+    moe_product_dx(p, e, &w->gate, b->d_rows, b->d_gate, 0);
+    moe_product_dx(p, e, &w->up, b->d_rows, b->d_up, 1);
+    moe_lora_dx(p, e, u, &w->gate, b->d_rows, &b->lora);
     moe_lora_dx(p, e, u, &w->up, b->d_rows, &b->lora);
 }
 
@@ -209,7 +188,7 @@ int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const st
     struct products w = products_of(p, dispatch_plan_offsets(s->plan), (int32_t)x.n_slots,
                                     s->n_rows);
     uint64_t began = clock_now_ns();
-    point_weights(e, &x, u);
+    moe_product_point(p, e, &x, u);
     moe_lora_point(p, e, &x, u);
     backward_down(p, e, u, &w, b, s);
     spend(e, began);

@@ -26,25 +26,38 @@ void run_lora_read(struct run *run)
     run->bias_rule = BIAS_OFF; /* the router is frozen */
 }
 
+static enum base_precision precision_of(const struct run *run)
+{
+    static const char *const words[] = {[BASE_F32] = "f32", [BASE_BF16] = "bf16",
+                                        [BASE_FP8] = "fp8", [BASE_MXFP4] = "mxfp4"};
+    int i = BASE_F32;
+    while (strcmp(words[i], run->spec->model_base_precision) != 0)
+        i++; /* the job file's table knows no other */
+    return (enum base_precision)i;
+}
+
 int run_lora_map(struct run *run, struct err *err)
 {
+    size_t elem_bytes = strcmp(run->spec->train_precision, "bf16") == 0 ? sizeof(uint16_t)
+                                                                         : sizeof(float);
     int rc = run->lora ? lora_map_add(&run->map, run->lora, err) : 0;
     if (rc < 0)
-        err_prefix(err, "train.lora.targets");
+        return err_prefix(err, "train.lora.targets");
+    if (run->lora && precision_of(run) == BASE_MXFP4 &&
+        (rc = tensor_map_pack_experts(&run->map, elem_bytes, err)) < 0)
+        err_prefix(err, "model.base_precision");
     return rc;
 }
 
 static int load_base(struct run *run, struct err *err)
 {
     const Ballast__JobSpec *s = run->spec;
-    bool is_rounded = strcmp(s->model_base_precision, "bf16") == 0;
     int rc = 0;
     if (!ckpt_has_weights(s->model_path))
         rc = err_set(err, -EINVAL, "model.path %s holds no weights, but train.mode: lora trains "
                      "adapters beside those of a model; use train.mode: full", s->model_path);
     else
-        rc = ckpt_load_base(s->model_path, run->shard, &run->map,
-                            is_rounded ? BASE_BF16 : BASE_F32, err);
+        rc = ckpt_load_base(s->model_path, run->shard, &run->map, precision_of(run), err);
     if ((rc = agree(run->coll, rc, err)) < 0 ||
         (rc = base_hash(s->model_path, run->coll, &run->ckpt.base_hash, err)) < 0)
         return rc;
