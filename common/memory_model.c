@@ -159,13 +159,15 @@ struct memory_plan memory_model(const struct memory_input *in)
     const struct model_spec *m = in->spec;
     struct model_counts counts = model_spec_count(m);
     uint64_t base = owned(in, &counts, counts.total - counts.experts, counts.per_expert);
+    uint64_t experts = in->packed_experts ? owned(in, &counts, 0, counts.per_expert) : 0;
     uint64_t adapters = owned(in, &counts, in->dense_adapters, in->expert_adapters);
     uint64_t trained = is_frozen(in) ? adapters : base;
     uint64_t margins = in->count_margins ? 8ull * m->n_layers * m->n_experts * MARGIN_COUNTS : 0;
     uint64_t master = in->elem_bytes < FLOAT_BYTES ? FLOAT_BYTES : 0;
     assert(in->elem_bytes == 4 || in->elem_bytes == 2);
     struct memory_plan plan = {
-        .weights = (base + adapters) * in->elem_bytes + trained * master,
+        .weights = (base - experts + adapters) * in->elem_bytes + experts * 17 / 32 +
+                   trained * master,
         .gradients = trained * FLOAT_BYTES,
         .optimizer = 2 * trained * FLOAT_BYTES,
         .activations = activation_bytes(in),

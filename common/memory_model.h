@@ -19,6 +19,7 @@ struct memory_input {
     /* Numbers of adapters beside a frozen base: of all dense tensors, and of one expert. Both 0: all
      * weights are trained. */
     uint64_t dense_adapters, expert_adapters;
+    bool     packed_experts; /* experts of a frozen base are MXFP4: 17 bytes for 32 numbers */
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
 };
 

@@ -8,6 +8,7 @@
 
 #include "common/hf_config.h"
 #include "proto/job_file.h"
+#include "proto/job_map.h"
 #include "proto/job_memory.h"
 
 static int refuse_key(const struct ctl *c, const struct job_file_places *places, const char *key,
@@ -20,11 +21,6 @@ static int refuse_key(const struct ctl *c, const struct job_file_places *places,
     return rc;
 }
 
-static bool is_lora(const Ballast__JobSpec *spec)
-{
-    return !strcmp(spec->train_mode, "lora");
-}
-
 /* What only the model can say: whether it is one, whether the experts can be cut so, and how much
  * memory a rank needs. Fills the spec's two derived fields. */
 static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
@@ -33,6 +29,7 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
     struct model_spec *model = xcalloc(1, sizeof *model);
     struct layout layout = {0};
     struct memory_plan memory = {0};
+    const char *key;
     struct err err;
     int rc = hf_config_read(spec->model_path, model, &err);
     if (rc < 0) {
@@ -43,9 +40,9 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
     } else if (!strcmp(spec->train_mode, "indexer") && !model->index_top_k) {
         rc = refuse_key(c, places, "train.mode", "indexer, but the model has no indexer",
                         "; expected full");
-    } else if (job_memory(spec, model, layout.degrees, &memory, &err) < 0) {
-        rc = refuse_key(c, places, "train.lora.targets", err.text, "");
-    } else if (!is_lora(spec) && !strcmp(spec->moe_bias_update, "quantile") &&
+    } else if (job_memory(spec, model, layout.degrees, &memory, &key, &err) < 0) {
+        rc = refuse_key(c, places, key, err.text, "");
+    } else if (!job_trains_adapters(spec) && !strcmp(spec->moe_bias_update, "quantile") &&
                model->n_expert_groups > 1) {
         rc = refuse_key(c, places, "moe.bias_update",
                         "quantile does not go with a model that chooses experts in groups",

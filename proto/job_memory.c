@@ -3,28 +3,26 @@
 
 #include <string.h>
 
-#include "common/lora_map.h"
+#include "proto/job_map.h"
 
 static int count_adapters(const Ballast__JobSpec *spec, const struct model_spec *model,
-                          struct memory_input *out, struct err *err)
+                          struct memory_input *out, const char **out_key, struct err *err)
 {
-    struct lora_config lora = {
-        .r = spec->lora_r, .alpha = spec->lora_alpha, .shared_a = spec->lora_shared_a,
-        .targets = (const char *const *)spec->lora_targets, .n_targets = spec->n_lora_targets,
-    };
-    struct tensor_map map = {0};
-    int rc = tensor_map_init(model, &map, err);
-    if (rc == 0)
-        rc = lora_map_add(&map, &lora, err);
-    for (uint32_t u = 0; u < map.n_units && rc == 0; u++)
+    struct tensor_map map;
+    int rc = job_map_init(spec, model, &map, out_key, err);
+    if (rc < 0)
+        return rc;
+    for (uint32_t u = 0; u < map.n_units; u++)
         out->dense_adapters += map.units[u].trained;
     out->expert_adapters = map.expert.trained;
+    out->packed_experts = !strcmp(spec->model_base_precision, "mxfp4");
     tensor_map_fini(&map);
-    return rc;
+    return 0;
 }
 
 int job_memory(const Ballast__JobSpec *spec, const struct model_spec *model,
-               struct layout_degrees degrees, struct memory_plan *out, struct err *err)
+               struct layout_degrees degrees, struct memory_plan *out, const char **out_key,
+               struct err *err)
 {
     struct memory_input in = {
         .spec = model, .degrees = degrees,
@@ -34,8 +32,8 @@ int job_memory(const Ballast__JobSpec *spec, const struct model_spec *model,
         .count_margins = !strcmp(spec->moe_bias_update, "quantile"),
         .n_spare = spec->rebalance_spare_slots_per_rank,
     };
-    if (!strcmp(spec->train_mode, "lora")) {
-        int rc = count_adapters(spec, model, &in, err);
+    if (job_trains_adapters(spec)) {
+        int rc = count_adapters(spec, model, &in, out_key, err);
         if (rc < 0)
             return rc;
     }

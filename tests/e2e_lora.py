@@ -186,6 +186,9 @@ def what_does_not_fit_is_refused(c):
     done = c.run("submit", *lora(c, "no-target", "train.lora.targets=[q_proj, query]"))
     expect(done.returncode not in (0, 1) and "train.lora.targets" in done.stderr and
            "'query' is no matrix of this model; use some of" in done.stderr, done.stderr)
+    done = c.run("submit", *lora(c, "narrow", "model.base_precision=mxfp4"))
+    expect(done.returncode not in (0, 1) and "model.base_precision" in done.stderr and
+           "in groups of 32 numbers" in done.stderr, done.stderr)
 
 
 def story():

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "common/lora_map.h"
 #include "common/mem.h"
 #include "common/memory_model.h"
 #include "worker/ckpt.h"
@@ -37,12 +38,17 @@ static struct model_spec kimi(void)
     };
 }
 
+static const char *const targets[] = {"q_b_proj", "o_proj", "kv_b_proj", "experts"};
+static const struct lora_config adapters = {8, 16, false, targets, 4};
+
 static const struct row {
     const char *shows;
     struct layout_degrees degrees;
     enum recompute recompute;
     bool count_margins;
     uint32_t n_spare;
+    const struct lora_config *lora;
+    bool packed;
 } rows[] = {
     {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
     {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
@@ -50,6 +56,9 @@ static const struct row {
     {"halves and replicas", {4, 2, 2, 1}, RECOMPUTE_FULL, false},
     {"experts cut again", {4, 2, 2, 2}, RECOMPUTE_OFF, true},
     {"room for copies of experts", {4, 2, 2, 2}, RECOMPUTE_OFF, false, 3},
+    {"adapters", {1, 1, 1, 1}, RECOMPUTE_FULL, false, 0, &adapters},
+    {"adapters, all cut", {4, 4, 2, 2}, RECOMPUTE_OFF, false, 1, &adapters},
+    {"adapters, experts packed", {2, 2, 2, 1}, RECOMPUTE_OFF, false, 0, &adapters, true},
 };
 
 static int near(const char *shows, const char *part, double planned, double real, struct err *err)
@@ -65,23 +74,30 @@ static int near(const char *shows, const char *part, double planned, double real
 static int compare(struct stack *s, void *arg, struct err *err)
 {
     const struct row *row = arg;
+    const struct tensor_map *map = s->config->map;
+    uint64_t dense = 0;
+    for (uint32_t u = 0; row->lora && u < map->n_units; u++)
+        dense += map->units[u].trained;
     struct memory_plan plan = memory_model(&(struct memory_input){
         .spec = s->config->spec, .degrees = row->degrees, .n_tokens = N_TOKENS, .elem_bytes = 4,
+        .dense_adapters = dense, .expert_adapters = row->lora ? map->expert.trained : 0,
+        .packed_experts = row->packed,
         .recompute = row->recompute == RECOMPUTE_FULL, .count_margins = row->count_margins,
         .n_spare = row->n_spare});
     int32_t tokens[N_TOKENS], cu_seqlens[2] = {0, N_TOKENS};
     struct model_loss loss;
+    double state = (double)(plan.weights + plan.gradients + plan.optimizer);
     int rc;
 
+    if ((rc = near(row->shows, "state", state, (double)shard_state_bytes(s->shard), err)) < 0)
+        return rc;
     for (int i = 0; i < N_TOKENS; i++)
         tokens[i] = (i * i * 7919 + i * 31 + (int)s->rank * 97) % 512;
+    if (row->packed)
+        return 0;
     ckpt_init_weights(s->shard, s->config->map, s->config->spec, 1); /* else all rows go one way */
     struct model_batch batch = {tokens, tokens, cu_seqlens, N_TOKENS, 1};
     if ((rc = model_step(s->model, &batch, true, &loss, err)) < 0 || s->rank)
-        return rc;
-    if ((rc = near(row->shows, "state",
-                   (double)(plan.weights + plan.gradients + plan.optimizer),
-                   (double)shard_state_bytes(s->shard), err)) < 0)
         return rc;
     double activations = (double)model_activation_bytes(s->model);
     return near(row->shows, "activations", (double)plan.activations, activations, err);
@@ -91,20 +107,35 @@ static void the_plan_is_near_what_is_taken(void **state)
 {
     (void)state;
     struct model_spec spec = kimi();
-    struct tensor_map map;
     struct err err = {0};
-    assert_int_equal(tensor_map_init(&spec, &map, &err), 0);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct row row = rows[i];
+        struct tensor_map map;
+        assert_int_equal(tensor_map_init(&spec, &map, &err), 0);
+        assert_true(!row.lora || lora_map_add(&map, row.lora, &err) == 0);
+        assert_true(!row.packed || tensor_map_pack_experts(&map, sizeof(float), &err) == 0);
         struct stack_config config = {
-            .spec = &spec, .map = &map, .degrees = row.degrees, .tokens_max = N_TOKENS,
+            .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees, .tokens_max = N_TOKENS,
             .recompute = row.recompute, .count_margins = row.count_margins,
             .n_spare = row.n_spare,
         };
         if (stack_run(&config, compare, &row, &err) < 0)
             fail_msg("%s", err.text);
+        tensor_map_fini(&map);
     }
-    tensor_map_fini(&map);
+}
+
+/* Weights are all that a frozen base has: what is beside them is the adapters'. */
+static void a_frozen_base_has_no_gradients_and_no_moments(void **state)
+{
+    (void)state;
+    struct model_spec spec = kimi();
+    struct memory_input in = {.spec = &spec, .degrees = {1, 1, 1, 1}, .n_tokens = 1024,
+                              .elem_bytes = 2, .dense_adapters = 5000, .expert_adapters = 64};
+    uint64_t n = 5000 + 64 * 5 * 16, total = model_spec_count(&spec).total;
+    struct memory_plan plan = memory_model(&in);
+    assert_true(plan.gradients == 4 * n && plan.optimizer == 8 * n);
+    assert_true(plan.weights == 2 * (total + n) + 4 * n); /* and the adapters' masters */
 }
 
 static void more_ranks_and_recomputation_need_less(void **state)
@@ -138,6 +169,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_plan_is_near_what_is_taken),
+        cmocka_unit_test(a_frozen_base_has_no_gradients_and_no_moments),
         cmocka_unit_test(more_ranks_and_recomputation_need_less),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

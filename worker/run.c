@@ -16,6 +16,7 @@
 
 #include "common/hf_config.h"
 #include "common/mem.h"
+#include "proto/job_map.h"
 #include "proto/job_spec.h"
 #include "worker/agree.h"
 #include "worker/paths.h"
@@ -175,13 +176,9 @@ static int check_rule(const struct run *run, struct err *err)
 
 static int open_map(struct run *run, struct err *err)
 {
-    if (run->index_stage != INDEX_FROZEN && !run->model_spec.index_top_k)
-        return err_set(err, -ENOTSUP, "train.mode: indexer, but the model at %s has no indexer",
-                       run->spec->model_path);
-    int rc = tensor_map_init(&run->model_spec, &run->map, err);
-    if (rc == 0 && run->index_stage != INDEX_FROZEN)
-        tensor_map_train_indexers(&run->map);
-    return rc < 0 ? rc : run_lora_map(run, err);
+    const char *key;
+    int rc = job_map_init(run->spec, &run->model_spec, &run->map, &key, err);
+    return rc < 0 ? err_prefix(err, "%s", key) : 0;
 }
 
 static int open_device(struct run *run, struct err *err)

@@ -9,19 +9,16 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/job_map.h"
 #include "worker/agree.h"
 #include "worker/base_hash.h"
 #include "worker/peft.h"
 
 void run_lora_read(struct run *run)
 {
-    const Ballast__JobSpec *s = run->spec;
-    if (strcmp(s->train_mode, "lora") != 0)
+    if (!job_trains_adapters(run->spec))
         return;
-    run->lora_keys = (struct lora_config){
-        .r = s->lora_r, .alpha = s->lora_alpha, .shared_a = s->lora_shared_a,
-        .targets = (const char *const *)s->lora_targets, .n_targets = s->n_lora_targets,
-    };
+    run->lora_keys = job_lora(run->spec);
     run->lora = &run->lora_keys;
     run->bias_rule = BIAS_OFF; /* the router is frozen */
 }
@@ -34,19 +31,6 @@ static enum base_precision precision_of(const struct run *run)
     while (strcmp(words[i], run->spec->model_base_precision) != 0)
         i++; /* the job file's table knows no other */
     return (enum base_precision)i;
-}
-
-int run_lora_map(struct run *run, struct err *err)
-{
-    size_t elem_bytes = strcmp(run->spec->train_precision, "bf16") == 0 ? sizeof(uint16_t)
-                                                                         : sizeof(float);
-    int rc = run->lora ? lora_map_add(&run->map, run->lora, err) : 0;
-    if (rc < 0)
-        return err_prefix(err, "train.lora.targets");
-    if (run->lora && precision_of(run) == BASE_MXFP4 &&
-        (rc = tensor_map_pack_experts(&run->map, elem_bytes, err)) < 0)
-        err_prefix(err, "model.base_precision");
-    return rc;
 }
 
 static int load_base(struct run *run, struct err *err)

@@ -7,9 +7,6 @@
 /* From the job file, where it says train.mode: lora; texts are borrowed from it. */
 void run_lora_read(struct run *run);
 
-/* Adds the adapters to the run's map, and packs the base's experts where they are to be. */
-int run_lora_map(struct run *run, struct err *err);
-
 /* The base, once, then the adapters: of the newest checkpoint, else of train.lora.adapter, else
  * initial ones. Collective. */
 int run_lora_restore(struct run *run, struct err *err);

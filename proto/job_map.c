@@ -1,0 +1,53 @@
+/* job_map.c - what a job's mode makes of its model's tensor map */
+#include "proto/job_map.h"
+
+#include <errno.h>
+#include <string.h>
+
+bool job_trains_adapters(const Ballast__JobSpec *spec)
+{
+    return strcmp(spec->train_mode, "lora") == 0;
+}
+
+struct lora_config job_lora(const Ballast__JobSpec *spec)
+{
+    return (struct lora_config){
+        .r = spec->lora_r, .alpha = spec->lora_alpha, .shared_a = spec->lora_shared_a,
+        .targets = (const char *const *)spec->lora_targets, .n_targets = spec->n_lora_targets,
+    };
+}
+
+static int add_adapters(const Ballast__JobSpec *spec, struct tensor_map *map, const char **out_key,
+                        struct err *err)
+{
+    bool is_half = strcmp(spec->train_precision, "bf16") == 0;
+    struct lora_config lora = job_lora(spec);
+    *out_key = "train.lora.targets";
+    int rc = lora_map_add(map, &lora, err);
+    if (rc < 0 || strcmp(spec->model_base_precision, "mxfp4") != 0)
+        return rc;
+    *out_key = "model.base_precision";
+    return tensor_map_pack_experts(map, is_half ? sizeof(uint16_t) : sizeof(float), err);
+}
+
+int job_map_init(const Ballast__JobSpec *spec, const struct model_spec *model,
+                 struct tensor_map *out, const char **out_key, struct err *err)
+{
+    bool trains_indexers = strcmp(spec->train_mode, "indexer") == 0;
+    struct tensor_map map;
+    *out_key = "train.mode";
+    if (trains_indexers && !model->index_top_k)
+        return err_set(err, -ENOTSUP, "indexer, but the model has no indexer; expected full");
+    *out_key = "model.path";
+    int rc = tensor_map_init(model, &map, err);
+    if (rc < 0)
+        return rc;
+    if (trains_indexers)
+        tensor_map_train_indexers(&map);
+    if (job_trains_adapters(spec) && (rc = add_adapters(spec, &map, out_key, err)) < 0) {
+        tensor_map_fini(&map);
+        return rc;
+    }
+    *out = map;
+    return 0;
+}
