@@ -61,7 +61,8 @@ static void check_gathered(struct test_rank *r)
             const struct tensor_entry *e = &r->map->entries[t];
             for (uint64_t i = 0; e->unit == u && e->expert < 0 && i < e->count; i++)
                 RANK_CHECK(r, e->is_buffer
-                                  ? shard_buffers(r->shard)[e->offset + i] == weight_of(e, i) &&
+                                  ? test_get(r->dev, shard_buffers(r->shard) + e->offset + i) ==
+                                            weight_of(e, i) &&
                                         shard_host_buffers(r->shard)[e->offset + i] ==
                                             weight_of(e, i)
                                   : is_element(r, &whole, e, i));
@@ -93,6 +94,11 @@ static float gradient_of(const struct tensor_entry *e, uint64_t i, uint32_t rank
     return (float)((weight_of(e, i) > 999 ? 3 : 5) * (int)(rank + 1) + (int)(i % 11) + (int)k);
 }
 
+static void add_to(struct device *dev, float *x, float value)
+{
+    test_put(dev, x, test_get(dev, x) + value);
+}
+
 static void add_gradients(struct test_rank *r, uint32_t k)
 {
     for (uint32_t u = 0; u < r->map->n_units; u++) {
@@ -101,7 +107,7 @@ static void add_gradients(struct test_rank *r, uint32_t k)
             const struct tensor_entry *e = &r->map->entries[t];
             bool is_here = e->unit == u && e->expert < 0 && tensor_is_trained(e);
             for (uint64_t i = 0; is_here && i < e->count; i++)
-                block[e->offset + i] += gradient_of(e, i, r->rank, k);
+                add_to(r->dev, &block[e->offset + i], gradient_of(e, i, r->rank, k));
         }
         RANK_CHECK(r, block == shard_gradient(r->shard, u));
         RANK_CHECK(r, shard_reduce(r->shard, u, &r->err) == 0);
@@ -115,7 +121,7 @@ static void add_gradients(struct test_rank *r, uint32_t k)
             const struct tensor_entry *e = &r->map->entries[t];
             int32_t slot = tensor_is_trained(e) ? slot_of(e, l, &x) : -1;
             for (uint64_t i = 0; slot >= 0 && i < e->count; i++)
-                x.gradients[slot][e->offset + i] += gradient_of(e, i, r->rank, k);
+                add_to(r->dev, &x.gradients[slot][e->offset + i], gradient_of(e, i, r->rank, k));
         }
         shard_experts_release(r->shard, l);
         RANK_CHECK(r, shard_experts_reduce(r->shard, l, &r->err) == 0);
@@ -145,7 +151,8 @@ static void check_summed(struct test_rank *r)
             struct shard_part part;
             if (shard_part(r->shard, e, &part) && part.gradients)
                 for (uint64_t i = 0; i < part.count; i++)
-                    RANK_CHECK(r, part.gradients[i] == expected_sum(r, e, part.first + i));
+                    RANK_CHECK(r, test_get(r->dev, &part.gradients[i]) ==
+                                      expected_sum(r, e, part.first + i));
         }
         shard_zero_gradients(r->shard);
     }
