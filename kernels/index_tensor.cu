@@ -1,7 +1,8 @@
 /* index_tensor.cu - the indexer's scores in bf16 on tensor cores, for 16 to 128 heads of 128
  *
- * A block keeps 256 keys, 128 a warpgroup, and walks over queries: the heads of some queries are the
- * 128 columns of a product, so that the sum over heads stays within a thread and its neighbours. */
+ * A block keeps 256 keys, 128 a warpgroup, and walks over queries: the heads of some queries are
+ * the 128 columns of a product, so that the sum over heads stays within a thread and its
+ * neighbours. */
 #include "kernels/index.cuh"
 #include "kernels/wgmma.cuh"
 

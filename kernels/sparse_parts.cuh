@@ -15,7 +15,7 @@ __device__ __forceinline__ int part_column(int place)
     return place / 32 * 32 + in_group % 8 / 2 * 8 + in_group / 8 * 2 + place % 2;
 }
 
-/* Sums of a product of a warpgroup, N / 16 groups of 32 columns of one of this thread's two rows. */
+/* Sums of a warpgroup's product, in groups of 32 columns, of one of this thread's two rows. */
 template <int N>
 __device__ __forceinline__ void store_part(bf16 *to, const float (&sums)[N], int half)
 {

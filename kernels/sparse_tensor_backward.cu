@@ -1,9 +1,9 @@
 /* sparse_tensor_backward.cu - gradients of attention over chosen keys in bf16 on tensor cores
  *
  * Three kernels over a block of queries. The first has a query and 64 heads, makes P and dS anew,
- * leaves both in scratch, and sums dq. The second has a query and all its heads and makes each
- * query's part of its keys' gradients, dS^T q + P^T dO, in bf16: a key gets hundreds of parts, whose
- * roundings are independent. The third adds up the parts of each key in the order of queries. */
+ * leaves both in scratch, and sums dq. The second has a query and all its heads, and makes what it
+ * gives to its keys, dS^T q + P^T dO. The third adds up the parts of each key in the order of
+ * queries (sparse_parts.cuh). */
 #include "kernels/sparse_parts.cuh"
 #include "kernels/sparse_tensor.cuh"
 
