@@ -16,8 +16,8 @@ struct memory_input {
     bool     recompute; /* each layer's activations are computed again in its backward */
     uint32_t elem_bytes; /* of activations and of the weights that they meet: 4 or 2 */
     uint32_t n_spare;   /* slots of each rank and layer for copies of experts */
-    /* Numbers of adapters beside a frozen base: of all dense tensors, and of one expert. Both 0: all
-     * weights are trained. */
+    /* Numbers of adapters beside a frozen base: of all dense tensors, and of one expert. Both 0:
+     * all weights are trained. */
     uint64_t dense_adapters, expert_adapters;
     bool     packed_experts; /* experts of a frozen base are MXFP4: 17 bytes for 32 numbers */
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */

@@ -1,5 +1,5 @@
-"""Fine-tuning with adapters: a job that is cut resumes, and what it leaves is an adapter that PEFT's
-layout describes, that starts another job, and that merges into its base."""
+"""Fine-tuning with adapters: a job that is cut resumes, and what it leaves is an adapter in PEFT's
+layout, which starts another job and merges into its base."""
 import array
 import hashlib
 import json
@@ -56,7 +56,8 @@ def lora(c, name, *more, steps=STEPS, workers=2, fsdp=2, ep=2, checkpoint=None):
     path = c.job(name=name, steps=steps, workers=workers, fsdp=fsdp, ep=ep, deterministic=True,
                  checkpoint=checkpoint or name)
     sets = ["model.path=base", "train.mode=lora", "train.optimizer.lr=0.03",
-            f"train.lora.r={R}", f"train.lora.alpha={ALPHA}", f"train.lora.targets={TARGETS}", *more]
+            f"train.lora.r={R}", f"train.lora.alpha={ALPHA}",
+            f"train.lora.targets={TARGETS}", *more]
     return [path] + [x for s in sets for x in ("--set", s)]
 
 
@@ -157,7 +158,8 @@ def merged_it_is_a_model(c, first):
 def refused(c, name, says, *more, checkpoint=None):
     """The job fails before its first step, with one line that says why."""
     job = c.submit(*lora(c, name, *more, checkpoint=checkpoint))
-    shown = until(lambda: c.show(job)["state"] == "FAILED" and c.show(job), 40, f"{name} is refused")
+    shown = until(lambda: c.show(job)["state"] == "FAILED" and c.show(job), 40,
+                  f"{name} is refused")
     expect(says in shown["reason"], f"{name}: {shown['reason']}")
     expect("\n" not in shown["reason"] and shown["step"] in (0, None, STEPS), str(shown))
 

@@ -115,7 +115,8 @@ static void the_plan_is_near_what_is_taken(void **state)
         assert_true(!row.lora || lora_map_add(&map, row.lora, &err) == 0);
         assert_true(!row.packed || tensor_map_pack_experts(&map, sizeof(float), &err) == 0);
         struct stack_config config = {
-            .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees, .tokens_max = N_TOKENS,
+            .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees,
+            .tokens_max = N_TOKENS,
             .recompute = row.recompute, .count_margins = row.count_margins,
             .n_spare = row.n_spare,
         };

@@ -323,8 +323,9 @@ static int create_all(const struct ckpt_config *c, const struct ckpt_carried *ca
     free(extra);
     if (rc < 0)
         return rc;
-    return c->lora ? peft_write_config(tmp, c->lora, c->map, c->model_path, err)
-                   : ckpt_copy_model_files(c->model_path, c->forms && c->forms->is_packed, tmp, err);
+    if (c->lora)
+        return peft_write_config(tmp, c->lora, c->map, c->model_path, err);
+    return ckpt_copy_model_files(c->model_path, c->forms && c->forms->is_packed, tmp, err);
 }
 
 static int write_all(const struct ckpt_config *c, bool has_carried, const char *tmp,
