@@ -27,6 +27,7 @@ struct model {
     int64_t  n_host_ones;
     struct model_counters counters;
     int64_t *host_tokens, *host_margins;
+    bool     knows_counts; /* the two are the device's */
     double  *acc_loss; /* on the device: of the micro-batch */
 
     /* of the current step */
@@ -248,6 +249,7 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
         return rc;
     activations_release(&m->act, (struct activations_mark){0});
     m->act.failed = false;
+    m->knows_counts = false;
     grow_ones(m, b->n_tokens * m->config.spec->top_k);
     m->pass = (struct pass){
         .dev = m->config.dev, .spec = m->config.spec, .act = &m->act, .n = b->n_tokens,
@@ -478,15 +480,23 @@ int model_logits(struct model *m, const struct model_batch *batch, float *out_lo
 
 /* ---- counters ------------------------------------------------------------------------------- */
 
-const struct model_counters *model_counters(struct model *m)
+/* Once a step, whoever asks how often. */
+static void read_counts(struct model *m)
 {
-    const struct device *dev = m->config.dev;
+    struct device *dev = m->config.dev;
     size_t n = (size_t)m->config.spec->n_layers * m->config.spec->n_experts * sizeof(int64_t);
 
     if (m->moe.tokens)
-        dev->ops->to_host(m->config.dev, m->host_tokens, m->moe.tokens, n);
+        dev->ops->to_host(dev, m->host_tokens, m->moe.tokens, n);
     if (m->moe.margins)
-        dev->ops->to_host(m->config.dev, m->host_margins, m->moe.margins, n * MARGIN_BINS);
+        dev->ops->to_host(dev, m->host_margins, m->moe.margins, n * MARGIN_BINS);
+    m->knows_counts = true;
+}
+
+const struct model_counters *model_counters(struct model *m)
+{
+    if (!m->knows_counts)
+        read_counts(m);
     m->counters = (struct model_counters){
         .tokens = m->host_tokens,
         .margins = m->host_margins,
@@ -509,6 +519,7 @@ void model_counters_reset(struct model *m)
         dev->ops->zero(dev, m->moe.tokens, n);
     if (m->moe.margins)
         dev->ops->zero(dev, m->moe.margins, n * MARGIN_BINS);
+    m->knows_counts = false;
     m->moe.expert_ns = 0;
     if (m->moe.layer_rows)
         memset(m->moe.layer_rows, 0, m->config.spec->n_layers * sizeof *m->moe.layer_rows);
