@@ -138,8 +138,8 @@ static void compare_packed(const struct validation *v, struct worst *rows)
 
     worst_note(&rows[ROW_PACKED_LOGITS], distance(v->packed_logits, logits, 0),
                logits_tolerance(v), "packed row");
-    worst_note(&rows[ROW_PACKED_LOSS], relative(v->packed_loss, f->packed_loss), tolerances[v->elem].loss,
-               "packed row");
+    worst_note(&rows[ROW_PACKED_LOSS], relative(v->packed_loss, f->packed_loss),
+               tolerances[v->elem].loss, "packed row");
     if (!isnan(f->packed_norm))
         worst_note(&rows[ROW_PACKED_NORM], relative(v->packed_norm, f->packed_norm),
                    tolerances[v->elem].gradient, "packed row");

@@ -213,8 +213,8 @@ static void add_digest(const struct stack *s, struct validation *v)
     __atomic_add_fetch(&v->digest, sum, __ATOMIC_RELAXED);
 }
 
-static int curve_step(struct stack *s, struct validation *v, uint32_t c, uint32_t i, double *out_loss,
-                      double *out_norm, struct err *err)
+static int curve_step(struct stack *s, struct validation *v, uint32_t c, uint32_t i,
+                      double *out_loss, double *out_norm, struct err *err)
 {
     const struct curve *curve = &v->fixture->curves[c];
     double n_labels;
