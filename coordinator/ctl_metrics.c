@@ -66,7 +66,7 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     bool *has_header = context;
     if (!*has_header && !c->no_header) {
         printf("step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,"
-               "imbalance");
+               "imbalance,aux_loss,z_loss,rerouted,dropped");
         for (size_t i = 0; c->phases && i < s->n_phases; i++) {
             printf(",seconds_");
             ctl_print_escaped(stdout, s->phases[i]->name, strlen(s->phases[i]->name), false);
@@ -83,6 +83,11 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     }
     printf(",%" PRIu64 ",", s->memory_bytes);
     print_csv_number(s->imbalance);
+    putchar(',');
+    print_csv_number(s->aux_loss);
+    putchar(',');
+    print_csv_number(s->z_loss);
+    printf(",%" PRIu64 ",%" PRIu64, s->rerouted, s->dropped);
     for (size_t i = 0; c->phases && i < s->n_phases; i++) {
         putchar(',');
         print_csv_number(s->phases[i]->seconds);
@@ -116,6 +121,12 @@ static void print_line(const struct ctl *c, const Ballast__StepReport *s, void *
     print_number(6, 3, s->mfu > 0 ? s->mfu : (double)NAN);
     printf(" %11s", bytes);
     print_number(6, 2, s->imbalance);
+    if (isfinite(s->aux_loss))
+        printf("  aux %.4f", s->aux_loss);
+    if (isfinite(s->z_loss))
+        printf("  z %.4f", s->z_loss);
+    if (s->rerouted + s->dropped > 0)
+        printf("  rerouted %" PRIu64 " dropped %" PRIu64, s->rerouted, s->dropped);
     for (size_t i = 0; c->phases && i < s->n_phases; i++) {
         printf("  ");
         ctl_print_escaped(stdout, s->phases[i]->name, strlen(s->phases[i]->name), false);

@@ -161,6 +161,10 @@ static Ballast__StepReport *step_at(sqlite3_stmt *s, struct arena *a)
     r->memory_bytes = int_at(s, 9);
     r->imbalance = real_at(s, 10);
     parse_phases((const char *)sqlite3_column_text(s, 11), r, a);
+    r->aux_loss = real_at(s, 12);
+    r->z_loss = real_at(s, 13);
+    r->rerouted = int_at(s, 14);
+    r->dropped = int_at(s, 15);
     return r;
 }
 

@@ -115,7 +115,14 @@ static const char stats_2[] =
     "  at_ns INTEGER NOT NULL) STRICT;";
 
 static const char *const state_steps[] = {state_1, state_2};
-static const char *const stats_steps[] = {stats_1, stats_2};
+/* What routers lose, and the choices beyond an expert's capacity. */
+static const char stats_3[] =
+    "ALTER TABLE steps ADD COLUMN aux_loss REAL;"
+    "ALTER TABLE steps ADD COLUMN z_loss REAL;"
+    "ALTER TABLE steps ADD COLUMN rerouted INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE steps ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0;";
+
+static const char *const stats_steps[] = {stats_1, stats_2, stats_3};
 
 const struct schema schema_state = {"state", 0x424c5354, state_steps,
                                     sizeof state_steps / sizeof state_steps[0]};

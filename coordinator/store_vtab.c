@@ -69,7 +69,8 @@ static const struct column steps[] = {
     COLUMN("at_ns", "INTEGER"), COLUMN("loss", "REAL"), COLUMN("validation_loss", "REAL"),
     COLUMN("grad_norm", "REAL"), COLUMN("lr", "REAL"), COLUMN("tokens_per_second", "REAL"),
     COLUMN("mfu", "REAL"), COLUMN("memory_bytes", "INTEGER"), COLUMN("imbalance", "REAL"),
-    COLUMN("phases", "TEXT"),
+    COLUMN("phases", "TEXT"), COLUMN("aux_loss", "REAL"), COLUMN("z_loss", "REAL"),
+    COLUMN("rerouted", "INTEGER"), COLUMN("dropped", "INTEGER"),
 };
 static const struct column load_windows[] = {
     KEY("job", "INTEGER"), EXPR("seconds", "INTEGER", SECONDS), COLUMN("at_ns", "INTEGER"),

@@ -352,6 +352,10 @@ static int write_step(struct store_tables *t, job_id job, uint32_t attempt,
     put_int(&b, r->memory_bytes);
     put_real(&b, r->imbalance);
     put_text(&b, phases);
+    put_real(&b, r->aux_loss);
+    put_real(&b, r->z_loss);
+    put_int(&b, r->rerouted);
+    put_int(&b, r->dropped);
     int rc = db_run(b.s, err);
     free(phases);
     return rc;

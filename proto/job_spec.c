@@ -138,15 +138,18 @@ static const struct field fields[] = {
      .help = "tokens travel inside a node first"},
 
     {"moe.capacity_factor", FIELD_DOUBLE, AT(moe_capacity_factor), .preset = "0", .max = 1e3,
-     .help = "0: dropless"},
+     .help = "room of an expert for a micro-batch's choices, over the mean; 0: dropless"},
     {"moe.overflow", FIELD_WORD, AT(moe_overflow), .preset = "drop", WORDS("drop", "reroute"),
-     .help = "tokens beyond an expert's capacity"},
+     
+     .help = "tokens beyond an expert's capacity; reroute: to their next best expert with room"},
     {"moe.drop_by", FIELD_WORD, AT(moe_drop_by), .preset = "probability",
      WORDS("probability", "position"), .help = "which tokens go first"},
     {"moe.aux_loss", FIELD_DOUBLE, AT(moe_aux_loss), .preset = "0", .max = 1e3,
      .help = "coefficient of the balance loss"},
     {"moe.aux_scope", FIELD_WORD, AT(moe_aux_scope), .preset = "global",
-     WORDS("micro_batch", "sequence", "global"), .help = "what the balance loss is taken over"},
+     WORDS("micro_batch", "sequence", "global"), 
+     .help = "what the balance loss is taken over; sequence: each document; global: the whole "
+             "batch, at the cost of one more forward"},
     {"moe.z_loss", FIELD_DOUBLE, AT(moe_z_loss), .preset = "0", .max = 1e3,
      .help = "coefficient of the loss on the router's logits"},
     {"moe.bias_update", FIELD_WORD, AT(moe_bias_update), .preset = "quantile",
@@ -206,9 +209,6 @@ static const struct unsupported unsupported[] = {
     {"parallel.offload", "activations", 0, "off"},
     {"parallel.offload", "optimizer", 0, "off"},
     {"parallel.hierarchical_all_to_all", "on", 0, "auto or off"},
-    {"moe.capacity_factor", NULL, 0, "0 (dropless)"},
-    {"moe.aux_loss", NULL, 0, "0"},
-    {"moe.z_loss", NULL, 0, "0"},
 };
 
 static void check_supported(const Ballast__JobSpec *spec, struct problems *out)

@@ -65,6 +65,15 @@ static const struct {
      "sequence_length: 24, pack: false}\n", "", ""},
     {"an indexed dataset", "data: {train: ['indexed*'], validation: [indexed], format: megatron, "
      "sequence_length: 24}\n", "", ""},
+    {"a loss per micro-batch", DATA, "", "moe: {aux_loss: 0.5, aux_scope: micro_batch}\n"},
+    {"a loss per sequence, small logits", DATA, "",
+     "moe: {aux_loss: 0.5, aux_scope: sequence, z_loss: 0.1, bias_update: sign}\n"},
+    {"a loss over the global batch", DATA, "", "moe: {aux_loss: 0.5, bias_update: off}\n"},
+    {"a capacity, and what is small is dropped", DATA, "", "moe: {capacity_factor: 1}\n"},
+    {"a capacity, and what is late is dropped", DATA, "",
+     "moe: {capacity_factor: 0.5, drop_by: position}\n"},
+    {"a capacity, and what is beyond goes elsewhere", DATA, "",
+     "moe: {capacity_factor: 1, overflow: reroute}\n"},
 };
 
 static void run(struct trial *t, size_t row, uint32_t world, const char *checkpoint, uint32_t steps)
@@ -97,7 +106,16 @@ static void any_number_of_ranks_is_the_same(void **state)
                     fail_msg("%s: %u ranks, step %u: loss %.7g, one rank has %.7g", rows[i].what,
                              world, s, t.loss[s], one.loss[s]);
             assert_true(fabs(t.validation[8] / one.validation[8] - 1) < 1e-4);
+            assert_true(t.rerouted == one.rerouted && t.dropped == one.dropped);
+            assert_true(isnan(one.aux) ? isnan(t.aux) : fabs(t.aux / one.aux - 1) < 1e-4);
+            assert_true(isnan(one.z) ? isnan(t.z) : fabs(t.z / one.z - 1) < 1e-4);
         }
+        const char *said = rows[i].more;
+        assert_int_equal(!isnan(one.aux), strstr(said, "aux_loss") != NULL);
+        assert_int_equal(!isnan(one.z), strstr(said, "z_loss") != NULL);
+        assert_int_equal(one.rerouted > 0, strstr(said, "reroute") != NULL);
+        if (!strstr(said, "reroute")) /* else what finds no room is dropped, too */
+            assert_int_equal(one.dropped > 0, strstr(said, "capacity") != NULL);
         assert_true(one.loss[8] < one.loss[1]);
         run(&t, i, 4, "run-part", 4);
         struct trial rest;

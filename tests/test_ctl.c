@@ -408,7 +408,10 @@ static void steps_are_tables_and_csv_and_json(void **state)
     p.seconds = 0.25;
     s.step = 1;
     s.loss = 5.5;
-    s.validation_loss = s.imbalance = NAN;
+    s.validation_loss = s.imbalance = s.z_loss = NAN;
+    s.aux_loss = 1.25;
+    s.rerouted = 3;
+    s.dropped = 4;
     s.lr = 3e-3;
     s.tokens_per_second = 1000;
     s.memory_bytes = 3u << 20;
@@ -428,7 +431,8 @@ static void steps_are_tables_and_csv_and_json(void **state)
     steps_then_none(&reply.base, &no_more.base);
     check("metrics 7 -c 1 --csv --phases", 0,
           "step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,imbalance,"
-          "seconds_forward\n1,5.5,,0,0.003,1000,0,3145728,,0.25\n", "");
+          "aux_loss,z_loss,rerouted,dropped,seconds_forward\n"
+          "1,5.5,,0,0.003,1000,0,3145728,,1.25,,3,4,0.25\n", "");
     steps_then_none(&reply.base, &no_more.base);
     struct json *v = run_json("metrics 7 -c 1 --json");
     const struct json *first = json_at(json_get(v, "items"), 0);
@@ -464,6 +468,7 @@ static void following_ends_with_the_job(void **state)
     s.validation_loss = 2.5;
     s.tokens_per_second = 1234;
     s.imbalance = 1.5;
+    s.aux_loss = s.z_loss = NAN;
     metrics.steps = steps;
     metrics.n_steps = 1;
     write_job();

@@ -141,8 +141,9 @@ static void fill(const struct stack *s)
     assert(shard_refresh(s->shard, NULL) == 0);
 }
 
-static void run_stage(const struct model_spec *spec, struct layout_degrees degrees,
-                      enum recompute recompute, enum index_stage stage, stack_fn body, void *arg)
+static void run_with(const struct model_spec *spec, struct layout_degrees degrees,
+                     enum recompute recompute, enum index_stage stage, struct moe_rules rules,
+                     stack_fn body, void *arg)
 {
     struct tensor_map map;
     struct err err = {0};
@@ -150,7 +151,7 @@ static void run_stage(const struct model_spec *spec, struct layout_degrees degre
     if (stage != INDEX_FROZEN)
         tensor_map_train_indexers(&map);
     struct stack_config config = {
-        .index_stage = stage,
+        .index_stage = stage, .rules = rules,
         .spec = spec, .map = &map, .degrees = degrees, .tokens_max = 64, .recompute = recompute,
         .deterministic = true, .count_margins = spec->n_expert_groups <= 1,
     };
@@ -158,6 +159,12 @@ static void run_stage(const struct model_spec *spec, struct layout_degrees degre
         fail_msg("world %u fsdp %u ep %u shard %u: %s", degrees.world, degrees.fsdp, degrees.ep,
                  degrees.expert_shard, err.text);
     tensor_map_fini(&map);
+}
+
+static void run_stage(const struct model_spec *spec, struct layout_degrees degrees,
+                      enum recompute recompute, enum index_stage stage, stack_fn body, void *arg)
+{
+    run_with(spec, degrees, recompute, stage, (struct moe_rules){0}, body, arg);
 }
 
 static void run_on(const struct model_spec *spec, struct layout_degrees degrees,
@@ -204,6 +211,13 @@ static struct documents *documents(const int32_t *lengths, int32_t n, uint64_t s
 
 /* ---- finite differences --------------------------------------------------------------------- */
 
+/* Rules hold in a step with backward alone. */
+static bool has_rules(const struct stack *s)
+{
+    const struct moe_rules *r = &s->config->rules;
+    return r->capacity_factor > 0 || r->aux_loss > 0 || r->z_loss > 0;
+}
+
 static int loss_at(struct stack *s, const struct model_batch *b, const struct shard_part *part,
                    const float *start, const float *direction, double at, double *out,
                    struct err *err)
@@ -211,8 +225,8 @@ static int loss_at(struct stack *s, const struct model_batch *b, const struct sh
     struct model_loss loss;
     for (uint64_t i = 0; i < part->count; i++)
         part->weights[i] = (float)(start[i] + at * direction[i]);
-    int rc = model_step(s->model, b, false, &loss, err);
-    *out = loss.sum;
+    int rc = model_step(s->model, b, has_rules(s), &loss, err);
+    *out = loss.sum + s->config->rules.aux_loss * loss.aux + s->config->rules.z_loss * loss.z;
     return rc;
 }
 
@@ -248,6 +262,8 @@ static int check_tensor(struct stack *s, const struct model_batch *b, size_t t,
     double h = fmin(0.1 / norm, 0.02 * sqrt((double)part.count));
     if (s->config->index_stage != INDEX_FROZEN)
         h /= 30; /* a small loss, with a kink where a score is 0 */
+    if (s->config->rules.aux_loss > 0 || s->config->rules.capacity_factor > 0)
+        h /= 20; /* steps where a token's choice changes */
     int rc = 0;
     for (int k = 0; rc == 0 && k < 4; k++)
         rc = loss_at(s, b, &part, start, direction, points[k] * h, &y[k], err);
@@ -278,7 +294,15 @@ static int check_gradients(struct stack *s, void *arg, struct err *err)
         if (map->entries[t].is_buffer || map->entries[t].is_unreached ||
             !shard_part(s->shard, &map->entries[t], &part))
             continue;
-        rc = check_tensor(s, &d->batch, t, part.gradients, err);
+        if (has_rules(s)) { /* each loss above has added to them */
+            shard_zero_gradients(s->shard);
+            rc = model_step(s->model, &d->batch, true, &loss, err);
+        }
+        if (rc < 0)
+            break;
+        float *gradient = xmemdup(part.gradients, part.count * sizeof *gradient);
+        rc = check_tensor(s, &d->batch, t, gradient, err);
+        free(gradient);
         n_checked += rc;
     }
     free(d);
@@ -300,6 +324,27 @@ static void every_gradient_agrees_with_finite_differences(void **state)
         run_on(&models[i], alone, RECOMPUTE_OFF, check_gradients, &n_checked);
         assert_true(n_checked > (models[i].mla_rotary ? 60 : 80));
     }
+}
+
+static void what_a_job_adds_to_routers_agrees_too(void **state)
+{
+    (void)state;
+    static const struct moe_rules rules[] = {
+        { .aux_loss = 2, .aux_scope = AUX_MICRO_BATCH },
+        { .aux_loss = 2, .aux_scope = AUX_SEQUENCE },
+        { .z_loss = 1 },
+        { .capacity_factor = 0.75, .order = KEEP_FIRST_TOKENS },
+        { .capacity_factor = 0.75, .overflow = OVERFLOW_REROUTE, .order = KEEP_FIRST_TOKENS,
+          .aux_loss = 2, .aux_scope = AUX_MICRO_BATCH },
+    };
+    struct model_spec models[] = { kimi(), turned() };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        for (size_t k = 0; k < sizeof rules / sizeof *rules; k++) {
+            int n_checked = 0;
+            run_with(&models[i], alone, RECOMPUTE_OFF, INDEX_FROZEN, rules[k], check_gradients,
+                     &n_checked);
+            assert_true(n_checked > 50);
+        }
 }
 
 /* ---- recomputation -------------------------------------------------------------------------- */
@@ -785,6 +830,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_gradient_agrees_with_finite_differences),
+        cmocka_unit_test(what_a_job_adds_to_routers_agrees_too),
         cmocka_unit_test(an_indexer_that_keeps_all_keys_changes_nothing),
         cmocka_unit_test(indexers_learn_alone),
         cmocka_unit_test(what_indexers_learn_does_not_know_the_layout),

@@ -107,7 +107,8 @@ struct trial {
     char     text[RANKS][1024];
     int      status[RANKS];
     double   loss[STEPS + 1], validation[STEPS + 1];
-    double   imbalance;
+    double   imbalance, aux, z; /* of the newest step */
+    uint64_t rerouted, dropped; /* in all steps */
     uint64_t n_reports;
     uint32_t placement[RANKS], prepared[RANKS], rejected[RANKS]; /* epochs */
     char     plan_text[RANKS][256];
@@ -213,6 +214,10 @@ static inline void take(struct trial *t, uint32_t rank, Ballast__TrainerMessage 
         t->loss[m->step->step] = m->step->loss;
         t->validation[m->step->step] = m->step->validation_loss;
         t->imbalance = m->step->imbalance;
+        t->aux = m->step->aux_loss;
+        t->z = m->step->z_loss;
+        t->rerouted += m->step->rerouted;
+        t->dropped += m->step->dropped;
         t->n_reports++;
         return;
     }

@@ -62,7 +62,7 @@ static void carve_mix(struct pass *p, enum tensor_role norm, enum tensor_role pr
     }
 }
 
-void decoder_carve(struct pass *p, uint32_t l, struct decoder_saved *out)
+void decoder_carve(struct pass *p, const struct moe *e, uint32_t l, struct decoder_saved *out)
 {
     const struct model_spec *m = p->spec;
     struct mlp_shape dense = mlp_dense_shape(m);
@@ -85,16 +85,16 @@ void decoder_carve(struct pass *p, uint32_t l, struct decoder_saved *out)
     if (m->layers[l].mlp == MLP_DENSE)
         mlp_carve(p, &dense, &out->mlp);
     else
-        moe_carve(p, &out->moe);
+        moe_carve(p, e, &out->moe);
 }
 
-void decoder_count(struct pass *p, uint32_t l, int64_t n_rows)
+void decoder_count(struct pass *p, const struct moe *e, uint32_t l, int64_t n_rows)
 {
     const struct model_spec *m = p->spec;
     struct mlp_shape dense = mlp_dense_shape(m);
     struct decoder_saved s;
 
-    decoder_carve(p, l, &s);
+    decoder_carve(p, e, l, &s);
     struct activations_mark mark = activations_mark(p->act);
     activations_take(p->act, p->n * m->hidden); /* where dx goes */
     if (m->layers[l].attention == ATTENTION_KDA)

@@ -49,7 +49,7 @@ struct decoder_saved {
     struct moe_saved moe;
 };
 
-void decoder_carve(struct pass *p, uint32_t l, struct decoder_saved *out);
+void decoder_carve(struct pass *p, const struct moe *e, uint32_t l, struct decoder_saved *out);
 
 /* out (n, hidden), the next running sum, or NULL: only what the backward needs. Collective. */
 int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
@@ -60,6 +60,6 @@ int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct uni
                      struct residuals *r, struct decoder_saved *s, struct err *err);
 
 /* While counting: what layer l keeps, and, released again, the scratch of its backward. */
-void decoder_count(struct pass *p, uint32_t l, int64_t n_rows);
+void decoder_count(struct pass *p, const struct moe *e, uint32_t l, int64_t n_rows);
 
 #endif

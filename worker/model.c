@@ -93,7 +93,7 @@ static size_t plan(struct model *m)
     take_gradients(m);
     for (uint32_t l = 0; l < s->n_layers; l++) {
         struct activations_mark mark = activations_mark(&m->act);
-        decoder_count(&m->pass, l, rows_expected(m));
+        decoder_count(&m->pass, &m->moe, l, rows_expected(m));
         if (m->config.recompute == RECOMPUTE_FULL)
             activations_release(&m->act, mark);
     }
@@ -126,7 +126,8 @@ int model_open(const struct model_config *config, struct model **out, struct err
     m->moe.shard = config->shard;
     m->moe.dispatch = config->dispatch;
     if (config->dispatch)
-        rc = moe_init(&m->moe, s, config->slots, config->count_margins, config->dev, err);
+        rc = moe_init(&m->moe, s, config->slots, &config->rules, config->count_margins, config->dev,
+                      err);
     m->acc_loss = config->dev->ops->alloc(config->dev, sizeof *m->acc_loss);
     if (rc == 0 && !m->acc_loss)
         rc = err_set(err, -ENOMEM, "no memory for the model's loss");
@@ -258,6 +259,9 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
         .lora = lora_of(m->config.lora, m->config.map),
     };
     m->config.dev->ops->zero(m->config.dev, m->acc_loss, sizeof *m->acc_loss);
+    if (m->moe.acc_losses)
+        m->config.dev->ops->zero(m->config.dev, m->moe.acc_losses,
+                                 MOE_LOSSES * sizeof *m->moe.acc_losses);
     if ((rc = positions_grow(&m->positions, m->config.spec, m->config.dev, b->n_tokens, err)) < 0)
         return rc;
     m->pass.rotary = m->positions.table;
@@ -328,7 +332,7 @@ static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err
     int rc = open_unit(m, unit_of_layer(l), learns, &u, err);
 
     if (rc == 0) {
-        decoder_carve(p, l, saved);
+        decoder_carve(p, &m->moe, l, saved);
         rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, m->residuals.p[l + 1], saved, err);
     }
     if (rc == 0 && !keep) {
@@ -347,7 +351,7 @@ static int backward_layer(struct model *m, uint32_t l, struct err *err)
     int rc = open_unit(m, unit_of_layer(l), true, &u, err);
 
     if (rc == 0 && m->config.recompute == RECOMPUTE_FULL) {
-        decoder_carve(p, l, saved);
+        decoder_carve(p, &m->moe, l, saved);
         rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, NULL, saved, err);
     }
     if (rc == 0)
@@ -421,17 +425,35 @@ static double read_loss(struct model *m)
     return sum;
 }
 
+static void read_router_losses(struct model *m, struct model_loss *out)
+{
+    double sums[MOE_LOSSES];
+    if (!m->moe.acc_losses)
+        return;
+    m->config.dev->ops->to_host(m->config.dev, sums, m->moe.acc_losses, sizeof sums);
+    out->aux = sums[MOE_AUX_LOSS] * (double)m->moe.loss_weight;
+    out->z = sums[MOE_Z_LOSS] * (double)m->moe.loss_weight;
+}
+
+static int64_t count_labels(const struct model_batch *b)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < b->n_tokens; i++)
+        n += b->labels[i] >= 0;
+    return n;
+}
+
 /* Indexers learn in the forward: there is no head and no way back. */
 static int index_step(struct model *m, bool backward, struct model_loss *out, struct err *err)
 {
-    m->is_learning = m->moe.counting = backward;
+    m->is_learning = m->moe.counting = m->moe.capping = backward;
     int rc = forward(m, false, err);
-    m->is_learning = m->moe.counting = false;
+    m->is_learning = m->moe.counting = m->moe.capping = false;
     if (rc < 0) {
         drop_plans(m);
         return rc;
     }
-    *out = (struct model_loss){ read_loss(m), m->pass.n };
+    *out = (struct model_loss){ .sum = read_loss(m), .n_labels = m->pass.n };
     return 0;
 }
 
@@ -443,9 +465,11 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
 
     if (rc < 0)
         return rc;
+    loss.n_labels = count_labels(batch);
+    m->moe.loss_weight = (float)loss.n_labels;
     if (m->config.index_stage != INDEX_FROZEN)
         return index_step(m, backward, out, err);
-    m->moe.counting = m->moe.training = backward;
+    m->moe.counting = m->moe.training = m->moe.capping = backward;
     if (backward)
         take_gradients(m);
     rc = forward(m, backward && m->config.recompute == RECOMPUTE_OFF, err);
@@ -454,16 +478,30 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
         rc = head_loss(m, backward, err);
     if (rc == 0 && backward)
         rc = backward_all(m, err);
-    m->moe.training = false;
+    m->moe.training = m->moe.capping = false;
     if (rc < 0) {
         drop_plans(m);
         return rc;
     }
     loss.sum = read_loss(m);
-    for (int64_t i = 0; i < batch->n_tokens; i++)
-        loss.n_labels += batch->labels[i] >= 0;
+    if (backward)
+        read_router_losses(m, &loss);
     *out = loss;
     return 0;
+}
+
+int model_survey(struct model *m, const struct model_batch *batch, struct err *err)
+{
+    int rc = begin(m, batch, err);
+
+    if (rc < 0)
+        return rc;
+    m->moe.surveying = m->moe.capping = true;
+    rc = forward(m, false, err);
+    m->moe.surveying = m->moe.capping = false;
+    if (rc < 0)
+        drop_plans(m);
+    return rc;
 }
 
 int model_logits(struct model *m, const struct model_batch *batch, float *out_logits,
@@ -479,6 +517,22 @@ int model_logits(struct model *m, const struct model_batch *batch, float *out_lo
 }
 
 /* ---- counters ------------------------------------------------------------------------------- */
+
+void model_choices(struct model *m, int64_t *out)
+{
+    size_t n = (size_t)m->config.spec->n_layers * m->config.spec->n_experts;
+    m->config.dev->ops->to_host(m->config.dev, out, m->moe.choices, n * sizeof *out);
+}
+
+void model_set_choices(struct model *m, const int64_t *choices)
+{
+    size_t n = (size_t)m->config.spec->n_layers * m->config.spec->n_experts;
+    if (choices)
+        m->config.dev->ops->to_device(m->config.dev, m->moe.choices, choices,
+                                      n * sizeof *choices);
+    else
+        m->config.dev->ops->zero(m->config.dev, m->moe.choices, n * sizeof *choices);
+}
 
 /* Once a step, whoever asks how often. */
 static void read_counts(struct model *m)
@@ -499,6 +553,9 @@ const struct model_counters *model_counters(struct model *m)
         read_counts(m);
     m->counters = (struct model_counters){
         .tokens = m->host_tokens,
+        .served = m->config.rules.capacity_factor > 0 ? m->moe.served : m->host_tokens,
+        .rerouted = m->moe.rerouted,
+        .dropped = m->moe.dropped,
         .margins = m->host_margins,
         .margin_lo = m->moe.margin_lo,
         .margin_hi = m->moe.margin_hi,
@@ -521,6 +578,10 @@ void model_counters_reset(struct model *m)
         dev->ops->zero(dev, m->moe.margins, n * MARGIN_BINS);
     m->knows_counts = false;
     m->moe.expert_ns = 0;
-    if (m->moe.layer_rows)
-        memset(m->moe.layer_rows, 0, m->config.spec->n_layers * sizeof *m->moe.layer_rows);
+    if (!m->moe.layer_rows)
+        return;
+    memset(m->moe.layer_rows, 0, m->config.spec->n_layers * sizeof *m->moe.layer_rows);
+    memset(m->moe.served, 0, n);
+    memset(m->moe.rerouted, 0, m->config.spec->n_layers * sizeof *m->moe.rerouted);
+    memset(m->moe.dropped, 0, m->config.spec->n_layers * sizeof *m->moe.dropped);
 }

@@ -15,6 +15,7 @@
 #include "worker/dispatch.h"
 #include "worker/layer.h"
 #include "worker/lora.h"
+#include "worker/moe.h"
 #include "worker/shard.h"
 
 struct model;
@@ -36,6 +37,7 @@ struct model_config { /* all borrowed until model_close */
     int64_t tokens_max; /* planned for; a larger batch grows the plan */
     enum recompute recompute;
     bool count_margins; /* keep the histograms of quantile balancing */
+    struct moe_rules rules; /* what a step with backward adds to the routers */
     enum index_stage index_stage; /* not frozen: the indexers train, and nothing else */
     float index_weight;
 };
@@ -59,6 +61,7 @@ struct model_batch {
 struct model_loss {
     double  sum;      /* over this rank's labels */
     int64_t n_labels;
+    double  aux, z; /* of the routers, added over layers, times n_labels; 0 where there is none */
 };
 
 /* Forward and, where wanted, backward: gradients of the *sum* over labels are added to what the
@@ -73,11 +76,19 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
 int model_logits(struct model *m, const struct model_batch *batch, float *out_logits,
                  struct err *err);
 
+/* A forward for the loss over the global batch: adds to the choices, (n_layers, n_experts), which a
+ * step with backward takes as they are. Collective. */
+int  model_survey(struct model *m, const struct model_batch *batch, struct err *err);
+void model_choices(struct model *m, int64_t *out);
+void model_set_choices(struct model *m, const int64_t *choices); /* NULL: zeros */
+
 /* What routing did since the last reset, on this rank, in forwards of steps with backward (never
  * in a recomputation or an evaluation). Host memory, lives until the next call that takes m. */
 #define MARGIN_BINS 1000
 struct model_counters {
-    const int64_t *tokens;  /* (n_layers, n_experts); zeros for dense layers */
+    const int64_t *tokens;  /* (n_layers, n_experts), as routed; zeros for dense layers */
+    const int64_t *served;  /* the same within the capacity */
+    const int64_t *rerouted, *dropped; /* n_layers: choices beyond it */
     const int64_t *margins; /* (n_layers, n_experts, MARGIN_BINS), NULL unless count_margins */
     const float *margin_lo, *margin_hi; /* n_layers: the histogram's span, min b - 1, max b + 1 */
     int64_t n_rows;         /* (token, expert) rows that this rank served */

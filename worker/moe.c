@@ -5,25 +5,12 @@
 #include <stdlib.h>
 
 #include "common/mem.h"
-#include "kernels/router_balance.h"
 #include "worker/linear.h"
 #include "worker/model.h"
 
-static struct router_shape router_shape_of(const struct pass *p)
-{
-    return (struct router_shape){
-        .n_tokens = p->n,
-        .n_experts = (int32_t)p->spec->n_experts,
-        .top_k = (int32_t)p->spec->top_k,
-        .renormalize = p->spec->renormalize,
-        .routed_scale = p->spec->routed_scale,
-        .n_groups = (int32_t)p->spec->n_expert_groups,
-        .topk_group = (int32_t)p->spec->top_groups,
-    };
-}
-
 int moe_init(struct moe *e, const struct model_spec *m, const struct slots *slots,
-             bool count_margins, struct device *dev, struct err *err)
+             const struct moe_rules *rules, bool count_margins, struct device *dev,
+             struct err *err)
 {
     uint32_t n_groups = slots->n_slots > slots->n_devices ? slots->n_slots : slots->n_devices;
     size_t n = (size_t)m->n_layers * m->n_experts * sizeof(int64_t);
@@ -41,10 +28,17 @@ int moe_init(struct moe *e, const struct model_spec *m, const struct slots *slot
     e->layer_rows = xcalloc(m->n_layers, sizeof *e->layer_rows);
     e->margin_lo = xcalloc(m->n_layers, sizeof *e->margin_lo);
     e->margin_hi = xcalloc(m->n_layers, sizeof *e->margin_hi);
+    e->served = xcalloc((size_t)m->n_layers * m->n_experts, sizeof *e->served);
+    e->rerouted = xcalloc(m->n_layers, sizeof *e->rerouted);
+    e->dropped = xcalloc(m->n_layers, sizeof *e->dropped);
+    e->host_counts = xcalloc(m->n_experts, sizeof *e->host_counts);
+    e->rules = *rules;
+    e->choices = dev->ops->alloc(dev, n);
+    e->acc_losses = dev->ops->alloc(dev, MOE_LOSSES * sizeof *e->acc_losses);
     e->tokens = dev->ops->alloc(dev, n);
     if (count_margins)
         e->margins = dev->ops->alloc(dev, n * MARGIN_BINS);
-    if (!e->tokens || (count_margins && !e->margins))
+    if (!e->tokens || !e->choices || !e->acc_losses || (count_margins && !e->margins))
         return err_set(err, -ENOMEM, "the device has no %zu bytes for the router's counters",
                        n * (count_margins ? MARGIN_BINS + 1 : 1));
     return 0;
@@ -56,6 +50,10 @@ void moe_fini(struct moe *e, struct device *dev)
         dev->ops->free(dev, e->tokens);
     if (e->margins)
         dev->ops->free(dev, e->margins);
+    if (e->choices)
+        dev->ops->free(dev, e->choices);
+    if (e->acc_losses)
+        dev->ops->free(dev, e->acc_losses);
     free(e->w);
     free(e->dw);
     free(e->packed);
@@ -67,21 +65,23 @@ void moe_fini(struct moe *e, struct device *dev)
     free(e->layer_rows);
     free(e->margin_lo);
     free(e->margin_hi);
+    free(e->served);
+    free(e->rerouted);
+    free(e->dropped);
+    free(e->host_counts);
     *e = (struct moe){0};
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-void moe_carve(struct pass *p, struct moe_saved *out)
+void moe_carve(struct pass *p, const struct moe *e, struct moe_saved *out)
 {
     const struct model_spec *m = p->spec;
     struct mlp_shape shared = mlp_shared_shape(m);
     int64_t latent = p->n * m->latent, slots = p->n * m->top_k;
 
     *out = (struct moe_saved){0};
-    out->scores = activations_take_f32(p->act, p->n * m->n_experts);
-    out->weights = activations_take_f32(p->act, slots);
-    out->ids = activations_take_i32(p->act, slots);
+    moe_router_carve(p, &e->rules, out);
     if (m->latent_moe)
         out->latent = activations_take(p->act, latent);
     out->slots = activations_take(p->act, slots * m->latent);
@@ -148,34 +148,6 @@ void moe_drop(struct moe_saved *s)
 
 /* ---- forward -------------------------------------------------------------------------------- */
 
-static void count(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                  const struct moe_saved *s, const struct router_shape *shape)
-{
-    size_t n = p->spec->n_experts, first = layer * n;
-    float *lo = &e->margin_lo[layer], *hi = &e->margin_hi[layer];
-    const float *bias = shard_host_buffers(e->shard) + u->at[ROLE_ROUTER_BIAS];
-
-    router_balance_range(bias, (int32_t)n, lo, hi);
-    e->layer_rows[layer] += s->n_rows;
-    p->dev->ops->router_histogram(p->dev, e->tokens + first,
-                                  e->margins ? e->margins + first * MARGIN_BINS : NULL, s->scores,
-                                  s->ids, bias_of(u), *lo, *hi, MARGIN_BINS, shape);
-}
-
-static void route(struct pass *p, const struct unit_view *u, const elem *x, struct moe_saved *s,
-                  const struct router_shape *shape)
-{
-    struct activations_mark mark = activations_mark(p->act);
-    float *logits = activations_take_f32(p->act, p->n * p->spec->n_experts);
-
-    if (logits) {
-        linear_f32_forward(p, u, ROLE_ROUTER, logits, x, p->spec->hidden, p->spec->n_experts);
-        p->dev->ops->router(p->dev, s->scores, s->ids, s->weights, logits,
-                            bias_of(u), shape);
-    }
-    activations_release(p->act, mark);
-}
-
 /* To the experts and back: s->slots from s->latent. */
 static int travel(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                   struct moe_saved *s, struct err *err)
@@ -219,20 +191,20 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
                 const elem *x, elem *y, struct moe_saved *s, struct err *err)
 {
     const struct model_spec *m = p->spec;
-    struct router_shape shape = router_shape_of(p);
     struct mlp_shape shared = mlp_shared_shape(m);
     int rc;
 
     s->x = x;
-    route(p, u, x, s, &shape);
+    moe_route(p, e, layer, u, x, s);
     if (m->latent_moe && !p->act->failed)
         linear_forward(p, u, ROLE_LATENT_DOWN, s->latent, x, m->hidden, m->latent, 0);
     if ((rc = activations_check(p->act, err)) < 0 ||
-        (rc = dispatch_plan_create(e->dispatch, layer, s->ids, p->n, &s->plan, err)) < 0)
+        (rc = dispatch_plan_create(e->dispatch, layer, moe_choices_sent(e, s), p->n, &s->plan,
+                                   err)) < 0)
         return rc;
     s->n_rows = dispatch_plan_rows(s->plan);
     if (e->counting)
-        count(p, e, layer, u, s, &shape);
+        e->layer_rows[layer] += s->n_rows;
     if ((rc = travel(p, e, layer, u, s, err)) < 0)
         return rc;
     combine(p, u, y, s);
@@ -283,7 +255,6 @@ int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct uni
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
     struct activations_mark mark = activations_mark(p->act);
-    struct router_shape shape = router_shape_of(p);
     struct mlp_shape shared = mlp_shared_shape(m);
     struct moe_scratch b;
     int rc;
@@ -300,7 +271,7 @@ int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct uni
     } else {
         ops->combine(p->dev, dx, b.d_slots, e->ones, p->n, (int32_t)m->top_k, m->latent);
     }
-    ops->router_backward(p->dev, b.d_logits, b.d_weights, s->scores, s->ids, &shape);
+    moe_router_backward(p, e, layer, b.d_logits, b.d_weights, s);
     ops->to_elem(p->dev, b.d_router, b.d_logits, p->n * m->n_experts);
     linear_backward(p, u, ROLE_ROUTER, dx, 1, b.d_router, s->x, m->hidden, m->n_experts);
     if (shared.inter)

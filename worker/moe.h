@@ -9,10 +9,23 @@
 #include "worker/mlp.h"
 #include "worker/shard.h"
 
+/* What a job adds to the router: losses, and room for so many tokens. All zero: nothing. */
+enum aux_scope { AUX_MICRO_BATCH, AUX_SEQUENCE, AUX_GLOBAL }; /* a document is a sequence */
+struct moe_rules {
+    double capacity_factor; /* of a micro-batch's choices / experts; 0: no limit */
+    enum overflow_kind  overflow;
+    enum overflow_order order;
+    float  aux_loss, z_loss; /* coefficients; 0: none */
+    enum aux_scope aux_scope;
+};
+
+enum moe_loss { MOE_AUX_LOSS, MOE_Z_LOSS, MOE_LOSSES };
+
 /* What all MoE layers of a rank share. */
 struct moe {
     struct shard *shard;       /* borrowed */
     struct dispatch *dispatch; /* borrowed */
+    struct moe_rules rules;
     uint32_t n_slots, n_sources; /* of this rank; ranks that send rows here */
     const elem **w;            /* 3 n_slots: gates, ups, downs; NULL before moe_init */
     float **dw;                /* 3 times the larger of n_slots and n_sources */
@@ -25,19 +38,30 @@ struct moe {
     float *margin_lo, *margin_hi; /* n_layers, host */
     int64_t *layer_rows;          /* n_layers, host: served since the counters' reset */
     uint64_t expert_ns;           /* in products since then */
+    /* With a capacity: (n_layers, n_experts) and twice (n_layers), host, since the reset. */
+    int64_t *served, *rerouted, *dropped;
+    int32_t *host_counts;         /* n_experts */
+    /* (n_layers, n_experts), device: the global batch's, for the loss over it. */
+    int64_t *choices;
+    double  *acc_losses;          /* MOE_LOSSES, device: of a micro-batch, over layers */
+    float    loss_weight;         /* of this micro-batch: its labels */
     bool counting;                /* this forward goes into the counters */
     bool training;                /* so does the time of this pass */
+    bool capping;                 /* the capacity holds in this pass */
+    bool surveying;               /* this forward is there to fill choices */
 };
 
 /* Takes the pointers' memory and, on dev, the counters'. -ENOMEM. */
 int  moe_init(struct moe *e, const struct model_spec *m, const struct slots *slots,
-              bool count_margins, struct device *dev, struct err *err);
+              const struct moe_rules *rules, bool count_margins, struct device *dev,
+              struct err *err);
 void moe_fini(struct moe *e, struct device *dev);
 
 struct moe_saved {
     const elem *x;              /* (n, hidden), the input; borrowed */
     float   *scores, *weights;  /* (n, n_experts), (n, top_k) */
-    int32_t *ids;               /* (n, top_k) */
+    float   *logits;            /* (n, n_experts), for the z-loss; else NULL */
+    int32_t *ids, *sent;        /* (n, top_k); sent: -1 for what is dropped, NULL: no capacity */
     elem    *latent;            /* (n, latent); x without a latent projection */
     struct dispatch_plan *plan; /* ended by moe_drop */
     int64_t  n_rows;
@@ -50,7 +74,7 @@ struct moe_saved {
 };
 
 /* What depends on the tokens alone; the rest is taken by the forward, when routing is known. */
-void moe_carve(struct pass *p, struct moe_saved *out);
+void moe_carve(struct pass *p, const struct moe *e, struct moe_saved *out);
 
 /* y (n, hidden) += the layer of x; y NULL: only what the backward needs. Collective over the
  * expert group. */
@@ -66,6 +90,19 @@ void moe_drop(struct moe_saved *s);
 
 /* While counting: what the rows that arrive take, and, released again, a backward's scratch. */
 void moe_count(struct pass *p, int64_t n_rows);
+
+/* ---- the router (moe_router.c) ---- */
+
+struct router_shape moe_router_shape(const struct pass *p);
+void moe_router_carve(struct pass *p, const struct moe_rules *r, struct moe_saved *out);
+/* scores, weights, ids and sent from x; nothing where activations are only counted. */
+void moe_route(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+               const elem *x, struct moe_saved *s);
+/* (n, top_k): where choices go. */
+const int32_t *moe_choices_sent(const struct moe *e, const struct moe_saved *s);
+/* d_logits (n, n_experts) from d_weights (n, top_k) and the router's losses. */
+void moe_router_backward(struct pass *p, struct moe *e, uint32_t layer, float *d_logits,
+                         const float *d_weights, const struct moe_saved *s);
 
 /* ---- the experts' products (moe_experts.c) ---- */
 

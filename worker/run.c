@@ -79,6 +79,16 @@ static int parse_words(struct run *run, struct err *err)
         (rc = optim_decay_parse(s->optimizer_decay, &run->optim.decay, err)) < 0 ||
         (rc = bias_rule_parse(s->moe_bias_update, &run->bias_rule, err)) < 0)
         return rc;
+    run->rules = (struct moe_rules){
+        .capacity_factor = s->moe_capacity_factor,
+        .overflow = strcmp(s->moe_overflow, "reroute") == 0 ? OVERFLOW_REROUTE : OVERFLOW_DROP,
+        .order = strcmp(s->moe_drop_by, "position") == 0 ? KEEP_FIRST_TOKENS
+                                                         : KEEP_LARGEST_WEIGHTS,
+        .aux_loss = (float)s->moe_aux_loss, .z_loss = (float)s->moe_z_loss,
+        .aux_scope = strcmp(s->moe_aux_scope, "micro_batch") == 0 ? AUX_MICRO_BATCH
+                     : strcmp(s->moe_aux_scope, "sequence") == 0  ? AUX_SEQUENCE
+                                                                  : AUX_GLOBAL,
+    };
     if (strcmp(s->train_mode, "indexer") == 0) {
         run->index_stage = strcmp(s->indexer_stage, "dense") == 0 ? INDEX_DENSE : INDEX_SPARSE;
         run->bias_rule = BIAS_OFF; /* the router is frozen */
@@ -159,7 +169,7 @@ static int open_model(struct run *run, struct err *err)
         .tokens_max = (int64_t)s->train_micro_batch * s->data_sequence_length,
         .recompute = strcmp(s->parallel_activation_checkpointing, "off") == 0 ? RECOMPUTE_OFF
                                                                               : RECOMPUTE_FULL,
-        .count_margins = run->bias_rule == BIAS_QUANTILE,
+        .count_margins = run->bias_rule == BIAS_QUANTILE, .rules = run->rules,
         .index_stage = run->index_stage, .index_weight = (float)s->indexer_loss_coefficient,
     };
     return model_open(&c, &run->model, err);
@@ -216,7 +226,7 @@ static int open_local(struct run *run, struct err *err)
         (rc = open_texts(run, err)) < 0)
         return rc;
     run->coll->dev = run->dev;
-    run->sums = xcalloc(3 + (size_t)run->model_spec.n_layers * run->layout.ep.n_ranks,
+    run->sums = xcalloc(RUN_SUMS + (size_t)run->model_spec.n_layers * run->layout.ep.n_ranks,
                         sizeof *run->sums);
     if ((rc = open_forms(run, err)) == 0 && (rc = open_model(run, err)) == 0)
         window_init(&run->window, &run->slots, run->spec->rebalance_window_steps, s);

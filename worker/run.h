@@ -25,6 +25,8 @@ struct run_wishes {
     _Atomic(struct coll *) coll;
 };
 
+#define RUN_SUMS 7
+
 enum nan_rule { NAN_STOP, NAN_SKIP, NAN_ROLLBACK };
 
 struct run {
@@ -54,13 +56,14 @@ struct run {
     bool               has_base;    /* the frozen weights are loaded */
     enum index_stage   index_stage; /* not frozen: the job trains the indexers */
     enum bias_rule     bias_rule;
+    struct moe_rules   rules;
     enum nan_rule      nan_rule;
     struct ckpt_config ckpt;
     struct ckpt_forms  forms;   /* of the weights in checkpoints */
     int                ckpt_lock;
     struct ckpt_state  state;
     uint64_t resumed_from_step, checkpoint_step; /* 0: none */
-    double  *sums; /* 3 + n_layers * devices of an expert group, see step.c */
+    double  *sums; /* RUN_SUMS + n_layers * devices of an expert group, see step.c */
 };
 
 /* Device, collectives, data, model, and the newest checkpoint or the first weights. All ranks get

@@ -9,10 +9,12 @@
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
 #include "common/clock.h"
+#include "common/mem.h"
 #include "worker/boundary.h"
 
 const char *const step_phase_names[PHASES] = {
@@ -57,15 +59,56 @@ static void reset_clocks(struct run *run)
         dispatch_seconds(run->dispatch);
 }
 
+static uint64_t count_micro_batches(const struct run *run)
+{
+    return run->spec->train_global_batch /
+           ((uint64_t)run->spec->train_micro_batch * run->coll->world);
+}
+
+/* The choices of the whole global batch, before any of it is trained on. */
+static int survey(struct run *run, struct step_result *r, struct err *err)
+{
+    size_t n = (size_t)run->model_spec.n_layers * run->model_spec.n_experts;
+    uint64_t n_micro = count_micro_batches(run), began = clock_now_ns();
+    int64_t *choices = xcalloc(n, sizeof *choices);
+    double *sums = xcalloc(n, sizeof *sums);
+    int rc = 0;
+    model_set_choices(run->model, NULL);
+    for (uint64_t k = 0; k < n_micro && rc == 0; k++)
+        if ((rc = train_batch(run, k, err)) == 0) {
+            struct model_batch b = batch_of(&run->batch);
+            rc = model_survey(run->model, &b, err);
+        }
+    if (rc == 0) {
+        model_choices(run->model, choices);
+        for (size_t i = 0; i < n; i++)
+            sums[i] = (double)choices[i];
+        run->coll->layer = -1;
+        rc = run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_SUM, sums, n,
+                                            err);
+        for (size_t i = 0; i < n; i++)
+            choices[i] = (int64_t)sums[i];
+        model_set_choices(run->model, choices);
+    }
+    r->seconds[PHASE_COMPUTE] += seconds_since(began);
+    free(choices);
+    free(sums);
+    return rc;
+}
+
 /* This rank's loss, labels and inputs over all its micro-batches, gradients left in shard. */
 static int accumulate(struct run *run, struct model_loss *out, int64_t *out_tokens,
                       struct step_result *r, struct err *err)
 {
-    uint64_t n_micro = run->spec->train_global_batch /
-                       ((uint64_t)run->spec->train_micro_batch * run->coll->world);
+    uint64_t n_micro = count_micro_batches(run);
     *out = (struct model_loss){0};
     *out_tokens = 0;
     reset_clocks(run);
+    bool surveys = run->rules.aux_loss > 0 && run->rules.aux_scope == AUX_GLOBAL &&
+                   run->model_spec.n_experts > 0 && run->index_stage == INDEX_FROZEN;
+    int surveyed = surveys ? survey(run, r, err) : 0;
+    if (surveyed < 0)
+        return surveyed;
     for (uint64_t k = 0; k < n_micro; k++) {
         struct model_loss loss = {0};
         uint64_t began = clock_now_ns();
@@ -82,6 +125,8 @@ static int accumulate(struct run *run, struct model_loss *out, int64_t *out_toke
         r->seconds[PHASE_COMPUTE] += seconds_since(began);
         out->sum += loss.sum;
         out->n_labels += loss.n_labels;
+        out->aux += loss.aux;
+        out->z += loss.z;
         *out_tokens += b.n_tokens;
     }
     shard_times(run->shard, &r->seconds[PHASE_GATHER], &r->seconds[PHASE_REDUCE]);
@@ -94,8 +139,9 @@ static int accumulate(struct run *run, struct model_loss *out, int64_t *out_toke
 
 /* ---- what all ranks learn ------------------------------------------------------------------- */
 
-/* run->sums: loss, labels, inputs, then rows served per (layer, device of the expert groups). */
-enum { SUM_LOSS, SUM_LABELS, SUM_INPUTS, SUM_ROWS };
+/* run->sums: these, then rows served per (layer, device of the expert groups). */
+enum { SUM_LOSS, SUM_LABELS, SUM_INPUTS, SUM_AUX, SUM_Z, SUM_REROUTED, SUM_DROPPED, SUM_ROWS };
+_Static_assert(SUM_ROWS == RUN_SUMS, "as many as run.h makes room for");
 
 static int sum_over_ranks(struct run *run, const struct model_loss *mine, int64_t n_tokens,
                           struct err *err)
@@ -106,19 +152,33 @@ static int sum_over_ranks(struct run *run, const struct model_loss *mine, int64_
     run->sums[SUM_LOSS] = mine->sum;
     run->sums[SUM_LABELS] = (double)mine->n_labels;
     run->sums[SUM_INPUTS] = (double)n_tokens;
+    run->sums[SUM_AUX] = mine->aux;
+    run->sums[SUM_Z] = mine->z;
     const struct model_counters *c = n > SUM_ROWS ? model_counters(run->model) : NULL;
-    for (uint32_t l = 0; c && l < n_layers; l++)
+    for (uint32_t l = 0; c && l < n_layers; l++) {
+        run->sums[SUM_REROUTED] += (double)c->rerouted[l];
+        run->sums[SUM_DROPPED] += (double)c->dropped[l];
         run->sums[SUM_ROWS + (size_t)l * ep + run->layout.ep.me] = (double)c->layer_rows[l];
+    }
     run->coll->layer = -1;
     return run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_SUM, run->sums,
                                           n, err);
 }
 
-/* Also sees that no row was lost: every token is served top_k times in every sparse layer. */
+static uint32_t n_sparse(const struct run *run)
+{
+    uint32_t n = 0;
+    for (uint32_t l = 0; l < run->model_spec.n_layers; l++)
+        n += slots_is_sparse(&run->slots, l);
+    return n;
+}
+
+/* Also sees that no row was lost: every token is served top_k times in every sparse layer, but for
+ * what a capacity dropped. */
 static double imbalance_of(const struct run *run)
 {
     uint32_t ep = run->layout.ep.n_ranks, n_layers = 0;
-    double sum = 0;
+    double sum = 0, served = run->sums[SUM_DROPPED];
     for (uint32_t l = 0; l < run->model_spec.n_layers; l++) {
         const double *rows = run->sums + SUM_ROWS + (size_t)l * ep;
         double largest = 0, all = 0;
@@ -128,15 +188,25 @@ static double imbalance_of(const struct run *run)
             largest = rows[place] > largest ? rows[place] : largest;
             all += rows[place];
         }
-#ifdef BALLAST_CHECKS
-        assert(all == run->sums[SUM_INPUTS] * run->model_spec.top_k);
-#endif
+        served += all;
         if (all > 0) {
             sum += largest / (all / ep);
             n_layers++;
         }
     }
+#ifdef BALLAST_CHECKS
+    assert(served == run->sums[SUM_INPUTS] * run->model_spec.top_k * n_sparse(run));
+#else
+    (void)served;
+#endif
     return n_layers > 0 ? sum / n_layers : 1;
+}
+
+/* The mean over layers; NaN where the job asks for none. */
+static double router_loss(const struct run *run, int sum, float coefficient)
+{
+    double n = run->sums[SUM_LABELS] * n_sparse(run);
+    return coefficient > 0 && n > 0 ? run->sums[sum] / n : NAN;
 }
 
 /* What this rank says at the boundary; a plan that has come is looked at now. */
@@ -212,6 +282,10 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     double n_labels = run->sums[SUM_LABELS] > 0 ? run->sums[SUM_LABELS] : 1;
     r.loss = run->sums[SUM_LOSS] / n_labels;
     r.imbalance = imbalance_of(run);
+    r.aux_loss = router_loss(run, SUM_AUX, run->rules.aux_loss);
+    r.z_loss = router_loss(run, SUM_Z, run->rules.z_loss);
+    r.n_rerouted = (uint64_t)run->sums[SUM_REROUTED];
+    r.n_dropped = (uint64_t)run->sums[SUM_DROPPED];
     if ((rc = update(run, n_labels, &r, err)) < 0)
         return rc;
     struct boundary_word mine_word = my_word(run, r.is_bad ? find_bad_tensor(run) : -1);

@@ -85,6 +85,10 @@ static void send_step(struct trainer *t, const struct step_result *r, double val
     s.mfu = NAN; /* a CPU has no one peak rate */
     s.memory_bytes = r->memory_bytes;
     s.imbalance = r->imbalance;
+    s.aux_loss = r->aux_loss;
+    s.z_loss = r->z_loss;
+    s.rerouted = r->n_rerouted;
+    s.dropped = r->n_dropped;
     s.phases = pointers;
     s.n_phases = PHASES;
     channel_send_step(t->channel, &s);
@@ -170,6 +174,12 @@ static void log_step(struct trainer *t, const struct step_result *r, double vali
     printf("step=%" PRIu64 "/%" PRIu64 " loss=%.4f grad_norm=%.3f lr=%.3g tokens_per_s=%.0f",
            run->state.step, run->spec->train_steps, r->loss, r->grad_norm, r->lr,
            r->tokens_per_second);
+    if (!isnan(r->aux_loss))
+        printf(" aux_loss=%.4f", r->aux_loss);
+    if (!isnan(r->z_loss))
+        printf(" z_loss=%.4f", r->z_loss);
+    if (r->n_rerouted + r->n_dropped > 0)
+        printf(" rerouted=%" PRIu64 " dropped=%" PRIu64, r->n_rerouted, r->n_dropped);
     if (!isnan(validation_loss))
         printf(" validation_loss=%.4f", validation_loss);
     printf("\n");

@@ -106,7 +106,7 @@ void window_add(struct window *w, uint64_t step, const struct model_counters *co
     w->expert_s += counters->expert_s;
     w->n_rows += (double)counters->n_rows;
     for (size_t i = 0; i < n_counts(w); i++)
-        w->tokens[i] += counters->tokens[i];
+        w->tokens[i] += counters->served[i];
 }
 
 void window_break(struct window *w)
