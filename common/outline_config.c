@@ -1,0 +1,287 @@
+/* outline_config.c - reads a config.json of any family into an outline */
+#include "common/outline_config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/hf_config.h"
+#include "common/hf_keys.h"
+#include "common/mem.h"
+#include "common/outline_build.h"
+
+#define VOCAB_MAX (1u << 24)
+
+/* Families whose every tensor is known. */
+static const char known[] =
+    "kimi_k3 kimi_k31 kimi_linear kimi_k2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 "
+    "glm4_moe glm4_moe_lite glm_moe_dsa glm5_next gpt_oss granitemoe hunyuan jamba llama4 "
+    "minimax_m1 minimax_m2 mixtral nemotron_h olmoe qwen3_moe qwen3_next qwen3_5_moe";
+
+/* ---- values --------------------------------------------------------------------------------- */
+
+static int number_of(const struct builder *b, const char *key, const struct json *v, uint32_t l,
+                     uint32_t min, uint32_t max, uint32_t *out)
+{
+    uint64_t x;
+    if (json_kind_of(v) == JSON_ARRAY) {
+        if (l >= json_count(v))
+            return err_set(b->err, -EINVAL, "key '%s' has %zu elements, expected one per layer",
+                           key, json_count(v));
+        v = json_at(v, l);
+    }
+    if (!json_as_u64(v, &x) || x < min || x > max)
+        return err_set(b->err, -EINVAL, "key '%s': expected a whole number from %u to %u", key,
+                       min, max);
+    *out = (uint32_t)x;
+    return 0;
+}
+
+int build_number(const struct builder *b, uint32_t l, const char *const *keys, uint32_t min,
+                 uint32_t max, uint32_t otherwise, uint32_t *out)
+{
+    for (size_t i = 0; keys[i]; i++) {
+        const struct json *v = json_get(b->text, keys[i]);
+        if (v)
+            return number_of(b, keys[i], v, l, min, max, out);
+    }
+    if (otherwise == OUTLINE_REQUIRED)
+        return err_set(b->err, -EINVAL, "key '%s' is missing", keys[0]);
+    *out = otherwise;
+    return 0;
+}
+
+int build_flag(const struct builder *b, const char *key, bool otherwise, bool *out)
+{
+    return hf_flag(b->text, key, otherwise, out, b->err);
+}
+
+const char *build_text(const struct builder *b, const char *key)
+{
+    const char *text = json_as_string(json_get(b->text, key));
+    return text ? text : "";
+}
+
+bool build_has(const struct builder *b, const char *key)
+{
+    return json_get(b->text, key) != NULL;
+}
+
+bool build_is(const struct builder *b, const char *words)
+{
+    for (const char *at = words; *at;) {
+        size_t n = strcspn(at, " ");
+        if (!strncmp(b->type, at, n))
+            return true;
+        at += n + (at[n] == ' ');
+    }
+    return false;
+}
+
+void build_tensor(struct outline_block *k, enum outline_part part, const char *names, uint64_t out,
+                  uint64_t in, uint32_t n_copies)
+{
+    if (k->n_tensors < OUTLINE_TENSORS_MAX)
+        k->tensors[k->n_tensors++] = (struct outline_tensor){
+            .names = names, .part = part, .n_copies = n_copies, .out = out, .in = in};
+}
+
+/* ---- the whole model ------------------------------------------------------------------------ */
+
+static bool is_word_of(const char *words, const char *word)
+{
+    size_t n = strlen(word);
+    for (const char *at = words; *at;) {
+        size_t m = strcspn(at, " ");
+        if (m == n && !strncmp(at, word, n))
+            return true;
+        at += m + (at[m] == ' ');
+    }
+    return false;
+}
+
+static int read_family(struct builder *b)
+{
+    const char *type = json_as_string(json_get(b->root, "model_type"));
+    char shown[64];
+    if (!type)
+        return err_set(b->err, -EINVAL, "key 'model_type' is missing or not a text");
+    if (strlen(type) >= sizeof b->o->family)
+        return err_set(b->err, -EINVAL, "key 'model_type' is '%s...', too long for a name",
+                       hf_shown(type, shown));
+    snprintf(b->o->family, sizeof b->o->family, "%s", hf_shown(type, shown));
+    b->o->is_known = is_word_of(known, type);
+    b->type = b->o->family;
+    if (!b->o->is_known)
+        outline_note(b->o, "model_type '%s' is not known: its structure is inferred from its keys",
+                     b->o->family);
+    return 0;
+}
+
+static int find_text(struct builder *b)
+{
+    static const char *const keys[] = {"text_config", "language_config", "llm_config"};
+    b->text = b->root;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const struct json *text = json_get(b->root, keys[i]);
+        if (text && json_kind_of(text) != JSON_OBJECT)
+            return err_set(b->err, -EINVAL, "key '%s' is not an object", keys[i]);
+        if (text && !json_get(b->root, "hidden_size")) {
+            b->text = text;
+            return 0;
+        }
+    }
+    return 0;
+}
+
+static int read_widths(struct builder *b)
+{
+    struct outline *o = b->o;
+    bool at_root = false, in_text = false;
+    int rc;
+    if ((rc = build_number(b, 0, KEYS("hidden_size", "n_embd", "d_model"), 1, WIDTH_MAX,
+                           OUTLINE_REQUIRED, &o->hidden)) < 0 ||
+        (rc = build_number(b, 0, KEYS("vocab_size"), 2, VOCAB_MAX, OUTLINE_REQUIRED,
+                           &o->vocab)) < 0 ||
+        (rc = build_number(b, 0, KEYS("max_position_embeddings", "model_max_length"), 1, 1u << 30,
+                           0, &o->context)) < 0 ||
+        (rc = build_number(b, 0, KEYS("num_nextn_predict_layers", "mtp_num_hidden_layers",
+                                      "num_mtp_layers"), 0, 64, 0, &o->n_mtp_layers)) < 0 ||
+        (rc = hf_flag(b->root, "tie_word_embeddings", false, &at_root, b->err)) < 0 ||
+        (rc = build_flag(b, "tie_word_embeddings", at_root, &in_text)) < 0)
+        return rc;
+    o->is_tied = in_text;
+    o->has_vision = json_get(b->root, "vision_config") != NULL;
+    return 0;
+}
+
+/* Embedding, the norms at the end, the head. */
+static void make_top(struct builder *b)
+{
+    struct outline *o = b->o;
+    struct outline_block *k = &o->top;
+    uint64_t h = o->hidden;
+    memcpy(k->kind, "top", 4);
+    build_tensor(k, PART_EMBEDDING, "embed_tokens.weight|embeddings.weight|embed.weight", o->vocab,
+                 h, 1);
+    build_tensor(k, PART_NORMS, "model.norm.weight|norm_f.weight|final_layernorm.weight|"
+                 "norm.weight", h, 0, 1);
+    if (!o->is_tied)
+        build_tensor(k, PART_EMBEDDING, "lm_head.weight|head.weight", o->vocab, h, 1);
+    if (build_has(b, "attn_res_block_size")) {
+        build_tensor(k, PART_RESIDUAL, "output_attn_res_norm.weight", h, 0, 1);
+        build_tensor(k, PART_RESIDUAL, "output_attn_res_proj.weight", h, 0, 1);
+    }
+    if (build_is(b, "deepseek_v4")) {
+        build_tensor(k, PART_RESIDUAL, "hc_head_fn", 4, 4 * h, 1);
+        build_tensor(k, PART_RESIDUAL, "hc_head_base", 4, 0, 1);
+        build_tensor(k, PART_RESIDUAL, "hc_head_scale", 1, 0, 1);
+    }
+    build_op(k, OP_EMBEDDING);
+    build_op(k, b->is_zero_centred ? OP_RMS_NORM_ZERO_CENTRED : OP_RMS_NORM);
+    build_op(k, o->is_tied ? OP_TIED_HEAD : OP_HEAD);
+    if (build_has(b, "logits_scaling") || build_has(b, "embedding_multiplier"))
+        build_op(k, OP_SCALED_STREAM);
+}
+
+static bool tensors_equal(const struct outline_block *x, const struct outline_block *y)
+{
+    for (uint32_t i = 0; i < x->n_tensors; i++) {
+        const struct outline_tensor *s = &x->tensors[i], *t = &y->tensors[i];
+        if (strcmp(s->names, t->names) || s->part != t->part || s->n_copies != t->n_copies ||
+            s->out != t->out || s->in != t->in || s->n_padding != t->n_padding)
+            return false;
+    }
+    return true;
+}
+
+static int keep_block(struct builder *b, const struct outline_block *k, uint16_t *out)
+{
+    struct outline *o = b->o;
+    for (uint32_t i = 0; i < o->n_blocks; i++)
+        if (!memcmp(k, &o->blocks[i], offsetof(struct outline_block, tensors)) &&
+            tensors_equal(k, &o->blocks[i])) {
+            *out = (uint16_t)i;
+            return 0;
+        }
+    if (o->n_blocks == OUTLINE_BLOCKS_MAX)
+        return err_set(b->err, -ENOTSUP, "the layers are of more than %u different kinds",
+                       OUTLINE_BLOCKS_MAX);
+    *out = (uint16_t)o->n_blocks;
+    o->blocks[o->n_blocks++] = *k;
+    return 0;
+}
+
+static int make_layers(struct builder *b)
+{
+    struct outline_block *k = xcalloc(1, sizeof *k);
+    int rc = 0;
+    for (uint32_t l = 0; rc == 0 && l < b->o->n_layers; l++) {
+        struct outline_layer *layer = &b->o->layers[l];
+        layer->mixer = layer->ffn = OUTLINE_NONE;
+        memset(k, 0, sizeof *k);
+        if (b->mix[l] != MIX_NONE && (rc = build_mixer(b, l, k)) == 0)
+            rc = keep_block(b, k, &layer->mixer);
+        memset(k, 0, sizeof *k);
+        if (rc == 0 && b->ffn[l] != FFN_NONE && (rc = build_ffn(b, l, k)) == 0)
+            rc = keep_block(b, k, &layer->ffn);
+    }
+    free(k);
+    return rc;
+}
+
+static int build(struct builder *b)
+{
+    int rc;
+    if (json_kind_of(b->root) != JSON_OBJECT)
+        return err_set(b->err, -EINVAL, "not a JSON object, expected a model's config.json");
+    if ((rc = read_family(b)) < 0 || (rc = find_text(b)) < 0)
+        return rc;
+    if ((rc = read_widths(b)) == 0 && (rc = build_layers(b)) == 0 && (rc = make_layers(b)) == 0)
+        rc = build_quant(b);
+    if (rc < 0 && b->text != b->root)
+        err_prefix(b->err, "text_config");
+    if (rc < 0)
+        return rc;
+    make_top(b);
+    return 0;
+}
+
+static int build_root(const char *name, struct json *root, struct outline **out, struct err *err)
+{
+    struct err own = {0};
+    struct builder *b = xcalloc(1, sizeof *b);
+    b->root = root;
+    b->err = &own;
+    b->o = xcalloc(1, sizeof *b->o);
+    int rc = build(b);
+    if (rc < 0) {
+        err_set(err, rc, "%s: %s", name, own.text);
+        free(b->o);
+    } else {
+        *out = b->o;
+    }
+    free(b);
+    json_destroy(root);
+    return rc;
+}
+
+int outline_parse(const char *name, const char *text, size_t n_bytes, struct outline **out,
+                  struct err *err)
+{
+    struct json *root;
+    int rc = json_parse(text, n_bytes, HF_CONFIG_BYTES_MAX, &root, err);
+    if (rc < 0) {
+        err_prefix(err, "%s", name);
+        return rc;
+    }
+    return build_root(name, root, out, err);
+}
+
+int outline_read(const char *path, struct outline **out, struct err *err)
+{
+    struct json *root;
+    int rc = json_read_file(path, HF_CONFIG_BYTES_MAX, &root, err);
+    return rc < 0 ? rc : build_root(path, root, out, err);
+}

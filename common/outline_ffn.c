@@ -1,0 +1,248 @@
+/* outline_ffn.c - feed-forward blocks: dense ones, and experts with their router */
+#include <errno.h>
+#include <string.h>
+
+#include "common/outline_build.h"
+
+#define SHARED_MAX 256u
+
+static void add_stream(struct builder *b, struct outline_block *k)
+{
+    uint64_t h = b->o->hidden;
+    build_op(k, b->is_zero_centred ? OP_RMS_NORM_ZERO_CENTRED : OP_RMS_NORM);
+    build_tensor(k, PART_NORMS, b->one_block ? "norm.weight" : "post_attention_layernorm.weight|"
+                 "pre_ff_layernorm.weight|ffn_norm.weight", h, 0, 1);
+    if (build_has(b, "attn_res_block_size")) {
+        build_op(k, OP_ATTN_RES);
+        build_tensor(k, PART_RESIDUAL, "mlp_res_norm.weight", h, 0, 1);
+        build_tensor(k, PART_RESIDUAL, "mlp_res_proj.weight", h, 0, 1);
+    }
+    if (build_has(b, "hc_mult")) {
+        build_op(k, OP_HYPER_CONNECTIONS);
+        build_tensor(k, PART_RESIDUAL, "hc_ffn_fn|ffn_hc.fn", 24, 4 * h, 1);
+        build_tensor(k, PART_RESIDUAL, "hc_ffn_base|ffn_hc.base", 24, 0, 1);
+        build_tensor(k, PART_RESIDUAL, "hc_ffn_scale|ffn_hc.scale", 3, 0, 1);
+    }
+    if (build_has(b, "residual_multiplier") || build_has(b, "layernorm_mlp_alpha"))
+        build_op(k, OP_SCALED_STREAM);
+}
+
+/* Says whether an expert has two matrices instead of three, too. */
+static bool add_activation(struct builder *b, struct outline_block *k)
+{
+    const char *act = build_text(b, "mlp_hidden_act");
+    if (!*act)
+        act = build_text(b, "hidden_act");
+    if (!strcmp(act, "relu2")) {
+        build_op(k, OP_RELU2);
+        return true;
+    }
+    if (!strcmp(act, "situ"))
+        build_op(k, OP_SITU);
+    else if (build_has(b, "swiglu_limit"))
+        build_op(k, OP_SWIGLU_CLAMPED);
+    else
+        build_op(k, !*act || !strcmp(act, "silu") ? OP_SWIGLU : OP_OTHER_ACTIVATION);
+    return false;
+}
+
+static void add_mlp(struct outline_block *k, enum outline_part part, const char *up,
+                    const char *down, uint64_t h, uint64_t inter, bool two)
+{
+    build_tensor(k, part, up, two ? inter : 2 * inter, h, 1);
+    build_tensor(k, part, down, h, inter, 1);
+}
+
+static int build_dense(struct builder *b, struct outline_block *k)
+{
+    uint32_t inter;
+    int rc = build_number(b, 0, KEYS("intermediate_size_mlp", "intermediate_size",
+                                     "ffn_hidden_size"), 1, WIDTH_MAX, OUTLINE_REQUIRED, &inter);
+    if (rc < 0)
+        return rc;
+    memcpy(k->kind, "dense", 6);
+    build_op(k, OP_DENSE_MLP);
+    bool two = add_activation(b, k);
+    add_mlp(k, PART_DENSE, "mlp.gate_proj.weight|mlp.up_proj.weight|mixer.up_proj.weight|"
+            "feed_forward.gate_proj.weight|feed_forward.up_proj.weight|mlp.gate_up_proj.weight",
+            "mlp.down_proj.weight|mixer.down_proj.weight|feed_forward.down_proj.weight",
+            b->o->hidden, inter, two);
+    add_stream(b, k);
+    return 0;
+}
+
+/* ---- router --------------------------------------------------------------------------------- */
+
+static int has_correction(struct builder *b, uint32_t l, bool *out)
+{
+    bool routing, expert;
+    uint32_t n_hash;
+    int rc;
+    if ((rc = build_flag(b, "use_routing_bias", false, &routing)) < 0 ||
+        (rc = build_flag(b, "moe_router_enable_expert_bias", false, &expert)) < 0 ||
+        (rc = build_number(b, 0, KEYS("num_hash_layers"), 0, LAYERS_MAX, 0, &n_hash)) < 0)
+        return rc;
+    bool noaux = !strcmp(build_text(b, "topk_method"), "noaux_tc");
+    *out = (noaux || routing || expert ||
+            build_is(b, "kimi_ glm4_moe glm_moe_dsa glm5_next nemotron_h deepseek_v3")) &&
+           l >= n_hash;
+    return 0;
+}
+
+static int add_router_ops(struct builder *b, uint32_t l, bool biased, struct outline_block *k)
+{
+    const char *scores[] = {build_text(b, "scoring_func"), build_text(b, "score_function"),
+                            build_text(b, "moe_router_activation_func")};
+    uint32_t groups, n_hash;
+    int rc;
+    if ((rc = build_number(b, 0, KEYS("n_group", "num_expert_group"), 1, EXPERTS_MAX, 1,
+                           &groups)) < 0 ||
+        (rc = build_number(b, 0, KEYS("num_hash_layers"), 0, LAYERS_MAX, 0, &n_hash)) < 0)
+        return rc;
+    const char *score = *scores[0] ? scores[0] : *scores[1] ? scores[1] : scores[2];
+    if (l < n_hash)
+        build_op(k, OP_ROUTER_HASH);
+    if (!strcmp(score, "sqrtsoftplus"))
+        build_op(k, OP_ROUTER_SQRT_SOFTPLUS);
+    else if (!strcmp(score, "sigmoid") || (!*score && biased))
+        build_op(k, biased ? OP_ROUTER_SIGMOID : OP_ROUTER_SIGMOID_PLAIN);
+    else if (build_is(b, "llama4"))
+        build_op(k, OP_ROUTER_SIGMOID_PLAIN);
+    else
+        build_op(k, build_is(b, "gpt_oss granitemoe") ? OP_ROUTER_SOFTMAX_CHOSEN
+                                                      : OP_ROUTER_SOFTMAX);
+    if (groups > 1)
+        build_op(k, OP_ROUTER_GROUPS);
+    return 0;
+}
+
+static int add_router(struct builder *b, uint32_t l, struct outline_block *k)
+{
+    bool biased;
+    int rc = has_correction(b, l, &biased);
+    if (rc < 0 || (rc = add_router_ops(b, l, biased, k)) < 0)
+        return rc;
+    build_tensor(k, PART_ROUTER, "mlp.gate.weight|block_sparse_moe.gate.weight|mlp.router.weight|"
+                 "mixer.gate.weight|ffn.gate.weight|feed_forward.router.weight|gate.wg.weight|"
+                 "router.layer.weight", k->n_experts, b->o->hidden, 1);
+    if (biased)
+        build_tensor(k, PART_ROUTER, "e_score_correction_bias|ffn.gate.bias|gate.expert_bias",
+                     k->n_experts, 0, 1);
+    if (build_is(b, "gpt_oss"))
+        build_tensor(k, PART_ROUTER, "mlp.router.bias", k->n_experts, 0, 1);
+    return 0;
+}
+
+/* ---- experts -------------------------------------------------------------------------------- */
+
+/* Width of all shared experts together: stated, or a number of experts of the routed width. */
+static int shared_width(struct builder *b, uint32_t l, uint32_t inter, uint64_t *out)
+{
+    uint32_t n, width;
+    int rc;
+    if ((rc = build_number(b, l, KEYS("n_shared_experts", "num_shared_experts",
+                                      "num_shared_expert", "moe_num_shared_experts"), 0,
+                           SHARED_MAX, build_is(b, "llama4") ? 1 : 0, &n)) < 0 ||
+        (rc = build_number(b, l, KEYS("shared_expert_intermediate_size",
+                                      "moe_shared_expert_intermediate_size",
+                                      "shared_intermediate_size"), 0, WIDTH_MAX, OUTLINE_REQUIRED - 1,
+                           &width)) < 0)
+        return rc;
+    bool stated = width != OUTLINE_REQUIRED - 1;
+    *out = stated ? (uint64_t)width * (n && build_is(b, "bailing") ? n : 1) : (uint64_t)n * inter;
+    return 0;
+}
+
+static int add_shared(struct builder *b, uint32_t l, bool two, struct outline_block *k)
+{
+    uint64_t h = b->o->hidden, width;
+    int rc = shared_width(b, l, k->expert_inter, &width);
+    if (rc < 0 || width == 0)
+        return rc;
+    build_op(k, OP_SHARED_EXPERT);
+    add_mlp(k, PART_SHARED,
+            "shared_experts.gate_proj.weight|shared_experts.up_proj.weight|"
+            "shared_expert.gate_proj.weight|shared_expert.up_proj.weight|"
+            "shared_mlp.gate_proj.weight|shared_mlp.up_proj.weight|shared_experts.w1.weight|"
+            "shared_experts.w3.weight|shared_mlp.gate_and_up_proj.weight",
+            "shared_experts.down_proj.weight|shared_expert.down_proj.weight|"
+            "shared_mlp.down_proj.weight|shared_experts.w2.weight", h, width, two);
+    if (build_is(b, "qwen2_moe qwen3_next qwen3_5")) {
+        build_op(k, OP_SHARED_EXPERT_GATE);
+        build_tensor(k, PART_SHARED, "shared_expert_gate.weight", 1, h, 1);
+    }
+    return 0;
+}
+
+/* Projections into and out of the width that routed experts see. */
+static int add_latent(struct builder *b, struct outline_block *k)
+{
+    uint64_t h = b->o->hidden, w;
+    bool norm;
+    int rc;
+    if ((rc = build_number(b, 0, KEYS("routed_expert_hidden_size", "moe_latent_size"), 1,
+                           WIDTH_MAX, 0, &k->expert_in)) < 0 ||
+        (rc = build_flag(b, "latent_moe_use_norm", false, &norm)) < 0)
+        return rc;
+    if (!k->expert_in) {
+        k->expert_in = b->o->hidden;
+        return 0;
+    }
+    w = k->expert_in;
+    build_op(k, OP_LATENT_EXPERTS);
+    build_tensor(k, PART_LATENT, "routed_expert_down_proj.weight|fc1_latent_proj.weight", w, h, 1);
+    build_tensor(k, PART_LATENT, "routed_expert_up_proj.weight|fc2_latent_proj.weight", h, w, 1);
+    if (norm)
+        build_tensor(k, PART_LATENT, "routed_expert_norm.weight", w, 0, 1);
+    return 0;
+}
+
+static void add_experts(struct builder *b, bool two, struct outline_block *k)
+{
+    uint64_t w = k->expert_in, m = k->expert_inter;
+    build_op(k, OP_EXPERTS);
+    k->expert_matrices = two ? 2 : 3;
+    build_tensor(k, PART_EXPERTS,
+                 "experts.{E}.gate_proj.weight|experts.{E}.up_proj.weight|experts.{E}.w1.weight|"
+                 "experts.{E}.w3.weight|experts.gate_up_proj|experts.gate_up_proj.weight|"
+                 "block_sparse_moe.input_linear.weight", two ? m : 2 * m, w, k->n_experts);
+    build_tensor(k, PART_EXPERTS, "experts.{E}.down_proj.weight|experts.{E}.w2.weight|"
+                 "experts.down_proj|experts.down_proj.weight|block_sparse_moe.output_linear.weight",
+                 w, m, k->n_experts);
+    if (build_is(b, "gpt_oss")) {
+        build_op(k, OP_EXPERT_BIAS);
+        build_tensor(k, PART_EXPERTS, "experts.gate_up_proj_bias", 2 * m, 0, k->n_experts);
+        build_tensor(k, PART_EXPERTS, "experts.down_proj_bias", w, 0, k->n_experts);
+    }
+}
+
+static int build_moe(struct builder *b, uint32_t l, struct outline_block *k)
+{
+    int rc;
+    if ((rc = build_number(b, l, KEYS("num_experts", "n_routed_experts", "num_local_experts",
+                                      "moe_num_experts"), 1, EXPERTS_MAX, OUTLINE_REQUIRED,
+                           &k->n_experts)) < 0 ||
+        (rc = build_number(b, l, KEYS("num_experts_per_tok", "num_experts_per_token",
+                                      "experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
+                           1, EXPERTS_MAX, OUTLINE_REQUIRED, &k->top_k)) < 0 ||
+        (rc = build_number(b, l, KEYS("moe_intermediate_size", "expert_ffn_hidden_size",
+                                      "intermediate_size"), 1, WIDTH_MAX, OUTLINE_REQUIRED,
+                           &k->expert_inter)) < 0)
+        return rc;
+    if (k->top_k > k->n_experts)
+        return err_set(b->err, -EINVAL, "key 'num_experts_per_tok' is %u, but there are %u "
+                       "experts", k->top_k, k->n_experts);
+    memcpy(k->kind, "moe", 4);
+    bool two = add_activation(b, k);
+    if ((rc = add_router(b, l, k)) < 0 || (rc = add_latent(b, k)) < 0 ||
+        (rc = add_shared(b, l, two, k)) < 0)
+        return rc;
+    add_experts(b, two, k);
+    add_stream(b, k);
+    return 0;
+}
+
+int build_ffn(struct builder *b, uint32_t l, struct outline_block *k)
+{
+    return b->ffn[l] == FFN_MOE ? build_moe(b, l, k) : build_dense(b, k);
+}

@@ -1,0 +1,241 @@
+/* test_outline.c - configurations of all families, counted: published ones exactly, bad ones told
+ *
+ * The published ones are read where the folder of reference data is given (BALLAST_SHARED). */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "common/outline_check.h"
+#include "common/outline_config.h"
+
+static const char *configs(void)
+{
+    static char folder[4096];
+    const char *shared = getenv("BALLAST_SHARED"), *source = getenv("BALLAST_SOURCE");
+    if (shared && *shared)
+        snprintf(folder, sizeof folder, "%s/data/configs", shared);
+    else
+        snprintf(folder, sizeof folder, "%s/../shared/data/configs", source ? source : "..");
+    return folder;
+}
+
+/* A count of expected.tsv; "-": not known exactly. */
+static bool is_as_expected(const char *model, const char *what, const char *text, uint64_t count)
+{
+    uint64_t expected;
+    if (sscanf(text, "%" SCNu64, &expected) != 1 || expected == count)
+        return true;
+    print_error("%s: %s %" PRIu64 ", expected %" PRIu64 " (%+" PRId64 ")\n", model, what, count,
+                expected, (int64_t)(count - expected));
+    return false;
+}
+
+/* Where a list of the checkpoint's tensors is given: nothing of it may be unknown or of another
+ * size, and the counts are those of the list. */
+static bool check_tensors(char *const cell[10], const struct outline *o,
+                          const struct outline_counts *c)
+{
+    struct tensor_list list;
+    struct outline_check k;
+    struct err err = {0};
+    char *folder = xasprintf("%s/%s", configs(), cell[0]);
+    bool good = true;
+    if (tensor_list_read(folder, &list, &err) < 0)
+        fail_msg("%s", err.text);
+    free(folder);
+    if (list.source != TENSORS_NONE) {
+        outline_check(o, &list, &k);
+        for (uint32_t i = 0; i < k.n_lines; i++)
+            print_error("%s: %s\n", cell[0], k.lines[i]);
+        assert_int_equal(k.n_used + k.n_scales + k.n_carried + k.n_unknown, list.n_tensors);
+        good = k.n_unknown == 0 && k.n_lines == 0;
+    }
+    if (list.source == TENSORS_TSV) {
+        good &= is_as_expected(cell[0], "text by tensors", cell[3], k.text);
+        good &= is_as_expected(cell[0], "MTP", cell[4], k.mtp);
+        good &= is_as_expected(cell[0], "vision", cell[5], k.vision);
+        good &= is_as_expected(cell[0], "tensors", cell[7], list.n_tensors);
+        good &= is_as_expected(cell[0], "elements", cell[8], list.n_elements);
+        good &= is_as_expected(cell[0], "bytes", cell[9], list.n_bytes);
+        assert_int_equal(k.text, c->total);
+    }
+    tensor_list_fini(&list);
+    return good;
+}
+
+static bool check_row(char *line)
+{
+    char *cell[10] = {0}, *save = NULL;
+    size_t n = 0;
+    for (char *s = strtok_r(line, "\t\n", &save); s && n < 10; s = strtok_r(NULL, "\t\n", &save))
+        cell[n++] = s;
+    assert_true(n == 10);
+    struct outline *o;
+    struct err err = {0};
+    char *path = xasprintf("%s/%s/config.json", configs(), cell[0]);
+    if (outline_read(path, &o, &err) < 0)
+        fail_msg("%s", err.text);
+    struct outline_counts c = outline_count(o);
+    uint64_t parts = 0;
+    for (int i = 0; i < OUTLINE_PARTS; i++)
+        parts += c.parts[i];
+    assert_int_equal(parts, c.total);
+    printf("%-28s %16" PRIu64 " %15" PRIu64 "\n", cell[0], c.total, c.active);
+    bool good = is_as_expected(cell[0], "total", cell[3], c.total);
+    good &= is_as_expected(cell[0], "active", cell[6], c.active);
+    if (!strcmp(cell[0], "kimi-k3"))
+        good &= is_as_expected(cell[0], "live", "2779484476000", c.live);
+    good &= check_tensors(cell, o, &c);
+    free(o);
+    free(path);
+    return good;
+}
+
+static void published_models_count_as_published(void **state)
+{
+    (void)state;
+    char *path = xasprintf("%s/expected.tsv", configs()), line[1024];
+    FILE *f = fopen(path, "r");
+    size_t n = 0, n_good = 0;
+    free(path);
+    if (!f) {
+        print_message("SKIPPED: no reference data at %s\n", configs());
+        skip();
+    }
+    assert_non_null(fgets(line, sizeof line, f));
+    for (; fgets(line, sizeof line, f); n++)
+        n_good += check_row(line);
+    fclose(f);
+    printf("%zu of %zu rows as expected\n", n_good, n);
+    assert_true(n >= 27);
+    assert_int_equal(n_good, n);
+}
+
+/* ---- foreign files -------------------------------------------------------------------------- */
+
+/* A small model of a family that nobody registered; cases replace a part of this text. */
+static const char good[] =
+    "{\"model_type\": \"new_moe\", \"hidden_size\": 64, \"num_hidden_layers\": 4,"
+    "\"vocab_size\": 256, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
+    "\"intermediate_size\": 128, \"num_experts\": 8, \"num_experts_per_tok\": 2,"
+    "\"moe_intermediate_size\": 32, \"layer_types\": [\"full_attention\", \"full_attention\","
+    "\"full_attention\", \"full_attention\"]}";
+
+static const struct {
+    const char *shows, *from, *to, *says;
+} bad[] = {
+    {"no layers", "\"num_hidden_layers\": 4", "\"num_hidden_layers\": 0", "num_hidden_layers"},
+    {"10^9 experts", "\"num_experts\": 8", "\"num_experts\": 1000000000", "num_experts"},
+    {"a negative width", "\"hidden_size\": 64", "\"hidden_size\": -64", "hidden_size"},
+    {"a width of NaN", "\"hidden_size\": 64", "\"hidden_size\": NaN", "hidden_size"},
+    {"infinitely many", "\"vocab_size\": 256", "\"vocab_size\": Infinity", "vocab_size"},
+    {"text for a number", "\"hidden_size\": 64", "\"hidden_size\": \"64\"", "hidden_size"},
+    {"an object for a number", "\"hidden_size\": 64", "\"hidden_size\": {}", "hidden_size"},
+    {"a fraction", "\"num_experts\": 8", "\"num_experts\": 8.5", "num_experts"},
+    {"more chosen than there are", "_per_tok\": 2", "_per_tok\": 9", "num_experts_per_tok"},
+    {"heads that do not divide", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3",
+     "num_key_value_heads"},
+    {"a list that is too short", "[\"full_attention\", ", "[", "layer_types"},
+    {"an unknown kind of layer", "[\"full_attention\"", "[\"magic\\n\"", "'magic?'"},
+    {"no type", "\"model_type\": \"new_moe\"", "\"model_type\": 7", "model_type"},
+    {"a key twice", "\"num_experts\": 8", "\"num_experts\": 8, \"num_experts\": 8", "twice"},
+    {"a packing without a method", "\"num_experts\": 8",
+     "\"num_experts\": 8, \"quantization_config\": {}", "quant_method"},
+    {"text where the model should be", "\"hidden_size\": 64",
+     "\"text_config\": 7, \"hidden_size\": 64", "text_config"},
+};
+
+static char *changed(const char *from, const char *to)
+{
+    const char *at = strstr(good, from);
+    assert_non_null(at);
+    return xasprintf("%.*s%s%s", (int)(at - good), good, to, at + strlen(from));
+}
+
+static void an_unknown_family_is_read_by_its_keys(void **state)
+{
+    (void)state;
+    struct outline *o;
+    assert_int_equal(outline_parse("c.json", good, strlen(good), &o, NULL), 0);
+    struct outline_counts c = outline_count(o);
+    uint64_t attention = 2 * 64 * 64 + 2 * 64 * 32, moe = 8 * 64 + 8 * 3 * 64 * 32;
+    assert_int_equal(c.total, 4 * (attention + moe + 2 * 64) + 64 + 2 * 256 * 64);
+    assert_int_equal(c.active, c.total - 4ull * 6 * 3 * 64 * 32);
+    assert_false(o->is_known);
+    assert_non_null(strstr(o->notes[0], "new_moe"));
+    free(o);
+}
+
+static void what_is_wrong_is_one_line(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct outline *o;
+        struct err err = {0};
+        char *text = changed(bad[i].from, bad[i].to);
+        if (outline_parse("c.json", text, strlen(text), &o, &err) == 0)
+            fail_msg("%s: accepted", bad[i].shows);
+        if (strncmp(err.text, "c.json: ", 8) || !strstr(err.text, bad[i].says) ||
+            strchr(err.text, '\n'))
+            fail_msg("%s: '%s'", bad[i].shows, err.text);
+        free(text);
+    }
+}
+
+static const struct {
+    const char *shows, *row, *says;
+} rows[] = {
+    {"four columns", "a.weight\t-\t-\tBF16", "five columns"},
+    {"a layer without {L}", "a.weight\t0-3\t-\tBF16\t4", "do not agree"},
+    {"a range backwards", "a.{L}.w\t3-0\t-\tBF16\t4", "range"},
+    {"a range without end", "a.{L}.w\t0-99999999999999999999\t-\tBF16\t4", "range"},
+    {"a step of zero", "a.{L}.w\t0-4/0\t-\tBF16\t4", "range"},
+    {"too high a layer", "a.{L}.w\t5000\t-\tBF16\t4", "layer 5000"},
+    {"an unknown type", "a.w\t-\t-\tBF17\t4", "type"},
+    {"a negative shape", "a.w\t-\t-\tBF16\t-4", "shape"},
+    {"a shape that overflows", "a.w\t-\t-\tBF16\t4294967296,4294967296,4", "shape"},
+    {"nothing", "# only a remark", "no tensors"},
+};
+
+static void bad_lists_are_told_by_line(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/test_outline.XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    char *path = xasprintf("%s/tensors.tsv", folder);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct tensor_list list;
+        struct err err = {0};
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        fprintf(f, "name\tlayers\texperts\tdtype\tshape\n%s\n", rows[i].row);
+        fclose(f);
+        if (tensor_list_read(folder, &list, &err) == 0)
+            fail_msg("%s: accepted", rows[i].shows);
+        if (!strstr(err.text, rows[i].says) || !strstr(err.text, "tensors.tsv: "))
+            fail_msg("%s: '%s'", rows[i].shows, err.text);
+    }
+    remove(path);
+    remove(folder);
+    free(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(published_models_count_as_published),
+        cmocka_unit_test(an_unknown_family_is_read_by_its_keys),
+        cmocka_unit_test(what_is_wrong_is_one_line),
+        cmocka_unit_test(bad_lists_are_told_by_line),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
