@@ -10,10 +10,13 @@
  * elements. */
 #include "kernels/cuda_kda.h"
 
+#include <vector>
+
 #include "kernels/kda_chunk.cuh"
 
-template <typename T>
-constexpr int n_stages = sizeof(T) == 2 ? 2 : 1;
+/* Chunks in shared memory at once: one in use, the others on their way. */
+template <typename T, int D>
+constexpr int n_stages = sizeof(T) == 4 ? 1 : D == 128 ? 3 : 2;
 
 template <int D>
 constexpr int slice_of = D < 32 ? D : 32;
@@ -30,7 +33,7 @@ struct scan_stage {
 
 template <typename T, int D>
 struct scan_shared {
-    scan_stage<T, D> stages[n_stages<T>];
+    scan_stage<T, D> stages[n_stages<T, D>];
     T state[D * stride_of<T>(slice_of<D>)];
     T value[KDA_CHUNK * stride_of<T>(slice_of<D>)]; /* V' */
 };
@@ -58,7 +61,7 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
 {
     extern __shared__ __align__(16) unsigned char shared_bytes[];
     constexpr int SLICE = slice_of<D>, S = stride_of<T>(D), V = stride_of<T>(SLICE);
-    constexpr int N_TILES = SLICE / 8, N_HALF = SLICE / 16, STAGES = n_stages<T>;
+    constexpr int N_TILES = SLICE / 8, N_HALF = SLICE / 16, STAGES = n_stages<T, D>;
     auto *shared = (scan_shared<T, D> *)shared_bytes;
     int column = (int)blockIdx.x % (D / SLICE) * SLICE, pair = (int)blockIdx.x / (D / SLICE);
     int head = pair % view.n_active, doc = pair / view.n_active, warp = warp_id();
@@ -161,21 +164,18 @@ kda_view kda_view_of(struct device *dev, const struct kda_shape *shape)
     const int32_t *cu = shape->cu_seqlens;
     assert(d == 16 || d == 32 || d == 64 || d == 128);
     assert(cu[n_docs] == shape->n_tokens);
-    size_t n_bytes = 2 * ((size_t)n_docs + 1) * sizeof(int32_t);
-    int32_t *both = (int32_t *)malloc(n_bytes), *first = both + n_docs + 1;
-    assert(both);
-    first[0] = 0;
+    std::vector<int32_t> both(cu, cu + n_docs + 1); /* then first_chunk */
+    both.push_back(0);
     for (int32_t doc = 0; doc < n_docs; doc++)
-        first[doc + 1] = first[doc] + (int32_t)ceil_div(cu[doc + 1] - cu[doc], KDA_CHUNK);
-    memcpy(both, cu, n_bytes / 2);
+        both.push_back(both.back() + (int32_t)ceil_div(cu[doc + 1] - cu[doc], KDA_CHUNK));
     kda_view view = {};
-    view.cu_seqlens = (const int32_t *)cuda_upload(dev, both, n_bytes);
+    view.cu_seqlens =
+        (const int32_t *)cuda_upload(dev, both.data(), both.size() * sizeof(int32_t));
     view.first_chunk = view.cu_seqlens + n_docs + 1;
     view.n_docs = n_docs;
-    view.n_chunks = first[n_docs];
+    view.n_chunks = both.back();
     view.n_heads = shape->n_heads;
     view.scale = shape->scale;
-    free(both);
     return view;
 }
 

@@ -11,8 +11,9 @@
 
 #include "kernels/kda_chunk.cuh"
 
-template <typename T>
-constexpr int n_stages = sizeof(T) == 2 ? 2 : 1;
+/* Chunks in shared memory at once: one in use, the others on their way. */
+template <typename T, int D>
+constexpr int n_stages = sizeof(T) == 4 ? 1 : D == 128 ? 3 : 2;
 
 template <int D>
 constexpr int slice_of = D < 32 ? D : 32;
@@ -29,7 +30,7 @@ struct back_stage {
 
 template <typename T, int D>
 struct back_shared {
-    back_stage<T, D> stages[n_stages<T>];
+    back_stage<T, D> stages[n_stages<T, D>];
     T d_state[D * stride_of<T>(slice_of<D>)];
     T d_value[KDA_CHUNK * stride_of<T>(slice_of<D>)]; /* dV' */
 };
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
 {
     extern __shared__ __align__(16) unsigned char shared_bytes[];
     constexpr int SLICE = slice_of<D>, S = stride_of<T>(D), V = stride_of<T>(SLICE);
-    constexpr int N_TILES = SLICE / 8, N_HALF = SLICE / 16, STAGES = n_stages<T>;
+    constexpr int N_TILES = SLICE / 8, N_HALF = SLICE / 16, STAGES = n_stages<T, D>;
     auto *shared = (back_shared<T, D> *)shared_bytes;
     int column = (int)blockIdx.x % (D / SLICE) * SLICE, pair = (int)blockIdx.x / (D / SLICE);
     int head = pair % view.n_active, doc = pair / view.n_active, warp = warp_id();

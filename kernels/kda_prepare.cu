@@ -6,7 +6,8 @@
  * (k from_start) S) take the place of u, and qk^T dO that of qk. */
 #include "kernels/kda_chunk.cuh"
 
-/* state lies over kk and inverse and may reach beyond them. */
+/* g, before there is kk, and later the state lie over kk and inverse; the state may reach beyond
+ * them. */
 template <typename T, int D>
 struct prepare_shared {
     T left[KDA_CHUNK * stride_of<T>(D)], right[KDA_CHUNK * stride_of<T>(D)];
@@ -31,10 +32,7 @@ template <typename T, int D>
 struct prepare_block {
     prepare_shared<T, D> *shared;
     kda_item item;
-    int64_t  stride; /* from token to token in q, k, v, g */
-    const T *q, *k, *v;
-    const float *g; /* the item's first row, its head */
-    bool is_aligned;
+    int64_t  stride; /* from token to token in q, k, v, g, dO */
 };
 
 /* Eight rows of two neighbouring channels. */
@@ -55,14 +53,12 @@ __device__ __forceinline__ bool has_pair(int i)
 }
 
 template <typename T>
-__device__ __forceinline__ pair_of<T> load_raw(const T *p, bool exists, bool is_aligned)
+__device__ __forceinline__ pair_of<T> load_raw(const T *p)
 {
-    float2 x = exists ? load_two(p, is_aligned) : make_float2(0, 0);
-    pair_of<T> raw;
-    store_pair((T *)&raw, x.x, x.y);
-    return raw;
+    return *(const pair_of<T> *)p;
 }
 
+/* From left = k, right = q and kk = g as they are. */
 template <typename T, int D>
 __device__ __forceinline__ void load_pairs(const prepare_block<T, D> &b,
                                            channel_pair<T> (&pairs)[n_pairs<D>])
@@ -78,12 +74,11 @@ __device__ __forceinline__ void load_pairs(const prepare_block<T, D> &b,
             continue;
 #pragma unroll
         for (int r = 0; r < 8; r++) {
-            bool exists = eight * 8 + r < b.item.rows;
-            int64_t from = (eight * 8 + r) * b.stride + channel;
-            float2 g = exists ? load_two(b.g + from, b.is_aligned) : make_float2(0, 0);
+            int row = eight * 8 + r;
+            float2 g = load_pair(b.shared->kk + row * D + channel);
             p.e[0].step[r] = kda_exp<T>(g.x), p.e[1].step[r] = kda_exp<T>(g.y);
-            p.k[r] = load_raw(b.k + from, exists, b.is_aligned);
-            p.q[r] = load_raw(b.q + from, exists, b.is_aligned);
+            p.k[r] = load_raw(b.shared->left + row * stride_of<T>(D) + channel);
+            p.q[r] = load_raw(b.shared->right + row * stride_of<T>(D) + channel);
         }
         store_pair(b.shared->totals + eight * D + channel, kda_eight_total(p.e[0]),
                    kda_eight_total(p.e[1]));
@@ -196,12 +191,14 @@ __device__ __forceinline__ void fold(float (&value)[64])
 }
 
 /* Pairs inside eight rows, a warp to each eight, lanes along channels: the decayed key of i walks
- * down the rows below it. */
+ * down the rows below it. Of 64 sums, qk(r, i) at r (r + 1) / 2 + i and then kk(r, i) at 36 +
+ * r (r - 1) / 2 + i, a lane gets two. Reads left = k, right = q and kk = g as they are. */
 template <typename T, int D>
-__device__ __forceinline__ void near_products(const prepare_block<T, D> &b, float scale)
+__device__ __forceinline__ float2 near_products(const prepare_block<T, D> &b)
 {
-    int eight = warp_id(), first = eight * 8;
-    float value[64]; /* qk(r, i) at r (r + 1) / 2 + i, then kk(r, i) at 36 + r (r - 1) / 2 + i */
+    constexpr int S = stride_of<T>(D);
+    int first = warp_id() * 8;
+    float value[64];
 #pragma unroll
     for (int i = 0; i < 64; i++)
         value[i] = 0;
@@ -210,11 +207,9 @@ __device__ __forceinline__ void near_products(const prepare_block<T, D> &b, floa
         float k[8], q[8], step[8];
 #pragma unroll
         for (int r = 0; r < 8; r++) {
-            bool exists = first + r < b.item.rows;
-            int64_t from = (first + r) * b.stride + channel;
-            k[r] = exists ? load(b.k + from) : 0;
-            q[r] = exists ? load(b.q + from) : 0;
-            step[r] = kda_exp<T>(exists ? b.g[from] : 0);
+            k[r] = load(b.shared->left + (first + r) * S + channel);
+            q[r] = load(b.shared->right + (first + r) * S + channel);
+            step[r] = kda_exp<T>(b.shared->kk[(first + r) * D + channel]);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -229,20 +224,27 @@ __device__ __forceinline__ void near_products(const prepare_block<T, D> &b, floa
         }
     }
     fold(value);
+    return make_float2(value[0], value[1]);
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void put_near(const prepare_block<T, D> &b, float2 values, float scale)
+{
+    int first = warp_id() * 8;
 #pragma unroll
     for (int part = 0; part < 2; part++) {
+        float x = part ? values.y : values.x;
         int at = lane_id() * 2 + part, r = 0;
         if (at < 36) {
             while ((r + 1) * (r + 2) / 2 <= at)
                 r++;
-            store(b.shared->qk + (first + r) * stride_of<T>(KDA_CHUNK) + first + at -
-                      r * (r + 1) / 2,
-                  scale * value[part]);
+            T *row = b.shared->qk + (first + r) * stride_of<T>(KDA_CHUNK) + first;
+            store(row + at - r * (r + 1) / 2, scale * x);
         } else {
             at -= 36;
             while ((r + 1) * r / 2 <= at)
                 r++;
-            b.shared->kk[(first + r) * KDA_MATRIX + first + at - r * (r - 1) / 2] = value[part];
+            b.shared->kk[(first + r) * KDA_MATRIX + first + at - r * (r - 1) / 2] = x;
         }
     }
 }
@@ -406,24 +408,32 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 ? 2 : 1)
     b.item = kda_find_item(view, index);
     b.stride = (int64_t)view.n_heads * D;
     int64_t at = (b.item.row * view.n_heads + b.item.head) * D;
-    b.q = (const T *)in.q + at, b.k = (const T *)in.k + at, b.v = (const T *)in.v + at;
-    b.g = in.g + at;
-    b.is_aligned = view.is_aligned;
 
     if (threadIdx.x < KDA_CHUNK) {
         int64_t from = (b.item.row + threadIdx.x) * view.n_heads + b.item.head;
         bool exists = (int)threadIdx.x < b.item.rows;
         b.shared->beta[threadIdx.x] = exists ? load((const T *)in.beta + from) : 0;
     }
+    tile_copy_async(b.shared->left, S, (const T *)in.k + at, b.stride, KDA_CHUNK, D, b.item.rows,
+                    view.is_aligned);
+    tile_copy_async(b.shared->right, S, (const T *)in.q + at, b.stride, KDA_CHUNK, D, b.item.rows,
+                    view.is_aligned);
+    tile_copy_async(b.shared->kk, D, in.g + at, b.stride, KDA_CHUNK, D, b.item.rows,
+                    view.is_aligned);
+    copy_async_commit();
     clear_qk(b);
-    near_products(b, view.scale);
+    copy_async_wait<0>();
+    __syncthreads();
+    float2 near = near_products(b);
     channel_pair<T> pairs[n_pairs<D>];
     load_pairs(b, pairs);
     __syncthreads();
+    put_near(b, near, view.scale);
     all_pairs(b, pairs, view.scale);
 
     T *state = (T *)b.shared->kk;
-    tile_copy_async(b.shared->right, S, b.v, b.stride, KDA_CHUNK, D, b.item.rows, b.is_aligned);
+    tile_copy_async(b.shared->right, S, (const T *)in.v + at, b.stride, KDA_CHUNK, D, b.item.rows,
+                    view.is_aligned);
     copy_async_commit();
     write_ends(b, pairs, view.scale, out.q_start + index * size, out.k_end + index * size,
                out.decay + index * D);
@@ -443,7 +453,7 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 ? 2 : 1)
         write_residual(b, state);
         __syncthreads();
         tile_copy_async(state, S, (const T *)in.d_o + at, b.stride, KDA_CHUNK, D, b.item.rows,
-                        b.is_aligned);
+                        view.is_aligned);
         copy_async_commit();
     }
     bool of_w = warp_id() < 4;
