@@ -139,7 +139,8 @@ static void run_on(struct job *j, struct layout_degrees degrees)
     tensor_map_fini(&map);
 }
 
-static const struct layout_degrees one = { 1, 1, 1, 0 }, two = { 2, 2, 2, 0 }, four = { 4, 2, 2, 2 };
+static const struct layout_degrees one = { 1, 1, 1, 0 }, two = { 2, 2, 2, 0 };
+static const struct layout_degrees four = { 4, 2, 2, 2 };
 
 static char *in_step(const struct job *j, const char *file)
 {

@@ -164,6 +164,10 @@ static void every_family_meets_its_fixture(void **state)
             if (strstr(s.out, "loss curve"))
                 print_message(" gradients %.1e curve %.1e", figure(s.out, "gradients"),
                               figure(s.out, "loss curve"));
+            if (strcmp(families[f], "kimi-linear-tiny") == 0 ||
+                strcmp(families[f], "deepseek-v32-tiny") == 0)
+                print_message(" lora curve %.1e adapter %.1e", figure(s.out, "lora loss curve"),
+                              figure(s.out, "lora adapter"));
             print_message("\n");
         }
         free(path);
