@@ -5,6 +5,7 @@
  * For the backward, with the chunk's state S known, the values V' = (I + A)^-1 beta (v -
  * (k from_start) S) take the place of u, and qk^T dO that of qk. */
 #include "kernels/kda_chunk.cuh"
+#include "kernels/kda_invert.cuh"
 
 /* g, before there is kk, and later the state lie over kk and inverse; the state may reach beyond
  * them. */
@@ -249,67 +250,6 @@ __device__ __forceinline__ void put_near(const prepare_block<T, D> &b, float2 va
     }
 }
 
-/* The diagonal blocks of 16 of (I + beta kk)^-1, a warp to each of four, a lane to each column. */
-__device__ __forceinline__ void invert_diagonal(float *inverse, const float *kk, const float *beta)
-{
-    int first = warp_id() * 16, column = lane_id();
-    if (warp_id() >= 4 || column >= 16)
-        return;
-    float x[16];
-#pragma unroll
-    for (int r = 0; r < 16; r++) {
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < r; i++)
-            sum += kk[(first + r) * KDA_MATRIX + first + i] * x[i];
-        x[r] = (r == column ? 1 : 0) - beta[first + r] * sum;
-        inverse[(first + r) * KDA_MATRIX + first + column] = x[r];
-    }
-}
-
-/* sum (16, 8) += left right of floats: exactly, or as well as elements need it. */
-template <typename T>
-__device__ __forceinline__ void float_product(float (&sum)[1][4], const float *left,
-                                              const float *right, int k_begin, int k_end)
-{
-    if constexpr (sizeof(T) == sizeof(float))
-        strip_product(sum, as_is(left, KDA_MATRIX), as_is(right, KDA_MATRIX), k_begin, k_end);
-    else
-        strip_product_tf32(sum, as_is(left, KDA_MATRIX), as_is(right, KDA_MATRIX), k_begin, k_end);
-}
-
-/* From the inverses of two neighbouring diagonal blocks of N rows, X and Y, to that of both: below
- * the diagonal, -Y A X. kk keeps A X meanwhile, above its diagonal, where it has nothing. */
-template <typename T, int N>
-__device__ __forceinline__ void invert_below(float *inverse, float *kk, const float *beta)
-{
-    constexpr int M = KDA_MATRIX, STRIPS = N / 16, TILES = N / 8;
-    int warp = warp_id(), pair = warp / (STRIPS * TILES), first = pair * 2 * N;
-    int row = warp / TILES % STRIPS * 16, column = warp % TILES * 8;
-    bool active = first < KDA_CHUNK;
-    float sum[1][4];
-    if (active) {
-        strip_clear(sum);
-        float_product<T>(sum, kk + (first + N + row) * M + first,
-                         inverse + first * M + first + column, column & ~15, N);
-        const float *scale = beta + first + N + row + strip_row();
-        sum[0][0] *= scale[0], sum[0][1] *= scale[0];
-        sum[0][2] *= scale[8], sum[0][3] *= scale[8];
-        strip_store(kk + (first + row) * M + first + N + column, M, sum, 16);
-    }
-    __syncthreads();
-    if (active) {
-        strip_clear(sum);
-        float_product<T>(sum, inverse + (first + N + row) * M + first + N,
-                         kk + first * M + first + N + column, 0, row + 16);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            sum[0][i] = -sum[0][i];
-        strip_store(inverse + (first + N + row) * M + first + column, M, sum, 16);
-    }
-    __syncthreads();
-}
-
 /* solve = inverse times beta of its columns, zero above the diagonal, as elements. */
 template <typename T, int D>
 __device__ __forceinline__ void write_solve(const prepare_block<T, D> &b, T *inverse, float *kk)
@@ -376,15 +316,6 @@ __device__ __forceinline__ void all_pairs(const prepare_block<T, D> &b,
     __syncthreads();
 }
 
-template <typename T, int D>
-__device__ __forceinline__ void invert(const prepare_block<T, D> &b)
-{
-    invert_diagonal(b.shared->inverse, b.shared->kk, b.shared->beta);
-    __syncthreads();
-    invert_below<T, 16>(b.shared->inverse, b.shared->kk, b.shared->beta);
-    invert_below<T, 32>(b.shared->inverse, b.shared->kk, b.shared->beta);
-}
-
 /* Zero in qk above the diagonal, which no product writes. */
 template <typename T, int D>
 __device__ __forceinline__ void clear_qk(const prepare_block<T, D> &b)
@@ -437,7 +368,7 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 ? 2 : 1)
     copy_async_commit();
     write_ends(b, pairs, view.scale, out.q_start + index * size, out.k_end + index * size,
                out.decay + index * D);
-    invert(b);
+    kda_invert<T>(b.shared->inverse, b.shared->kk, b.shared->beta);
     write_solve(b, BACKWARD ? out.inverse + index * square : NULL,
                 BACKWARD ? out.kk + index * square : NULL);
     if (!BACKWARD)
