@@ -57,7 +57,7 @@ static void put_indexed(const char *prefix, uint32_t n_documents)
 /* ---- choices -------------------------------------------------------------------------------- */
 
 static const struct {
-    const char *what, *data, *train, *more; /* keys of train, begun with a comma; more sections */
+    const char *what, *data, *optimizer, *more; /* begun with a comma; more sections */
 } rows[] = {
     {"tasks packed whole", "data: {train: [tasks*.jsonl], validation: [held-out.jsonl], "
      "format: jsonl, sequence_length: 48}\n", "", ""},
@@ -74,17 +74,19 @@ static const struct {
      "moe: {capacity_factor: 0.5, drop_by: position}\n"},
     {"a capacity, and what is beyond goes elsewhere", DATA, "",
      "moe: {capacity_factor: 1, overflow: reroute}\n"},
+    {"matrices by Muon", DATA, ", name: muon", ""},
+    {"head by head, all decaying", DATA, ", name: muon_per_head, decay: all, momentum: 0.9", ""},
 };
 
 static void run(struct trial *t, size_t row, uint32_t world, const char *checkpoint, uint32_t steps)
 {
     static const char *const layouts[] = {
         [1] = "", [2] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 1\n",
-        [4] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 4\n",
+        [4] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 2\n",
     };
     char *keys = xasprintf("%s%strain: {steps: %u, global_batch: 8, micro_batch: 2, deterministic: "
-                           "true, optimizer: {lr: 2e-3, eps: 1e-4}, schedule: {name: constant}%s}\n"
-                           "%s", layouts[world], rows[row].data, steps, rows[row].train,
+                           "true, optimizer: {lr: 2e-3, eps: 1e-4%s}, schedule: {name: constant}}\n"
+                           "%s", layouts[world], rows[row].data, steps, rows[row].optimizer,
                            rows[row].more);
     start(t, world, checkpoint, keys);
     finish(t);

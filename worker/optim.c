@@ -13,6 +13,7 @@
 
 #include "common/mem.h"
 #include "kernels/router_balance.h"
+#include "worker/muon.h"
 
 static int parse_word(const char *key, const char *word, const char *const *words, int *out,
                       struct err *err)
@@ -69,6 +70,15 @@ double schedule_lr(const struct schedule *s, uint64_t step)
 
 /* ---- AdamW ---------------------------------------------------------------------------------- */
 
+int optim_kind_parse(const char *word, enum optim_kind *out, struct err *err)
+{
+    static const char *const words[] = {"adamw", "muon", "muon_per_head", NULL};
+    int i, rc = parse_word("train.optimizer.name", word, words, &i, err);
+    if (rc == 0)
+        *out = (enum optim_kind)i;
+    return rc;
+}
+
 int optim_decay_parse(const char *word, enum optim_decay *out, struct err *err)
 {
     static const char *const words[] = {"matrices", "all", "none", NULL};
@@ -110,23 +120,44 @@ int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
     return rc;
 }
 
-void optim_step(struct shard *s, const struct tensor_map *map, struct device *dev,
-                const struct optim_config *config, uint64_t step, double lr, double n_tokens,
-                double norm)
+/* What gradients, sums over tokens, are multiplied by. */
+static double grad_scale(const struct optim_config *config, double n_tokens, double norm)
 {
     double clip = 1;
     if (config->clip_grad_norm > 0 && norm > config->clip_grad_norm)
         clip = config->clip_grad_norm / (norm + 1e-6);
+    return clip / n_tokens;
+}
+
+int optim_muon(struct shard *s, const struct tensor_map *map, const struct model_spec *spec,
+               const struct optim_config *config, double lr, double n_tokens, double norm,
+               struct err *err)
+{
+    if (config->kind == OPTIM_ADAMW)
+        return 0;
+    struct muon_step step = {
+        .spec = spec, .per_head = config->kind == OPTIM_MUON_PER_HEAD, .lr = lr,
+        .momentum = config->momentum, .grad_scale = grad_scale(config, n_tokens, norm),
+        .weight_decay = config->decay == DECAY_NONE ? 0 : config->weight_decay,
+    };
+    return muon_step(s, map, &step, err);
+}
+
+void optim_step(struct shard *s, const struct tensor_map *map, struct device *dev,
+                const struct optim_config *config, uint64_t step, double lr, double n_tokens,
+                double norm)
+{
     struct adamw_config a = {
         .lr = (float)lr, .beta1 = (float)config->beta1, .beta2 = (float)config->beta2,
-        .eps = (float)config->eps, .grad_scale = (float)(clip / n_tokens),
+        .eps = (float)config->eps, .grad_scale = (float)grad_scale(config, n_tokens, norm),
         .correction1 = (float)(1 - pow(config->beta1, (double)step)),
         .correction2 = (float)(1 - pow(config->beta2, (double)step)),
     };
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         struct shard_part p;
-        if (!tensor_is_trained(e) || !shard_part(s, e, &p))
+        if (!tensor_is_trained(e) || (config->kind != OPTIM_ADAMW && muon_takes(e)) ||
+            !shard_part(s, e, &p))
             continue;
         bool decays = config->decay == DECAY_ALL || (config->decay == DECAY_MATRICES &&
                                                      e->is_matrix);

@@ -25,17 +25,21 @@ int schedule_parse(const char *word, enum schedule_kind *out, struct err *err);
  * follows falls to min_lr at the last step (wsd: over the last tenth of the steps). */
 double schedule_lr(const struct schedule *s, uint64_t step);
 
-/* ---- AdamW -------------------------------------------------------------------------------- */
+/* ---- AdamW and Muon ----------------------------------------------------------------------- */
 
+enum optim_kind { OPTIM_ADAMW, OPTIM_MUON, OPTIM_MUON_PER_HEAD };
 enum optim_decay { DECAY_MATRICES, DECAY_ALL, DECAY_NONE };
 
 struct optim_config {
+    enum optim_kind kind; /* Muon: of matrices, muon.h; the others are AdamW's */
+    double momentum;      /* of Muon */
     double beta1, beta2, eps, weight_decay;
     enum optim_decay decay;
     double clip_grad_norm; /* 0: none */
 };
 
 /* -EINVAL names the words that are known. */
+int optim_kind_parse(const char *word, enum optim_kind *out, struct err *err);
 int optim_decay_parse(const char *word, enum optim_decay *out, struct err *err);
 
 /* Sums the replicas' gradients and takes the norm of gradient / n_tokens over the whole model,
@@ -43,11 +47,15 @@ int optim_decay_parse(const char *word, enum optim_decay *out, struct err *err);
 int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
                struct device *dev, double n_tokens, double *out_norm, struct err *err);
 
-/* The update of step (from 1) with gradients / n_tokens, clipped by norm as optim_norm gave it.
+/* AdamW's update of step (from 1) with gradients / n_tokens, clipped by norm as optim_norm gave it.
  * Buffers and tensors that the loss does not reach are left alone, decay included. */
 void optim_step(struct shard *s, const struct tensor_map *map, struct device *dev,
                 const struct optim_config *config, uint64_t step, double lr, double n_tokens,
                 double norm);
+/* And Muon's, of what AdamW leaves to it. Collective. */
+int optim_muon(struct shard *s, const struct tensor_map *map, const struct model_spec *spec,
+               const struct optim_config *config, double lr, double n_tokens, double norm,
+               struct err *err);
 
 /* ---- the router's correction bias --------------------------------------------------------- */
 

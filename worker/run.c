@@ -74,8 +74,10 @@ static int parse_words(struct run *run, struct err *err)
     run->optim = (struct optim_config){
         .beta1 = s->optimizer_betas[0], .beta2 = s->optimizer_betas[1], .eps = s->optimizer_eps,
         .weight_decay = s->optimizer_weight_decay, .clip_grad_norm = s->optimizer_clip_grad_norm,
+        .momentum = s->optimizer_momentum,
     };
     if ((rc = schedule_parse(s->schedule_name, &run->schedule.kind, err)) < 0 ||
+        (rc = optim_kind_parse(s->optimizer_name, &run->optim.kind, err)) < 0 ||
         (rc = optim_decay_parse(s->optimizer_decay, &run->optim.decay, err)) < 0 ||
         (rc = bias_rule_parse(s->moe_bias_update, &run->bias_rule, err)) < 0)
         return rc;

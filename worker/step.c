@@ -254,7 +254,9 @@ static int update(struct run *run, double n_labels, struct step_result *r, struc
     if (!r->is_bad) {
         optim_step(run->shard, &run->map, run->dev, &run->optim, step, r->lr, n_labels,
                    r->grad_norm);
-        if (run->model_spec.n_experts > 0)
+        rc = optim_muon(run->shard, &run->map, &run->model_spec, &run->optim, r->lr, n_labels,
+                        r->grad_norm, err);
+        if (rc == 0 && run->model_spec.n_experts > 0)
             rc = optim_balance(run->shard, &run->map, &run->model_spec, run->coll, run->dev,
                                model_counters(run->model), run->bias_rule,
                                run->spec->moe_bias_update_rate, err);
