@@ -6,10 +6,11 @@
 
 #include <assert.h>
 
-#define KDA_CHUNK_ROWS 64u   /* tokens per chunk of the recurrence */
-#define MARGIN_COUNTS  1001u /* 64-bit counts per layer and expert of quantile balancing */
-#define FLOAT_BYTES    4u
-#define PROCESS_BYTES  (16u << 20) /* a trainer without a model: code, stacks, scratch of the ops */
+#define KDA_CHUNK_ROWS    64u   /* tokens per chunk of the recurrence */
+#define KDA_HEADS_AT_ONCE 32u   /* by the recurrence on a GPU */
+#define MARGIN_COUNTS     1001u /* 64-bit counts per layer and expert of quantile balancing */
+#define FLOAT_BYTES       4u
+#define PROCESS_BYTES     (16u << 20) /* a trainer without a model: code, stacks, scratch */
 
 /* Bytes per token, and per row that the router sends. */
 struct bytes {
@@ -26,13 +27,21 @@ static uint64_t max(uint64_t a, uint64_t b)
 static struct bytes kda(const struct model_spec *m, uint64_t e)
 {
     uint64_t d = m->kda_head_dim, wide = d * m->kda_heads;
-    uint64_t chunk = d * d + 2 * KDA_CHUNK_ROWS * KDA_CHUNK_ROWS + 2 * KDA_CHUNK_ROWS * d;
+    /* What the recurrence keeps of a chunk: with floats as the CPU does, else as the GPU. */
+    uint64_t square = KDA_CHUNK_ROWS * KDA_CHUNK_ROWS;
+    uint64_t chunk = e == FLOAT_BYTES ? e * (d * d + 2 * square + 2 * KDA_CHUNK_ROWS * d)
+                                      : e * d * d;
+    /* And what the GPU's backward takes for its chunks, for so many heads at once. */
+    uint64_t heads = m->kda_heads < KDA_HEADS_AT_ONCE ? m->kda_heads : KDA_HEADS_AT_ONCE;
+    uint64_t matrices = e == FLOAT_BYTES ? 0 : e * (5 * KDA_CHUNK_ROWS * d + square + d * d) +
+                                                   FLOAT_BYTES * (square + d);
     return (struct bytes){
         /* query, key, value three times; f, z, gate, output, gated; beta */
         .kept = e * (13 * wide + m->kda_heads + (m->kda_gate_full_rank ? 1 : 2) * d) +
                 /* decay, three norms per head, the chunks' states */
-                FLOAT_BYTES * (wide + 3 * m->kda_heads + m->kda_heads * chunk / KDA_CHUNK_ROWS),
-        .scratch = e * (6 * wide + m->kda_heads + d) + FLOAT_BYTES * wide,
+                FLOAT_BYTES * (wide + 3 * m->kda_heads) + m->kda_heads * chunk / KDA_CHUNK_ROWS,
+        .scratch = e * (6 * wide + m->kda_heads + d) + FLOAT_BYTES * wide +
+                   heads * matrices / KDA_CHUNK_ROWS,
     };
 }
 
