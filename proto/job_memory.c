@@ -29,7 +29,8 @@ int job_memory(const Ballast__JobSpec *spec, const struct model_spec *model,
         .n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length,
         .recompute = !strcmp(spec->parallel_activation_checkpointing, "full"),
         .elem_bytes = strcmp(spec->train_precision, "bf16") ? 4 : 2,
-        .count_margins = !strcmp(spec->moe_bias_update, "quantile"),
+        .count_margins = !strcmp(spec->train_mode, "full") &&
+                         !strcmp(spec->moe_bias_update, "quantile"),
         .n_spare = spec->rebalance_spare_slots_per_rank,
     };
     if (job_trains_adapters(spec)) {

@@ -144,7 +144,7 @@ static void write_file(const char *name, struct file *f)
 static struct tensor_map map_of(const struct lora_config *c)
 {
     struct model_spec *spec = xcalloc(1, sizeof *spec);
-    struct tensor_map map;
+    struct tensor_map map = {0};
     char *base = in_folder("base");
     struct err err = {0};
     if (hf_config_read(base, spec, &err) < 0 || tensor_map_init(spec, &map, &err) < 0 ||

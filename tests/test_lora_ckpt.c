@@ -10,9 +10,12 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "common/bf16.h"
 #include "common/json.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
+#include "kernels/fp8.h"
+#include "kernels/mxfp4.h"
 #include "worker/ckpt.h"
 #include "worker/peft.h"
 #include "worker/stack.h"
@@ -47,7 +50,7 @@ static struct model_spec small(void)
         .latent_norm_eps = 1e-6f, .init_std = 0.02f, .heads = 2, .q_lora_rank = 16,
         .kv_lora_rank = 16, .qk_nope_dim = 16, .qk_rope_dim = 8, .v_dim = 16,
         .activation = ACTIVATION_SWIGLU, .dense_inter = 48, .n_experts = 4, .top_k = 2,
-        .expert_inter = 24, .n_shared_experts = 1, .latent = 32, .renormalize = true,
+        .expert_inter = 32, .n_shared_experts = 1, .latent = 32, .renormalize = true,
         .routed_scale = 1,
     };
 }
@@ -293,6 +296,123 @@ static void another_run_does_not_go_on_with_it(void **state)
     free((char *)j.path);
 }
 
+/* ---- the base ------------------------------------------------------------------------------- */
+
+static float number(size_t tensor, uint64_t i)
+{
+    return (float)(mix(mix(tensor + 500) + i) & 0xffffff) * 0x1p-24f - 0.5f;
+}
+
+static void write_base(const char *path)
+{
+    struct model_spec spec = small();
+    struct tensor_map map;
+    struct st_layout l;
+    struct st_writer *w;
+    assert_int_equal(tensor_map_init(&spec, &map, NULL), 0);
+    struct st_tensor *tensors = xcalloc(map.n_entries, sizeof *tensors);
+    for (size_t t = 0; t < map.n_entries; t++) {
+        const struct tensor_entry *e = &map.entries[t];
+        tensors[t] = (struct st_tensor){ e->name, ST_F32, e->n_dims, {0} };
+        memcpy(tensors[t].dims, e->dims, sizeof e->dims);
+    }
+    assert_int_equal(st_layout_init(tensors, map.n_entries, &l, NULL), 0);
+    assert_int_equal(st_create(path, &l, NULL), 0);
+    assert_int_equal(st_writer_open(path, &l, &w, NULL), 0);
+    for (size_t t = 0; t < map.n_entries; t++)
+        for (uint64_t i = 0; i < map.entries[t].count; i++)
+            assert_int_equal(st_write_f32(w, t, i, 1, (float[]){ number(t, i) }, NULL), 0);
+    assert_int_equal(st_writer_close(w, NULL), 0);
+    st_layout_fini(&l);
+    free(tensors);
+    tensor_map_fini(&map);
+}
+
+/* A tensor as it should be held, as floats, or where it is packed as those bytes. */
+static float *expected(const struct tensor_entry *e, size_t tensor, enum base_precision precision)
+{
+    uint64_t n = e->count;
+    float *x = xcalloc(n, sizeof *x), scale;
+    uint8_t *codes = xcalloc(n, 1);
+    for (uint64_t i = 0; i < n; i++)
+        x[i] = number(tensor, i);
+    if (e->is_matrix && precision == BASE_FP8 && lora_takes(e->role)) { /* one block each */
+        fp8_e4m3_encode(codes, &scale, x, (int64_t)e->dims[0], (int64_t)e->dims[1], FP8_BLOCK);
+        for (uint64_t i = 0; i < n; i++)
+            x[i] = fp8_e4m3_value(codes[i]) * scale;
+    } else if (e->is_matrix && precision != BASE_F32) {
+        for (uint64_t i = 0; i < n; i++)
+            x[i] = bf16_value(bf16_of(x[i]));
+    }
+    free(codes);
+    return x;
+}
+
+static uint8_t *expected_packed(const struct tensor_entry *e, size_t tensor)
+{
+    float *x = xcalloc(e->stored_count, sizeof *x);
+    uint8_t *packed = xcalloc(e->count, sizeof *x);
+    for (uint64_t i = 0; i < e->stored_count; i++)
+        x[i] = number(tensor, i);
+    mxfp4_encode(packed, packed + e->stored_count / 2, x, (int64_t)e->stored_count);
+    free(x);
+    return packed;
+}
+
+struct base_job {
+    const char *path;
+    enum base_precision precision;
+};
+
+static int load_base(struct stack *s, void *arg, struct err *err)
+{
+    const struct base_job *j = arg;
+    const struct tensor_map *map = s->config->map;
+    int rc = ckpt_load_base(j->path, s->shard, map, j->precision, err);
+    for (size_t t = 0, number_of = 0; rc == 0 && t < map->n_entries; t++) {
+        const struct tensor_entry *e = &map->entries[t];
+        struct shard_part p;
+        if (e->adapter != ADAPTER_NONE)
+            continue;
+        if (shard_part(s->shard, e, &p)) {
+            void *whole = e->is_packed ? (void *)expected_packed(e, number_of)
+                                       : (void *)expected(e, number_of, j->precision);
+            const void *mine = e->is_buffer ? (const void *)p.weights : (const void *)p.elements;
+            if (memcmp(mine, (float *)whole + p.first, p.count * sizeof(float)) != 0)
+                rc = err_set(err, -EBADMSG, "%s is not as it should be", e->name);
+            free(whole);
+        }
+        number_of++;
+    }
+    return rc;
+}
+
+static void a_base_is_held_in_its_precision(void **state)
+{
+    (void)state;
+    const struct layout_degrees layouts[] = { one, two, four };
+    char *path = xasprintf("%s/model.safetensors", folder);
+    struct lora_config lora = { 3, 6, false, targets, COUNT(targets) };
+    write_base(path);
+    for (int precision = BASE_F32; precision <= BASE_MXFP4; precision++)
+        for (size_t i = 0; i < COUNT(layouts); i++) {
+            struct base_job job = { folder, (enum base_precision)precision };
+            struct model_spec spec = small();
+            struct tensor_map map;
+            struct err err = {0};
+            assert_int_equal(tensor_map_init(&spec, &map, NULL), 0);
+            assert_int_equal(lora_map_add(&map, &lora, NULL), 0);
+            if (precision == BASE_MXFP4)
+                assert_int_equal(tensor_map_pack_experts(&map, sizeof(float), &err), 0);
+            struct stack_config config = { .spec = &spec, .map = &map, .lora = &lora,
+                                           .degrees = layouts[i], .tokens_max = 16 };
+            if (stack_run(&config, load_base, &job, &err) < 0)
+                fail_msg("precision %d layout %zu: %s", precision, i, err.text);
+            tensor_map_fini(&map);
+        }
+    free(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -301,6 +421,7 @@ int main(void)
         cmocka_unit_test(an_adapter_that_is_read_and_written_is_the_same),
         cmocka_unit_test(the_configuration_names_the_modules),
         cmocka_unit_test(another_run_does_not_go_on_with_it),
+        cmocka_unit_test(a_base_is_held_in_its_precision),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
