@@ -401,11 +401,12 @@ void tensor_map_fini(struct tensor_map *map)
     *map = (struct tensor_map){0};
 }
 
-void tensor_map_train_indexers(struct tensor_map *map)
+void tensor_map_train_indexers(struct tensor_map *map, bool alone)
 {
     for (size_t i = 0; i < map->n_entries; i++) {
         struct tensor_entry *e = &map->entries[i];
-        e->is_unreached = e->role < ROLE_INDEX_Q || e->role > ROLE_INDEX_WEIGHTS;
+        bool is_of_indexer = e->role >= ROLE_INDEX_Q && e->role <= ROLE_INDEX_WEIGHTS;
+        e->is_unreached = !is_of_indexer && (alone || e->is_unreached);
     }
     tensor_map_index(map);
 }

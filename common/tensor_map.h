@@ -100,8 +100,8 @@ struct tensor_map {
 int  tensor_map_init(const struct model_spec *m, struct tensor_map *out_map, struct err *err);
 void tensor_map_fini(struct tensor_map *map);
 
-/* From now on the indexers' tensors are trained, and all others are not. */
-void tensor_map_train_indexers(struct tensor_map *map);
+/* From now on the indexers' tensors are trained; alone: and all others are not. */
+void tensor_map_train_indexers(struct tensor_map *map, bool alone);
 
 /* From now on the matrices of routed experts, which must be frozen, are kept packed among elements
  * of elem_bytes. -EINVAL where their rows are no multiple of the 32 that share a scale. */

@@ -187,6 +187,7 @@ struct json *ctl_json_step(const Ballast__StepReport *step)
     json_put(o, "imbalance", json_new_double(step->imbalance));
     json_put(o, "aux_loss", json_new_double(step->aux_loss));
     json_put(o, "z_loss", json_new_double(step->z_loss));
+    json_put(o, "index_loss", json_new_double(step->index_loss));
     json_put(o, "rerouted", json_new_u64(step->rerouted));
     json_put(o, "dropped", json_new_u64(step->dropped));
     json_put(o, "attempt", json_new_u64(step->attempt));

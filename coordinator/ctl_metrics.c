@@ -125,6 +125,8 @@ static void print_line(const struct ctl *c, const Ballast__StepReport *s, void *
         printf("  aux %.4f", s->aux_loss);
     if (isfinite(s->z_loss))
         printf("  z %.4f", s->z_loss);
+    if (isfinite(s->index_loss) && s->index_loss > 0)
+        printf("  index %.4f", s->index_loss);
     if (s->rerouted + s->dropped > 0)
         printf("  rerouted %" PRIu64 " dropped %" PRIu64, s->rerouted, s->dropped);
     for (size_t i = 0; c->phases && i < s->n_phases; i++) {

@@ -122,7 +122,10 @@ static const char stats_3[] =
     "ALTER TABLE steps ADD COLUMN rerouted INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE steps ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0;";
 
-static const char *const stats_steps[] = {stats_1, stats_2, stats_3};
+/* And indexers that train beside the model. */
+static const char stats_4[] = "ALTER TABLE steps ADD COLUMN index_loss REAL;";
+
+static const char *const stats_steps[] = {stats_1, stats_2, stats_3, stats_4};
 
 const struct schema schema_state = {"state", 0x424c5354, state_steps,
                                     sizeof state_steps / sizeof state_steps[0]};

@@ -33,17 +33,19 @@ static int add_adapters(const Ballast__JobSpec *spec, struct tensor_map *map, co
 int job_map_init(const Ballast__JobSpec *spec, const struct model_spec *model,
                  struct tensor_map *out, const char **out_key, struct err *err)
 {
-    bool trains_indexers = strcmp(spec->train_mode, "indexer") == 0;
+    bool alone = strcmp(spec->train_mode, "indexer") == 0;
+    bool trains_indexers = alone || spec->indexer_with_model;
     struct tensor_map map;
-    *out_key = "train.mode";
+    *out_key = alone ? "train.mode" : "train.indexer.with_model";
     if (trains_indexers && !model->index_top_k)
-        return err_set(err, -ENOTSUP, "indexer, but the model has no indexer; expected full");
+        return err_set(err, -ENOTSUP, "%s, but the model has no indexer; expected %s",
+                       alone ? "indexer" : "true", alone ? "full" : "false");
     *out_key = "model.path";
     int rc = tensor_map_init(model, &map, err);
     if (rc < 0)
         return rc;
     if (trains_indexers)
-        tensor_map_train_indexers(&map);
+        tensor_map_train_indexers(&map, alone);
     if (job_trains_adapters(spec) && (rc = add_adapters(spec, &map, out_key, err)) < 0) {
         tensor_map_fini(&map);
         return rc;

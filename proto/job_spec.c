@@ -108,6 +108,8 @@ static const struct field fields[] = {
      .help = "a PEFT folder with an adapter to begin from; without: A random, B zero"},
     {"train.indexer.stage", FIELD_WORD, AT(indexer_stage), .preset = "sparse",
      WORDS("dense", "sparse"), .help = "what the indexer learns from"},
+    {"train.indexer.with_model", FIELD_PB_BOOL, AT(indexer_with_model), .preset = "false",
+     .help = "train.mode full: the indexers learn beside everything else, in the sparse stage"},
     {"train.indexer.loss_coefficient", FIELD_DOUBLE, AT(indexer_loss_coefficient),
      .preset = "1.0", .max = 1e6, .help = "of the indexer's loss"},
 
@@ -291,6 +293,18 @@ static void check_lora(const Ballast__JobSpec *s, struct problems *out)
                      "bits when they move, which train.deterministic excludes; expected false");
 }
 
+static void check_indexer(const Ballast__JobSpec *s, struct problems *out)
+{
+    if (!s->indexer_with_model)
+        return;
+    if (strcmp(s->train_mode, "full") != 0)
+        problems_add(out, NULL, "train.indexer.with_model", "true goes with train.mode full, not "
+                     "%s", s->train_mode);
+    if (strcmp(s->indexer_stage, "sparse") != 0)
+        problems_add(out, NULL, "train.indexer.with_model", "true goes with train.indexer.stage "
+                     "sparse, not %s", s->indexer_stage);
+}
+
 static bool ends_with(const char *text, const char *end)
 {
     size_t n = strlen(text), n_end = strlen(end);
@@ -349,6 +363,7 @@ int job_spec_check_together(const Ballast__JobSpec *spec, struct problems *out)
     check_supported(spec, out);
     check_degrees(spec, out);
     check_schedule(spec, out);
+    check_indexer(spec, out);
     check_lora(spec, out);
     check_paths(spec, out);
     return out->n_total > before ? -EINVAL : 0;

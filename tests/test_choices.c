@@ -74,9 +74,23 @@ static const struct {
      "moe: {capacity_factor: 0.5, drop_by: position}\n"},
     {"a capacity, and what is beyond goes elsewhere", DATA, "",
      "moe: {capacity_factor: 1, overflow: reroute}\n"},
+    {"an indexer beside the model", DATA, "}, indexer: {with_model: true, loss_coefficient: 0.5",
+     ""},
     {"matrices by Muon", DATA, ", name: muon", ""},
     {"head by head, all decaying", DATA, ", name: muon_per_head, decay: all, momentum: 0.9", ""},
 };
+
+/* The model of all trials, or one whose attention has an indexer that keeps four keys. */
+static void put_model(bool has_indexer)
+{
+    static const char after[] = "\"attn_res_block_size\": 2,";
+    const char *at = strstr(config_json, after) + strlen(after);
+    char *text = xasprintf("%.*s%s%s", (int)(at - config_json), config_json,
+                           has_indexer ? "\"index_n_heads\": 2, \"index_head_dim\": 8, "
+                                         "\"index_topk\": 4," : "", at);
+    put("model/config.json", text, strlen(text));
+    free(text);
+}
 
 static void run(struct trial *t, size_t row, uint32_t world, const char *checkpoint, uint32_t steps)
 {
@@ -88,6 +102,7 @@ static void run(struct trial *t, size_t row, uint32_t world, const char *checkpo
                            "true, optimizer: {lr: 2e-3, eps: 1e-4%s}, schedule: {name: constant}}\n"
                            "%s", layouts[world], rows[row].data, steps, rows[row].optimizer,
                            rows[row].more);
+    put_model(strstr(keys, "with_model") != NULL);
     start(t, world, checkpoint, keys);
     finish(t);
     free(keys);
@@ -110,11 +125,13 @@ static void any_number_of_ranks_is_the_same(void **state)
             assert_true(fabs(t.validation[8] / one.validation[8] - 1) < 1e-4);
             assert_true(t.rerouted == one.rerouted && t.dropped == one.dropped);
             assert_true(isnan(one.aux) ? isnan(t.aux) : fabs(t.aux / one.aux - 1) < 1e-4);
+            assert_true(isnan(one.index) ? isnan(t.index) : fabs(t.index / one.index - 1) < 1e-3);
             assert_true(isnan(one.z) ? isnan(t.z) : fabs(t.z / one.z - 1) < 1e-4);
         }
         const char *said = rows[i].more;
         assert_int_equal(!isnan(one.aux), strstr(said, "aux_loss") != NULL);
         assert_int_equal(!isnan(one.z), strstr(said, "z_loss") != NULL);
+        assert_int_equal(!isnan(one.index), strstr(rows[i].optimizer, "with_model") != NULL);
         assert_int_equal(one.rerouted > 0, strstr(said, "reroute") != NULL);
         if (!strstr(said, "reroute")) /* else what finds no room is dropped, too */
             assert_int_equal(one.dropped > 0, strstr(said, "capacity") != NULL);

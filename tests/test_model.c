@@ -141,6 +141,8 @@ static void fill(const struct stack *s)
     assert(shard_refresh(s->shard, NULL) == 0);
 }
 
+static bool beside; /* indexers that train do so beside everything else */
+
 static void run_with(const struct model_spec *spec, struct layout_degrees degrees,
                      enum recompute recompute, enum index_stage stage, struct moe_rules rules,
                      stack_fn body, void *arg)
@@ -149,9 +151,9 @@ static void run_with(const struct model_spec *spec, struct layout_degrees degree
     struct err err = {0};
     assert_int_equal(tensor_map_init(spec, &map, NULL), 0);
     if (stage != INDEX_FROZEN)
-        tensor_map_train_indexers(&map);
+        tensor_map_train_indexers(&map, !beside);
     struct stack_config config = {
-        .index_stage = stage, .rules = rules,
+        .index_stage = stage, .index_joint = beside && stage != INDEX_FROZEN, .rules = rules,
         .spec = spec, .map = &map, .degrees = degrees, .tokens_max = 64, .recompute = recompute,
         .deterministic = true, .count_margins = spec->n_expert_groups <= 1,
     };
@@ -463,6 +465,74 @@ static void an_indexer_that_keeps_all_keys_changes_nothing(void **state)
 }
 
 /* What they learn is their own loss, in both stages, and nothing else gets a gradient. */
+/* Gradients by entry, NULL where nothing trains; tensors lie in the same order in every map. */
+struct learned {
+    struct model_loss loss;
+    float *gradients[500];
+};
+
+static int learn_once(struct stack *s, void *arg, struct err *err)
+{
+    const struct tensor_map *map = s->config->map;
+    struct documents *d = documents((const int32_t[]){ 9, 30, 22 }, 3, 7);
+    struct learned *out = arg;
+    struct shard_part part;
+
+    CHECK(map->n_entries <= 500);
+    fill(s);
+    int rc = model_step(s->model, &d->batch, true, &out->loss, err);
+    for (size_t t = 0; rc == 0 && t < map->n_entries; t++)
+        if (tensor_is_trained(&map->entries[t]) && shard_part(s->shard, &map->entries[t], &part))
+            out->gradients[t] = xmemdup(part.gradients, part.count * sizeof(float));
+    free(d);
+    return rc;
+}
+
+static struct learned *learned_of(const struct model_spec *spec, enum recompute recompute,
+                                  enum index_stage stage, bool is_beside)
+{
+    struct learned *x = xcalloc(1, sizeof *x);
+    beside = is_beside;
+    run_stage(spec, alone, recompute, stage, learn_once, x);
+    beside = false;
+    return x;
+}
+
+static void indexers_learn_beside_the_model_what_they_learn_alone(void **state)
+{
+    (void)state;
+    struct model_spec models[] = { indexed(kimi(), 8), indexed(turned(), 8) };
+    for (size_t i = 0; i < 4; i++) {
+        const struct model_spec *spec = &models[i / 2];
+        enum recompute recompute = i % 2 ? RECOMPUTE_FULL : RECOMPUTE_OFF;
+        struct learned *model = learned_of(spec, recompute, INDEX_FROZEN, false);
+        struct learned *index = learned_of(spec, recompute, INDEX_SPARSE, false);
+        struct learned *both = learned_of(spec, recompute, INDEX_SPARSE, true);
+        struct tensor_map map;
+        size_t n_index = 0;
+        assert_int_equal(tensor_map_init(spec, &map, NULL), 0);
+        assert_true(both->loss.sum == model->loss.sum && both->loss.index == index->loss.sum);
+        assert_true(both->loss.index > 0 && model->loss.index == 0);
+        for (size_t t = 0; t < map.n_entries; t++) {
+            const float *expected = model->gradients[t] ? model->gradients[t]
+                                                        : index->gradients[t];
+            n_index += !model->gradients[t] && index->gradients[t];
+            assert_int_equal(!both->gradients[t], !expected);
+            if (expected)
+                assert_memory_equal(both->gradients[t], expected,
+                                    map.entries[t].count * sizeof *expected);
+            free(model->gradients[t]);
+            free(index->gradients[t]);
+            free(both->gradients[t]);
+        }
+        assert_int_equal(n_index, (i / 2 ? 5 : 2) * 5); /* layers, tensors of each */
+        tensor_map_fini(&map);
+        free(model);
+        free(index);
+        free(both);
+    }
+}
+
 static void indexers_learn_alone(void **state)
 {
     (void)state;
@@ -833,6 +903,7 @@ int main(void)
         cmocka_unit_test(what_a_job_adds_to_routers_agrees_too),
         cmocka_unit_test(an_indexer_that_keeps_all_keys_changes_nothing),
         cmocka_unit_test(indexers_learn_alone),
+        cmocka_unit_test(indexers_learn_beside_the_model_what_they_learn_alone),
         cmocka_unit_test(what_indexers_learn_does_not_know_the_layout),
         cmocka_unit_test(recomputation_changes_no_bit),
         cmocka_unit_test(packed_documents_do_not_see_each_other),

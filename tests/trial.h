@@ -107,7 +107,7 @@ struct trial {
     char     text[RANKS][1024];
     int      status[RANKS];
     double   loss[STEPS + 1], validation[STEPS + 1];
-    double   imbalance, aux, z; /* of the newest step */
+    double   imbalance, aux, z, index; /* of the newest step */
     uint64_t rerouted, dropped; /* in all steps */
     uint64_t n_reports;
     uint32_t placement[RANKS], prepared[RANKS], rejected[RANKS]; /* epochs */
@@ -216,6 +216,7 @@ static inline void take(struct trial *t, uint32_t rank, Ballast__TrainerMessage 
         t->imbalance = m->step->imbalance;
         t->aux = m->step->aux_loss;
         t->z = m->step->z_loss;
+        t->index = m->step->index_loss;
         t->rerouted += m->step->rerouted;
         t->dropped += m->step->dropped;
         t->n_reports++;

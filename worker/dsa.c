@@ -162,12 +162,12 @@ static void divergence(struct pass *p, const struct dsa_inputs *in, const elem *
     const elem *q_rope = const_elem_at(p->dev, in->q, h.nope);
 
     if (kv)
-        p->dev->ops->index_loss_dense(p->dev, p->acc_loss, d->q, d->k, d->w, p->index_weight, i->q,
-                                      i->k, i->w, in->q, kv, in->k_rope, h.rope, lse, &index,
+        p->dev->ops->index_loss_dense(p->dev, p->acc_index_loss, d->q, d->k, d->w, p->index_weight,
+                                      i->q, i->k, i->w, in->q, kv, in->k_rope, h.rope, lse, &index,
                                       &dense);
     else
-        p->dev->ops->index_loss(p->dev, p->acc_loss, d->q, d->k, d->w, p->index_weight, i->q, i->k,
-                                i->w, s->selected, s->q_latent, q_rope, h.q_stride,
+        p->dev->ops->index_loss(p->dev, p->acc_index_loss, d->q, d->k, d->w, p->index_weight, i->q,
+                                i->k, i->w, s->selected, s->q_latent, q_rope, h.q_stride,
                                 in->latent, in->k_rope, h.rope, lse, &index, &sparse);
 }
 

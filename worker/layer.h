@@ -39,7 +39,8 @@ struct pass {
     enum index_stage index_stage;
     float  index_weight; /* of the indexers' gradients */
     struct lora_pass lora;
-    double *acc_loss; /* on the device: the sum over tokens, of indexers over layers too */
+    double *acc_loss; /* on the device: the sum over tokens */
+    double *acc_index_loss; /* the same of indexers, over layers */
 };
 
 /* Where the adapters of a unit lie, or those in an expert's block. */

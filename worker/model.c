@@ -28,7 +28,7 @@ struct model {
     struct model_counters counters;
     int64_t *host_tokens, *host_margins;
     bool     knows_counts; /* the two are the device's */
-    double  *acc_loss; /* on the device: of the micro-batch */
+    double  *acc_loss; /* on the device: of the micro-batch, of the model and of its indexers */
 
     /* of the current step */
     struct pass pass;
@@ -128,7 +128,7 @@ int model_open(const struct model_config *config, struct model **out, struct err
     if (config->dispatch)
         rc = moe_init(&m->moe, s, config->slots, &config->rules, config->count_margins, config->dev,
                       err);
-    m->acc_loss = config->dev->ops->alloc(config->dev, sizeof *m->acc_loss);
+    m->acc_loss = config->dev->ops->alloc(config->dev, 2 * sizeof *m->acc_loss);
     if (rc == 0 && !m->acc_loss)
         rc = err_set(err, -ENOMEM, "no memory for the model's loss");
     if (rc == 0)
@@ -254,11 +254,13 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
     grow_ones(m, b->n_tokens * m->config.spec->top_k);
     m->pass = (struct pass){
         .dev = m->config.dev, .spec = m->config.spec, .act = &m->act, .n = b->n_tokens,
-        .n_docs = b->n_docs, .index_stage = m->config.index_stage,
+        .n_docs = b->n_docs,
+        .index_stage = m->config.index_joint ? INDEX_FROZEN : m->config.index_stage,
         .index_weight = m->config.index_weight, .acc_loss = m->acc_loss,
+        .acc_index_loss = m->acc_loss + 1,
         .lora = lora_of(m->config.lora, m->config.map),
     };
-    m->config.dev->ops->zero(m->config.dev, m->acc_loss, sizeof *m->acc_loss);
+    m->config.dev->ops->zero(m->config.dev, m->acc_loss, 2 * sizeof *m->acc_loss);
     if (m->moe.acc_losses)
         m->config.dev->ops->zero(m->config.dev, m->moe.acc_losses,
                                  MOE_LOSSES * sizeof *m->moe.acc_losses);
@@ -418,11 +420,15 @@ static void drop_plans(struct model *m)
         moe_drop(&m->layers[l].moe);
 }
 
-static double read_loss(struct model *m)
+struct sums {
+    double model, index;
+};
+
+static struct sums read_losses(struct model *m)
 {
-    double sum;
-    m->config.dev->ops->to_host(m->config.dev, &sum, m->acc_loss, sizeof sum);
-    return sum;
+    double both[2];
+    m->config.dev->ops->to_host(m->config.dev, both, m->acc_loss, sizeof both);
+    return (struct sums){ both[0], both[1] };
 }
 
 static void read_router_losses(struct model *m, struct model_loss *out)
@@ -453,7 +459,7 @@ static int index_step(struct model *m, bool backward, struct model_loss *out, st
         drop_plans(m);
         return rc;
     }
-    *out = (struct model_loss){ .sum = read_loss(m), .n_labels = m->pass.n };
+    *out = (struct model_loss){ .sum = read_losses(m).index, .n_labels = m->pass.n };
     return 0;
 }
 
@@ -467,13 +473,18 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
         return rc;
     loss.n_labels = count_labels(batch);
     m->moe.loss_weight = (float)loss.n_labels;
-    if (m->config.index_stage != INDEX_FROZEN)
+    if (m->pass.index_stage != INDEX_FROZEN)
         return index_step(m, backward, out, err);
+    bool learns = m->config.index_joint && backward;
     m->moe.counting = m->moe.training = m->moe.capping = backward;
     if (backward)
         take_gradients(m);
+    /* Indexers learn in this forward, and not in one that is run again. */
+    m->is_learning = learns;
+    m->pass.index_stage = learns ? m->config.index_stage : INDEX_FROZEN;
     rc = forward(m, backward && m->config.recompute == RECOMPUTE_OFF, err);
-    m->moe.counting = false;
+    m->is_learning = m->moe.counting = false;
+    m->pass.index_stage = INDEX_FROZEN;
     if (rc == 0)
         rc = head_loss(m, backward, err);
     if (rc == 0 && backward)
@@ -483,7 +494,9 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
         drop_plans(m);
         return rc;
     }
-    loss.sum = read_loss(m);
+    struct sums sums = read_losses(m);
+    loss.sum = sums.model;
+    loss.index = sums.index;
     if (backward)
         read_router_losses(m, &loss);
     *out = loss;

@@ -39,6 +39,7 @@ struct model_config { /* all borrowed until model_close */
     bool count_margins; /* keep the histograms of quantile balancing */
     struct moe_rules rules; /* what a step with backward adds to the routers */
     enum index_stage index_stage; /* not frozen: the indexers train, and nothing else */
+    bool index_joint; /* index_stage sparse: they train beside everything else */
     float index_weight;
 };
 
@@ -61,6 +62,7 @@ struct model_batch {
 struct model_loss {
     double  sum;      /* over this rank's labels */
     int64_t n_labels;
+    double  index;  /* of indexers that train beside the model, over layers; else 0 */
     double  aux, z; /* of the routers, added over layers, times n_labels; 0 where there is none */
 };
 

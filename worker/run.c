@@ -91,6 +91,10 @@ static int parse_words(struct run *run, struct err *err)
                      : strcmp(s->moe_aux_scope, "sequence") == 0  ? AUX_SEQUENCE
                                                                   : AUX_GLOBAL,
     };
+    if (s->indexer_with_model) {
+        run->index_stage = INDEX_SPARSE;
+        run->index_joint = true;
+    }
     if (strcmp(s->train_mode, "indexer") == 0) {
         run->index_stage = strcmp(s->indexer_stage, "dense") == 0 ? INDEX_DENSE : INDEX_SPARSE;
         run->bias_rule = BIAS_OFF; /* the router is frozen */
@@ -172,7 +176,8 @@ static int open_model(struct run *run, struct err *err)
         .recompute = strcmp(s->parallel_activation_checkpointing, "off") == 0 ? RECOMPUTE_OFF
                                                                               : RECOMPUTE_FULL,
         .count_margins = run->bias_rule == BIAS_QUANTILE, .rules = run->rules,
-        .index_stage = run->index_stage, .index_weight = (float)s->indexer_loss_coefficient,
+        .index_stage = run->index_stage, .index_joint = run->index_joint,
+        .index_weight = (float)s->indexer_loss_coefficient,
     };
     return model_open(&c, &run->model, err);
 }

@@ -25,7 +25,7 @@ struct run_wishes {
     _Atomic(struct coll *) coll;
 };
 
-#define RUN_SUMS 7
+#define RUN_SUMS 8
 
 enum nan_rule { NAN_STOP, NAN_SKIP, NAN_ROLLBACK };
 
@@ -55,6 +55,7 @@ struct run {
     const struct lora_config *lora; /* those; NULL: the job trains no adapters */
     bool               has_base;    /* the frozen weights are loaded */
     enum index_stage   index_stage; /* not frozen: the job trains the indexers */
+    bool               index_joint; /* and everything else */
     enum bias_rule     bias_rule;
     struct moe_rules   rules;
     enum nan_rule      nan_rule;

@@ -22,6 +22,7 @@ struct stack_config { /* borrowed while the ranks run */
     enum recompute recompute;
     bool deterministic, count_margins;
     enum index_stage index_stage;
+    bool index_joint;
     struct moe_rules rules;
 };
 

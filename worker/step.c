@@ -105,7 +105,8 @@ static int accumulate(struct run *run, struct model_loss *out, int64_t *out_toke
     *out_tokens = 0;
     reset_clocks(run);
     bool surveys = run->rules.aux_loss > 0 && run->rules.aux_scope == AUX_GLOBAL &&
-                   run->model_spec.n_experts > 0 && run->index_stage == INDEX_FROZEN;
+                   run->model_spec.n_experts > 0 &&
+                   (run->index_stage == INDEX_FROZEN || run->index_joint);
     int surveyed = surveys ? survey(run, r, err) : 0;
     if (surveyed < 0)
         return surveyed;
@@ -127,6 +128,7 @@ static int accumulate(struct run *run, struct model_loss *out, int64_t *out_toke
         out->n_labels += loss.n_labels;
         out->aux += loss.aux;
         out->z += loss.z;
+        out->index += loss.index;
         *out_tokens += b.n_tokens;
     }
     shard_times(run->shard, &r->seconds[PHASE_GATHER], &r->seconds[PHASE_REDUCE]);
@@ -140,7 +142,8 @@ static int accumulate(struct run *run, struct model_loss *out, int64_t *out_toke
 /* ---- what all ranks learn ------------------------------------------------------------------- */
 
 /* run->sums: these, then rows served per (layer, device of the expert groups). */
-enum { SUM_LOSS, SUM_LABELS, SUM_INPUTS, SUM_AUX, SUM_Z, SUM_REROUTED, SUM_DROPPED, SUM_ROWS };
+enum { SUM_LOSS, SUM_LABELS, SUM_INPUTS, SUM_AUX, SUM_Z, SUM_INDEX, SUM_REROUTED, SUM_DROPPED,
+       SUM_ROWS };
 _Static_assert(SUM_ROWS == RUN_SUMS, "as many as run.h makes room for");
 
 static int sum_over_ranks(struct run *run, const struct model_loss *mine, int64_t n_tokens,
@@ -154,6 +157,7 @@ static int sum_over_ranks(struct run *run, const struct model_loss *mine, int64_
     run->sums[SUM_INPUTS] = (double)n_tokens;
     run->sums[SUM_AUX] = mine->aux;
     run->sums[SUM_Z] = mine->z;
+    run->sums[SUM_INDEX] = mine->index;
     const struct model_counters *c = n > SUM_ROWS ? model_counters(run->model) : NULL;
     for (uint32_t l = 0; c && l < n_layers; l++) {
         run->sums[SUM_REROUTED] += (double)c->rerouted[l];
@@ -286,6 +290,7 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     r.imbalance = imbalance_of(run);
     r.aux_loss = router_loss(run, SUM_AUX, run->rules.aux_loss);
     r.z_loss = router_loss(run, SUM_Z, run->rules.z_loss);
+    r.index_loss = run->index_joint ? run->sums[SUM_INDEX] / n_labels : NAN;
     r.n_rerouted = (uint64_t)run->sums[SUM_REROUTED];
     r.n_dropped = (uint64_t)run->sums[SUM_DROPPED];
     if ((rc = update(run, n_labels, &r, err)) < 0)

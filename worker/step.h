@@ -17,6 +17,7 @@ struct step_result {
     double lr, tokens_per_second;
     double imbalance; /* max over mean of served rows over the expert ranks, mean over layers */
     double aux_loss, z_loss; /* means over labels and layers; NaN: not asked for */
+    double index_loss; /* of indexers beside the model, over layers; NaN: they rest */
     uint64_t n_rerouted, n_dropped; /* choices beyond the experts' capacity */
     double step_s;    /* of this rank, up to the boundary word */
     uint64_t memory_bytes; /* the largest rank's peak */

@@ -87,6 +87,7 @@ static void send_step(struct trainer *t, const struct step_result *r, double val
     s.imbalance = r->imbalance;
     s.aux_loss = r->aux_loss;
     s.z_loss = r->z_loss;
+    s.index_loss = r->index_loss;
     s.rerouted = r->n_rerouted;
     s.dropped = r->n_dropped;
     s.phases = pointers;
@@ -178,6 +179,8 @@ static void log_step(struct trainer *t, const struct step_result *r, double vali
         printf(" aux_loss=%.4f", r->aux_loss);
     if (!isnan(r->z_loss))
         printf(" z_loss=%.4f", r->z_loss);
+    if (!isnan(r->index_loss))
+        printf(" index_loss=%.4f", r->index_loss);
     if (r->n_rerouted + r->n_dropped > 0)
         printf(" rerouted=%" PRIu64 " dropped=%" PRIu64, r->n_rerouted, r->n_dropped);
     if (!isnan(validation_loss))
