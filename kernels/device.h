@@ -508,6 +508,7 @@ struct device {
     uint32_t n_threads;
     bool     deterministic; /* asked for: bits do not depend on n or threads; the cpu's never do */
     bool     is_host;       /* its memory is the host's, which may look into it without a copy */
+    uint8_t  uuid[16];      /* of a GPU, the same in every process; zeros: the host */
     void    *state;         /* the backend's own */
 };
 

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "kernels/cuda_state.h"
@@ -189,25 +190,23 @@ _Static_assert(sizeof(struct device_ops) == (11 CUDA_OPS(ONE)) * sizeof(void (*)
                "CUDA_OPS lacks an op");
 
 /* What a GPU must have; -ENODEV says what it has instead. */
-static int check_device(struct cuda *cuda, struct err *err)
+static int check_device(struct device *dev, struct cuda *cuda, struct err *err)
 {
-    int n_devices = 0, major = 0, minor = 0;
+    struct cudaDeviceProp about;
+    int n_devices = 0;
     cudaError_t rc = cudaGetDeviceCount(&n_devices);
     if (rc != cudaSuccess)
         return err_set(err, -ENODEV, "device cuda:%d: %s", cuda->index, cudaGetErrorString(rc));
     if (cuda->index >= n_devices)
         return err_set(err, -ENODEV, "device cuda:%d: this machine has %d, from cuda:0",
                        cuda->index, n_devices);
-    if ((rc = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->index)) !=
-            cudaSuccess ||
-        (rc = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->index)) !=
-            cudaSuccess ||
-        (rc = cudaDeviceGetAttribute(&cuda->n_multiprocessors, cudaDevAttrMultiProcessorCount,
-                                     cuda->index)) != cudaSuccess)
+    if ((rc = cudaGetDeviceProperties(&about, cuda->index)) != cudaSuccess)
         return err_set(err, -EIO, "device cuda:%d: %s", cuda->index, cudaGetErrorString(rc));
-    if (major != 9 || minor != 0)
+    if (about.major != 9 || about.minor != 0)
         return err_set(err, -ENODEV, "device cuda:%d: compute capability %d.%d, this build is for "
-                       "9.0 (H100, H200)", cuda->index, major, minor);
+                       "9.0 (H100, H200)", cuda->index, about.major, about.minor);
+    cuda->n_multiprocessors = about.multiProcessorCount;
+    memcpy(dev->uuid, &about.uuid, sizeof dev->uuid);
     return 0;
 }
 
@@ -222,7 +221,7 @@ int device_cuda_open(uint32_t index, enum elem_type type, bool deterministic, st
     cuda->index = (int)index;
     *dev = (struct device){.ops = &cuda_ops, .elem = type, .n_threads = 1,
                            .deterministic = deterministic, .state = cuda};
-    rc = check_device(cuda, err);
+    rc = check_device(dev, cuda, err);
     if (rc < 0) {
         free(cuda);
         free(dev);

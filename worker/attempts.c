@@ -192,6 +192,7 @@ static int start_trainer(struct attempt *a, const Ballast__Start *start, struct 
     s.n_allowed_roots = config->n_allowed_roots;
     s.n_threads = threads_of(config, start);
     s.device = config->device;
+    s.collectives = config->collectives;
     char *label = xasprintf("job=%" PRIu64 ",attempt=%u,rank=%u", a->job, a->number, a->rank);
     struct child_options options = {.label = label, .folder = config->state_dir};
     rc = child_spawn(shell->loop, &options, &trainer_events, a, &a->child, err);

@@ -1,8 +1,12 @@
 /* coll.h - collectives among the ranks of one attempt
  *
+ * Two tables exist: host (coll_host.c, shared memory of one machine) and nccl (coll_nccl.c, ranks
+ * with a GPU each); coll_choose.h says which when.
+ *
  * A group is an ordered list of ranks; every member calls the same operations in the same order.
  * Sums are taken in the group's rank order, so a result has the same bits on every member and in
- * every run. All calls block; each returns 0 or a negative errno
+ * every run; NCCL takes an order of its own, as constant, unless the device is deterministic. All
+ * calls block; each returns 0 or a negative errno
  * (-ECANCELED after an abort or the end of a member, -ETIMEDOUT when a member does not come,
  * -EPROTO when members call different things) with a line that names rank, operation and number.
  * After a failure the members no longer agree: only abort, trace and close are left.
@@ -17,6 +21,7 @@
 #include <stdio.h>
 
 #include "common/err.h"
+#include "common/layout.h"
 #include "common/types.h"
 #include "kernels/device.h"
 
@@ -36,6 +41,11 @@ struct coll_group {
 enum coll_group_id {
     COLL_WORLD, COLL_FSDP, COLL_FSDP_REPLICA, COLL_EP, COLL_EXPERT_SHARD, COLL_EXPERT_REPLICA
 };
+
+static inline struct coll_group coll_group_of(const struct rank_group *g, enum coll_group_id id)
+{
+    return (struct coll_group){.ranks = g->ranks, .n_ranks = g->n_ranks, .me = g->me, .id = id};
+}
 
 enum coll_op { COLL_SUM, COLL_MAX };
 

@@ -51,20 +51,34 @@ static int agree_on(const struct call *c, struct err *err)
     return 0;
 }
 
-static void record(struct call *c, enum shm_op op, uint64_t n)
+static uint32_t record(struct host *h, const struct coll_group *g, enum shm_op op, uint64_t n)
 {
-    struct shm_rank *r = c->mine;
+    struct shm_rank *r = shm_rank_of(&h->shm, h->coll.rank);
     uint32_t i = atomic_load_explicit(&r->n_calls, memory_order_relaxed);
     struct shm_record *rec = &r->ring[i % SHM_RING];
     atomic_store_explicit(&rec->left_ns, 0, memory_order_relaxed);
     atomic_store_explicit(&rec->op, op, memory_order_relaxed);
-    atomic_store_explicit(&rec->group, c->g->id, memory_order_relaxed);
-    atomic_store_explicit(&rec->number, c->h->numbers[c->g->id], memory_order_relaxed);
-    atomic_store_explicit(&rec->layer, c->h->coll.layer, memory_order_relaxed);
+    atomic_store_explicit(&rec->group, g->id, memory_order_relaxed);
+    atomic_store_explicit(&rec->number, h->numbers[g->id], memory_order_relaxed);
+    atomic_store_explicit(&rec->layer, h->coll.layer, memory_order_relaxed);
     atomic_store_explicit(&rec->n, n, memory_order_relaxed);
     atomic_store_explicit(&rec->entered_ns, clock_now_ns(), memory_order_relaxed);
     atomic_store_explicit(&r->n_calls, i + 1, memory_order_release);
-    c->record = rec;
+    return i;
+}
+
+uint32_t call_note(struct host *h, const struct coll_group *g, enum shm_op op, uint64_t n)
+{
+    h->numbers[g->id]++;
+    return record(h, g, op, n);
+}
+
+void call_note_left(struct host *h, uint32_t note)
+{
+    struct shm_rank *r = shm_rank_of(&h->shm, h->coll.rank);
+    if (atomic_load_explicit(&r->n_calls, memory_order_acquire) - note <= SHM_RING)
+        atomic_store_explicit(&r->ring[note % SHM_RING].left_ns, clock_now_ns(),
+                              memory_order_relaxed);
 }
 
 int call_enter(struct host *h, const struct coll_group *g, enum shm_op op, uint32_t op_word,
@@ -76,8 +90,7 @@ int call_enter(struct host *h, const struct coll_group *g, enum shm_op op, uint3
     assert(g->id < COLL_GROUPS_MAX && g->ranks[g->me] == h->coll.rank);
     if ((rc = shm_check(&h->shm, err)) < 0)
         return rc;
-    h->numbers[g->id]++;
-    record(&c, op, n);
+    c.note = call_note(h, g, op, n);
     c.mine->op = op;
     c.mine->op_word = op_word;
     c.mine->number = h->numbers[g->id];
@@ -95,7 +108,7 @@ int call_leave(struct call *c, struct err *err)
 {
     int rc = shm_wait_all(&c->h->shm, c->g, err);
     if (rc == 0)
-        atomic_store_explicit(&c->record->left_ns, clock_now_ns(), memory_order_relaxed);
+        call_note_left(c->h, c->note);
     return rc;
 }
 

@@ -26,8 +26,8 @@ struct host {
 struct call {
     struct host *h;
     const struct coll_group *g;
-    struct shm_rank   *mine;
-    struct shm_record *record;
+    struct shm_rank *mine;
+    uint32_t note;
 };
 
 static inline struct host *host_of(struct coll *c)
@@ -46,6 +46,11 @@ static inline uint32_t call_word(enum elem_type type, enum coll_op op)
 {
     return (uint32_t)type << 1 | (uint32_t)op;
 }
+
+/* Records an operation that is not waited for, and its end. The rank's calls are made by one
+ * thread, ends may be noted by another. */
+uint32_t call_note(struct host *h, const struct coll_group *g, enum shm_op op, uint64_t n);
+void call_note_left(struct host *h, uint32_t note);
 
 /* After it every member's input may be read, until leave. n, n_blocks and op_word must be the same
  * on all members. */

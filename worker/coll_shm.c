@@ -194,6 +194,12 @@ static void look_for_stopped(struct shm *s)
               (double)s->stopped_ns / NS_PER_S, at);
 }
 
+void shm_look(struct shm *s)
+{
+    look_around(s);
+    look_for_stopped(s);
+}
+
 /* ---- waiting -------------------------------------------------------------------------------- */
 
 /* "rank 3 at all_to_all 812 of layer 7, rank 2 at ..." of the members that are elsewhere. */
@@ -217,13 +223,18 @@ static void describe_others(const struct shm *s, const struct coll_group *g, cha
     }
 }
 
-static int timed_out(struct shm *s, const struct coll_group *g, struct err *err)
+void shm_give_up(struct shm *s, const struct coll_group *g)
 {
     char mine[128], others[384];
     shm_describe(s, s->rank, mine, sizeof mine);
     describe_others(s, g, others, sizeof others);
     shm_abort(s, "rank %u waited %.1f s %s for: %s", s->rank, (double)s->call_timeout_ns / NS_PER_S,
               mine, others);
+}
+
+static int timed_out(struct shm *s, const struct coll_group *g, struct err *err)
+{
+    shm_give_up(s, g);
     shm_check(s, err);
     if (err)
         err->code = -ETIMEDOUT;
@@ -260,8 +271,8 @@ static int sleep_until_changed(struct shm *s, const struct coll_group *g, struct
         atomic_fetch_sub(&b->n_sleepers, 1);
         if (why != ETIMEDOUT || atomic_load(&b->generation) != old)
             continue;
-        look_around(s);
-        look_for_stopped(s);
+        if (!s->is_watched)
+            shm_look(s);
         if (clock_now_ns() >= deadline)
             return atomic_load(&b->generation) != old ? 0 : timed_out(s, g, err);
     }

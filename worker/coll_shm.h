@@ -51,6 +51,7 @@ struct shm {
     uint64_t call_timeout_ns, stopped_timeout_ns;
     uint64_t looked_ns, stopped_ns; /* the last look; how long stopped_peer was seen stopped */
     uint32_t stopped_peer;
+    bool     is_watched; /* a thread of its own looks; set by the thread that waits */
     int     *peers; /* sockets: rank 0 has one to each rank, the others one to rank 0; -1: none */
     uint32_t n_peers;
 };
@@ -69,6 +70,12 @@ void *shm_alloc(struct shm *s, size_t n_bytes);
 
 /* Waits for all members. On failure the whole run is aborted. */
 int shm_wait_all(struct shm *s, const struct coll_group *g, struct err *err);
+
+/* Looks whether a rank has ended or was stopped, and aborts if so. One thread of a process does it:
+ * the one that waits, every 100 ms, unless is_watched. */
+void shm_look(struct shm *s);
+/* Aborts because the other members of g do not come. */
+void shm_give_up(struct shm *s, const struct coll_group *g);
 
 /* Tells every member why; the first reason stays. */
 void shm_abort(struct shm *s, const char *format, ...) __attribute__((format(printf, 2, 3)));

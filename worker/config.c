@@ -16,6 +16,8 @@
 
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
 
+static const char *const collectives[] = {"auto", "host", "nccl", NULL};
+
 static const struct field fields[] = {
     {.path = "name", .type = FIELD_STRING, .offset = AT(name), .preset = "",
      .help = "unique in the cluster; empty: the host's name and the device, as in node1-cpu"},
@@ -30,6 +32,9 @@ static const struct field fields[] = {
      .help = "the model, data and checkpoint of a job must lie under one of these folders"},
     {.path = "device", .type = FIELD_STRING, .offset = AT(device), .preset = "cpu",
      .help = "cpu or cuda:N"},
+    {.path = "collectives", .type = FIELD_WORD, .offset = AT(collectives), .preset = "auto",
+     .words = collectives, .help = "how tensors of a job travel; auto: through NCCL where every "
+     "rank has a GPU of its own, else through host memory"},
     {.path = "cores", .type = FIELD_U32, .offset = AT(cores), .preset = "auto", .min = 0,
      .max = 4096, .zero = "auto",
      .help = "threads of a trainer; auto: the machine's cores over the job's ranks on this node"},

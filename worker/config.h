@@ -14,6 +14,7 @@ struct worker_config {
     char **allowed_roots;
     size_t n_allowed_roots;
     char  *device; /* cpu | cuda:N */
+    char  *collectives; /* auto | host | nccl */
     uint32_t cores; /* 0: the machine's, shared among a job's ranks on this node */
     char  *log_level;
 };

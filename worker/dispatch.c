@@ -68,7 +68,7 @@ struct dispatch *dispatch_open(const struct layout *layout, const struct slots *
         .coll = coll, .dev = dev, .slots = slots, .n_experts = slots->n_experts,
         .n_slots = slots->n_slots, .n_total = slots->n_slots * slots->n_devices,
         .top_k = top_k, .width = width,
-        .ep = {.ranks = ep->ranks, .n_ranks = ep->n_ranks, .me = ep->me, .id = COLL_EP},
+        .ep = coll_group_of(ep, COLL_EP),
     };
     d->shares = shares_create(slots);
     d->counts = xcalloc((size_t)ep->n_ranks * d->n_experts, sizeof *d->counts);

@@ -19,6 +19,7 @@
 #include "proto/job_map.h"
 #include "proto/job_spec.h"
 #include "worker/agree.h"
+#include "worker/coll_choose.h"
 #include "worker/paths.h"
 #include "worker/run_lora.h"
 
@@ -229,14 +230,19 @@ static int open_local(struct run *run, struct err *err)
         (rc = open_map(run, err)) < 0 ||
         (rc = layout_init(job_spec_degrees(run->spec), run->model_spec.n_experts, s->rank,
                           &run->layout, err)) < 0 ||
-        (rc = open_device(run, err)) < 0 ||
-        (rc = open_texts(run, err)) < 0)
+        (rc = open_device(run, err)) < 0)
         return rc;
-    run->coll->dev = run->dev;
+    return open_texts(run, err);
+}
+
+/* The same, where tensors travel. */
+static int open_parts(struct run *run, struct err *err)
+{
+    int rc;
     run->sums = xcalloc(RUN_SUMS + (size_t)run->model_spec.n_layers * run->layout.ep.n_ranks,
                         sizeof *run->sums);
     if ((rc = open_forms(run, err)) == 0 && (rc = open_model(run, err)) == 0)
-        window_init(&run->window, &run->slots, run->spec->rebalance_window_steps, s);
+        window_init(&run->window, &run->slots, run->spec->rebalance_window_steps, run->start);
     return rc;
 }
 
@@ -256,6 +262,21 @@ static int open_coll(struct run *run, struct err *err)
     atomic_store(&run->wishes->coll, run->coll);
     if (atomic_load(&run->wishes->cancelled)) /* said between the two lines above */
         run->coll->ops->abort(run->coll);
+    return 0;
+}
+
+/* Now that all have their devices. Who aborts the host's collectives aborts these. */
+static int open_travel(struct run *run, struct err *err)
+{
+    char said[COLL_SAID_BYTES];
+    enum coll_wish wish;
+    int rc = coll_wish_parse(run->start->collectives, &wish, err);
+    if ((rc = agree(run->coll, rc, err)) < 0 ||
+        (rc = coll_choose(&run->coll, run->dev, wish, &run->layout, said, err)) < 0)
+        return rc;
+    atomic_store(&run->wishes->coll, run->coll);
+    if (run->coll->rank == 0)
+        printf("tensors travel through %s\n", said);
     return 0;
 }
 
@@ -321,6 +342,9 @@ int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wi
     if ((rc = open_coll(run, err)) < 0)
         return rc;
     rc = open_local(run, err);
+    if ((rc = agree(run->coll, rc, err)) < 0 || (rc = open_travel(run, err)) < 0)
+        return rc;
+    rc = open_parts(run, err);
     if ((rc = agree(run->coll, rc, err)) < 0)
         return rc;
     run->ckpt = (struct ckpt_config){

@@ -79,11 +79,6 @@ uint64_t shard_slice(uint64_t count, uint32_t n_ranks)
     return (lines + n_ranks - 1) / n_ranks * 16;
 }
 
-static struct coll_group group(const struct rank_group *g, enum coll_group_id id)
-{
-    return (struct coll_group){.ranks = g->ranks, .n_ranks = g->n_ranks, .me = g->me, .id = id};
-}
-
 static void plan(struct shard *s)
 {
     s->units = xcalloc(s->map->n_units, sizeof *s->units);
@@ -140,11 +135,11 @@ int shard_open(const struct tensor_map *map, const struct model_spec *spec,
     struct shard *s = xcalloc(1, sizeof *s);
     *s = (struct shard){
         .map = map, .spec = spec, .layout = layout, .slots = slots, .coll = coll, .dev = dev,
-        .fsdp = group(&layout->fsdp, COLL_FSDP),
-        .fsdp_replica = group(&layout->fsdp_replica, COLL_FSDP_REPLICA),
-        .ep = group(&layout->ep, COLL_EP),
-        .expert_shard = group(&layout->expert_shard, COLL_EXPERT_SHARD),
-        .expert_replica = group(&layout->expert_replica, COLL_EXPERT_REPLICA),
+        .fsdp = coll_group_of(&layout->fsdp, COLL_FSDP),
+        .fsdp_replica = coll_group_of(&layout->fsdp_replica, COLL_FSDP_REPLICA),
+        .ep = coll_group_of(&layout->ep, COLL_EP),
+        .expert_shard = coll_group_of(&layout->expert_shard, COLL_EXPERT_SHARD),
+        .expert_replica = coll_group_of(&layout->expert_replica, COLL_EXPERT_REPLICA),
     };
     plan(s);
     if (!take_blocks(s)) {
