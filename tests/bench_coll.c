@@ -1,7 +1,12 @@
-/* bench_coll.c - all_reduce of the ranks of one machine: bench_coll [ranks], one line per size
+/* bench_coll.c - collectives of the ranks of one machine, one line per operation and size
  *
- * Ranks are processes; the array lies in memory that travels, as gradients do. Each time is the
- * median over calls that begin together. */
+ *   bench_coll [RANKS]                  all_reduce through shared memory, 4 ranks unless said
+ *   bench_coll --gpus N [host|nccl]     every operation, a GPU for each rank, beside NCCL's plain
+ *                                       calls; host: through host memory instead
+ *
+ * Ranks are processes. On the CPU the array lies in memory that travels, as gradients do, and each
+ * time is the median over calls that begin together. On GPUs a time is the median over rounds of
+ * calls one after another, ours and the plain ones in turns; results are checked first. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +14,12 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/version.h"
 #include "worker/coll.h"
+#include "worker/coll_choose.h"
+#if BALLAST_HAS_CUDA
+#include "tests/nccl_plain.h"
+#endif
 
 #define CALLS 51
 
@@ -19,6 +29,22 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static double median(double *x, size_t n)
+{
+    qsort(x, n, sizeof *x, by_value);
+    return x[n / 2];
+}
+
+static void must(int rc, const struct err *err)
+{
+    if (rc < 0) {
+        fprintf(stderr, "bench_coll: %s\n", err->text);
+        exit(1);
+    }
+}
+
+/* ---- on the CPU ----------------------------------------------------------------------------- */
+
 static void measure(struct coll *c, float *x, size_t n_bytes)
 {
     double ms[CALLS];
@@ -27,54 +53,260 @@ static void measure(struct coll *c, float *x, size_t n_bytes)
     for (int k = 0; k < CALLS; k++) {
         for (size_t i = 0; i < n; i++)
             x[i] = (float)(i % 1000) * 1e-3f + (float)c->rank;
-        int rc = c->ops->barrier(c, &c->world_group, &err);
+        must(c->ops->barrier(c, &c->world_group, &err), &err);
         uint64_t began = clock_now_ns();
-        if (rc == 0)
-            rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, n, &err);
+        must(c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, n, &err), &err);
         ms[k] = (double)(clock_now_ns() - began) / 1e6;
-        if (rc < 0) {
-            fprintf(stderr, "bench_coll: %s\n", err.text);
-            exit(1);
-        }
     }
-    qsort(ms, CALLS, sizeof *ms, by_value);
+    double middle = median(ms, CALLS);
     if (c->rank == 0)
         printf("all_reduce ranks=%u MB=%.3f median_ms=%.3f best_ms=%.3f\n", c->world,
-               (double)n_bytes / 1e6, ms[CALLS / 2], ms[0]);
+               (double)n_bytes / 1e6, middle, ms[0]);
 }
 
-static int bench_rank(const uint8_t *id, uint32_t rank, uint32_t world)
+static void bench_cpu(struct coll *c)
 {
     static const size_t sizes[] = {64, 64000, 1000000, 8000000, 64000000};
-    struct coll_host_config config = {.id = id, .rank = rank, .world = world,
-                                      .open_timeout_ns = 10 * NS_PER_S};
-    struct coll *c = NULL;
-    struct err err = {0};
-    if (coll_host_open(&config, &c, &err) < 0) {
-        fprintf(stderr, "bench_coll: %s\n", err.text);
-        return 1;
-    }
     float *x = c->ops->alloc(c, sizes[4]);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         measure(c, x, sizes[i]);
+}
+
+/* ---- on GPUs -------------------------------------------------------------------------------- */
+
+#if BALLAST_HAS_CUDA
+#define MB         ((size_t)1 << 20)
+#define MB_MAX     256u
+#define ROUNDS     5
+#define ROUND_NS   (40 * NS_PER_MS)
+#define COUNTS_MAX 64
+
+struct bench {
+    struct coll *c;
+    struct device *dev;
+    struct plain *plain;
+    float *in, *out;
+    int64_t send[COUNTS_MAX], recv[COUNTS_MAX];
+};
+
+static const char *const names[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all",
+                                    "move"};
+
+/* n_bytes is what a rank ends with, starts with, or sends: n floats of one part. */
+static size_t part_of(const struct bench *b, enum plain_op op, size_t n_bytes)
+{
+    size_t n = n_bytes / sizeof(float);
+    return op == PLAIN_ALL_REDUCE || op == PLAIN_MOVE ? n : n / b->c->world;
+}
+
+static void set_counts(struct bench *b, enum plain_op op)
+{
+    uint32_t world = b->c->world;
+    for (uint32_t i = 0; i < world; i++) {
+        b->send[i] = op == PLAIN_ALL_TO_ALL || i == (b->c->rank + 1) % world;
+        b->recv[i] = op == PLAIN_ALL_TO_ALL || i == (b->c->rank + world - 1) % world;
+    }
+}
+
+static void our_call(struct bench *b, enum plain_op op, size_t n)
+{
+    struct coll *c = b->c;
+    const struct coll_group *g = &c->world_group;
+    struct err err = {0};
+    int rc = 0;
+    switch (op) {
+    case PLAIN_ALL_GATHER:
+        rc = c->ops->all_gather(c, g, ELEM_F32, b->in, n, 1, b->out, &err);
+        break;
+    case PLAIN_REDUCE_SCATTER:
+        rc = c->ops->reduce_scatter(c, g, ELEM_F32, b->in, n, 1, b->out, &err);
+        break;
+    case PLAIN_ALL_REDUCE:
+        rc = c->ops->all_reduce(c, g, COLL_SUM, ELEM_F32, b->out, n, &err);
+        break;
+    case PLAIN_ALL_TO_ALL:
+    case PLAIN_MOVE:
+        rc = c->ops->all_to_all_rows(c, g, b->in, b->send, b->out, b->recv, n * sizeof(float),
+                                     &err);
+        break;
+    }
+    must(rc, &err);
+}
+
+/* Milliseconds a call, over as many as take ROUND_NS together, the same number on all ranks. */
+static double time_calls(struct bench *b, enum plain_op op, size_t n, bool is_plain, int n_calls)
+{
+    struct err err = {0};
+    b->dev->ops->synchronize(b->dev);
+    must(b->c->ops->barrier(b->c, &b->c->world_group, &err), &err);
+    uint64_t began = clock_now_ns();
+    for (int k = 0; k < n_calls; k++)
+        if (is_plain)
+            plain_call(b->plain, op, b->in, b->out, n);
+        else
+            our_call(b, op, n);
+    b->dev->ops->synchronize(b->dev);
+    return (double)(clock_now_ns() - began) / 1e6 / n_calls;
+}
+
+static int count_calls(struct bench *b, double ms)
+{
+    double calls = (double)ROUND_NS / 1e6 / ms;
+    struct err err = {0};
+    must(b->c->ops->all_reduce_f64(b->c, &b->c->world_group, COLL_MAX, &calls, 1, &err), &err);
+    return calls < 3 ? 3 : calls > 500 ? 500 : (int)calls;
+}
+
+/* Bytes that leave a rank, at best. */
+static double bytes_sent(const struct bench *b, enum plain_op op, size_t n_bytes)
+{
+    double share = (double)(b->c->world - 1) / b->c->world, all = (double)n_bytes;
+    return op == PLAIN_MOVE ? all : op == PLAIN_ALL_REDUCE ? 2 * share * all : share * all;
+}
+
+static void measure_gpu(struct bench *b, enum plain_op op, size_t n_bytes)
+{
+    size_t n = part_of(b, op, n_bytes);
+    double ours[ROUNDS], plain[ROUNDS], gb = bytes_sent(b, op, n_bytes) / 1e9;
+    set_counts(b, op);
+    time_calls(b, op, n, true, 2);
+    time_calls(b, op, n, false, 2);
+    int n_calls = count_calls(b, time_calls(b, op, n, false, 2));
+    for (int k = 0; k < ROUNDS; k++) {
+        plain[k] = time_calls(b, op, n, true, n_calls);
+        ours[k] = time_calls(b, op, n, false, n_calls);
+    }
+    double mine = median(ours, ROUNDS), theirs = median(plain, ROUNDS);
+    if (b->c->rank == 0)
+        printf("%-14s %7zu %10.3f %10.3f %10.1f %10.1f %8.2f\n", names[op], n_bytes / MB, mine,
+               theirs, gb / mine * 1e3, gb / theirs * 1e3, theirs / mine);
+    fflush(stdout);
+}
+
+/* What rank puts at i; sums of it are exact. */
+static float value(uint32_t rank, size_t i)
+{
+    return (float)(rank + 1) + (float)(i % 1009);
+}
+
+static float expected(const struct bench *b, enum plain_op op, size_t n, size_t i)
+{
+    uint32_t world = b->c->world, rank = b->c->rank;
+    float sum = 0;
+    size_t at = op == PLAIN_REDUCE_SCATTER ? rank * n + i : i;
+    for (uint32_t r = 0; r < world; r++)
+        sum += value(r, at);
+    switch (op) {
+    case PLAIN_ALL_GATHER:
+        return value((uint32_t)(i / n), i % n);
+    case PLAIN_ALL_TO_ALL:
+        return value((uint32_t)(i / n), rank * n + i % n);
+    case PLAIN_MOVE:
+        return value((rank + world - 1) % world, i);
+    case PLAIN_REDUCE_SCATTER:
+    case PLAIN_ALL_REDUCE:
+        break;
+    }
+    return sum;
+}
+
+static void check(struct bench *b, enum plain_op op)
+{
+    enum { N_BYTES = 1 << 20 };
+    size_t n = part_of(b, op, N_BYTES), n_in = N_BYTES / sizeof(float);
+    size_t n_out = op == PLAIN_REDUCE_SCATTER ? n : op == PLAIN_ALL_GATHER ? n * b->c->world
+                                                : op == PLAIN_ALL_TO_ALL   ? n * b->c->world
+                                                                           : n_in;
+    float *host = malloc(N_BYTES);
+    for (size_t i = 0; i < n_in; i++)
+        host[i] = value(b->c->rank, i);
+    b->dev->ops->to_device(b->dev, b->in, host, N_BYTES);
+    b->dev->ops->to_device(b->dev, b->out, host, N_BYTES);
+    set_counts(b, op);
+    our_call(b, op, n);
+    b->dev->ops->to_host(b->dev, host, b->out, n_out * sizeof(float));
+    for (size_t i = 0; i < n_out; i++)
+        if (host[i] != expected(b, op, n, i)) {
+            fprintf(stderr, "bench_coll: rank %u: %s gives %g at %zu instead of %g\n", b->c->rank,
+                    names[op], (double)host[i], i, (double)expected(b, op, n, i));
+            exit(1);
+        }
+    free(host);
+}
+
+static void bench_gpus(struct coll *host, uint32_t rank, enum coll_wish wish)
+{
+    struct layout_degrees degrees = {.world = host->world, .fsdp = host->world, .ep = host->world};
+    struct bench b = {.c = host};
+    struct layout layout;
+    struct err err = {0};
+    char device[16], said[COLL_SAID_BYTES];
+    snprintf(device, sizeof device, "cuda:%u", rank);
+    must(layout_init(degrees, host->world, rank, &layout, &err), &err);
+    must(device_open(device, ELEM_F32, 1, false, &b.dev, &err), &err);
+    must(coll_choose(&b.c, b.dev, wish, &layout, said, &err), &err);
+    b.plain = plain_open(b.c, b.dev);
+    b.in = b.c->ops->alloc(b.c, MB_MAX * MB);
+    b.out = b.c->ops->alloc(b.c, MB_MAX * MB);
+    if (!b.in || !b.out)
+        must(err_set(&err, -1, "no memory for 2 x %u MB", MB_MAX), &err);
+    for (enum plain_op op = PLAIN_ALL_GATHER; op <= PLAIN_MOVE; op++)
+        check(&b, op);
+    if (rank == 0)
+        printf("# %u ranks through %s; results are right\n%-14s %7s %10s %10s %10s %10s %8s\n",
+               host->world, said, "op", "MiB", "ms", "plain ms", "GB/s", "plain GB/s", "speed");
+    for (enum plain_op op = PLAIN_ALL_GATHER; op <= PLAIN_MOVE; op++)
+        for (size_t mb = 1; mb <= MB_MAX; mb *= 4)
+            measure_gpu(&b, op, mb * MB);
+    plain_close(b.plain);
+    b.c->ops->close(b.c);
+    b.dev->ops->close(b.dev);
+    layout_fini(&layout);
+}
+#endif
+
+/* ---- ranks ---------------------------------------------------------------------------------- */
+
+static int bench_rank(const uint8_t *id, uint32_t rank, uint32_t world, bool on_gpus,
+                      enum coll_wish wish)
+{
+    struct coll_host_config config = {.id = id, .rank = rank, .world = world,
+                                      .open_timeout_ns = 30 * NS_PER_S};
+    struct coll *c = NULL;
+    struct err err = {0};
+    must(coll_host_open(&config, &c, &err), &err);
+#if BALLAST_HAS_CUDA
+    if (on_gpus) {
+        bench_gpus(c, rank, wish);
+        return 0;
+    }
+#endif
+    (void)on_gpus, (void)wish;
+    bench_cpu(c);
     c->ops->close(c);
     return 0;
 }
 
 int main(int argc, char **argv)
 {
-    uint32_t world = argc > 1 ? (uint32_t)atoi(argv[1]) : 4;
+    bool on_gpus = argc > 1 && !strcmp(argv[1], "--gpus");
+    const char *number = on_gpus ? (argc > 2 ? argv[2] : "") : argc > 1 ? argv[1] : "4";
+    uint32_t world = (uint32_t)strtoul(number, NULL, 10);
+    enum coll_wish wish = COLL_WISH_AUTO;
+    struct err err = {0};
     uint8_t id[16] = "bench";
     uint32_t pid = (uint32_t)getpid();
-    if (world < 1 || world > 64) {
-        fprintf(stderr, "usage: bench_coll [ranks, 1 to 64]\n");
+    if (world < 1 || world > 64 || (on_gpus && !BALLAST_HAS_CUDA) ||
+        coll_wish_parse(on_gpus && argc > 3 ? argv[3] : "nccl", &wish, &err) < 0) {
+        fprintf(stderr, "usage: bench_coll [RANKS, 1 to 64]\n       bench_coll --gpus N [host|nccl]"
+                        "%s\n", BALLAST_HAS_CUDA ? "" : ", which this build cannot");
         return 2;
     }
     memcpy(id + 8, &pid, sizeof pid);
     for (uint32_t r = 1; r < world; r++)
         if (fork() == 0)
-            _exit(bench_rank(id, r, world));
-    int rc = bench_rank(id, 0, world);
+            _exit(bench_rank(id, r, world, on_gpus, wish));
+    int rc = bench_rank(id, 0, world, on_gpus, wish);
     for (int status; wait(&status) > 0;)
         rc |= status != 0;
     return rc;

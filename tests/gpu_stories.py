@@ -1,0 +1,417 @@
+#!/usr/bin/env python3
+"""The stories of whole jobs on a machine with GPUs, from programs that are already built.
+
+    gpu_stories.py [--gpus N] [--trainers-per-gpu K] [--minutes M] [--only NAME,...] [--list]
+
+BALLAST_BIN names the folder of the programs (build/bin), BALLAST_TESTS that of bench_coll (beside
+it: ../tests), BALLAST_SHARED the reference models (../shared). Output of all daemons and jobs goes
+to gpu_stories.log in $OUT, or in a folder that is named at the start. Ends with one table; the
+status is 1 if a step failed. A step that fails or takes too long does not keep the next from
+running; where time runs out the rest is left out, and the table says so.
+"""
+import argparse
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+import cluster
+from cluster import Cluster, Story, expect, is_alive, until
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SHARED = os.environ.get("BALLAST_SHARED") or os.path.join(HERE, "..", "..", "shared")
+TESTS = os.environ.get("BALLAST_TESTS") or os.path.join(cluster.BIN, "..", "tests")
+
+# 921 million parameters: (KDA x 3, latent attention) twice, every layer with 64 experts.
+MODEL_921M = {
+    "model_type": "kimi_linear", "vocab_size": 32768, "hidden_size": 1024, "num_hidden_layers": 8,
+    "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "mla_use_nope": True, "first_k_dense_replace": 0, "moe_layer_freq": 1,
+    "num_experts": 64, "num_experts_per_token": 8, "num_shared_experts": 1,
+    "moe_intermediate_size": 512, "moe_renormalize": True, "routed_scaling_factor": 2.446,
+    "hidden_act": "silu", "rms_norm_eps": 1e-5, "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "linear_attn_config": {"kda_layers": [1, 2, 3, 5, 6, 7], "full_attn_layers": [4, 8],
+                           "head_dim": 128, "num_heads": 8, "short_conv_kernel_size": 4},
+}
+JOB_921M = """name: whole-step
+model: {{path: big, init_seed: 1}}
+data: {{train: [tokens.bin], format: u16, sequence_length: 4096}}
+train:
+  steps: 100000
+  global_batch: {batch}
+  micro_batch: 4
+  precision: bf16
+  optimizer: {{lr: 1e-4}}
+parallel: {{workers: {n}, fsdp_shard_degree: {n}, expert_parallel_degree: {n},
+  activation_checkpointing: off, overlap: {overlap}}}
+rebalance: {{auto: false}}
+checkpoint: {{path: checkpoint-big, every_steps: 100000}}
+"""
+
+
+class GpuCluster(Cluster):
+    """Worker i computes on GPU i modulo the GPUs; in a rehearsal on the CPU."""
+
+    def __init__(self, o, n_workers=None):
+        super().__init__(n_workers=n_workers or o.ranks)
+        self.n_gpus = 0 if o.rehearse else o.gpus
+
+    def start_worker(self, i):
+        return self._start(f"worker-{i}", "ballast-worker",
+                           f"name: w{i}\nnode: here\ncoordinator: {self.address}\n"
+                           f"state_dir: {self.folder}/worker-{i}.state\n"
+                           f"allowed_roots: [{self.folder}]\ncores: 4\n"
+                           f"device: {self.device(i)}\n")
+
+    def device(self, i):
+        return f"cuda:{i % self.n_gpus}" if self.n_gpus else "cpu"
+
+    def _write_text(self):
+        if shutil.which("bible"):
+            super()._write_text()
+            return
+        folder = os.path.join(self.folder, "text")
+        os.makedirs(folder)
+        words = b"".join(open(p, "rb").read() for p in sorted(
+            glob.glob(os.path.join(HERE, "*.py")) + glob.glob(os.path.join(HERE, "..", "docs", "*"))
+            + glob.glob(os.path.join(HERE, "..", "*", "*.[ch]"))) if os.path.isfile(p))
+        expect(len(words) > 100000, f"no text to train on around {HERE}")
+        cut = len(words) * 9 // 10
+        for name, part in (("train", words[:cut]), ("held-out", words[cut:cut + 60000])):
+            with open(os.path.join(folder, name + ".txt"), "wb") as f:
+                f.write(part)
+
+    def __exit__(self, kind, value, trace):
+        if kind:  # while there is somebody to ask
+            for job in range(1, 20):
+                said = self.run("logs", job, "--rank", 0)
+                if said.returncode != 0:
+                    break
+                print(f"---- job {job}\n{said.stdout[-3000:]}\n"
+                      + self.run("events", "--job", job).stdout)
+        return super().__exit__(kind, value, trace)
+
+    def travel(self, job):
+        """How the tensors of a job travel, in its own words."""
+        found = re.findall(r"tensors travel through (.*)", self.ok("logs", job, "--rank", 0))
+        expect(found, f"the log of job {job} does not say how tensors travel")
+        return found[-1]
+
+    def losses(self, job):
+        return [s["loss"] for s in self.metrics(job)]
+
+    def metrics(self, job):
+        rows = self.json("metrics", job)
+        return rows["items"] if isinstance(rows, dict) else rows
+
+
+def degrees(n):
+    """fsdp and ep of n ranks: the largest powers of two that divide it."""
+    fsdp = n & -n
+    return {"workers": n, "fsdp": fsdp, "ep": min(fsdp, 8)}
+
+
+def worst(a, b):
+    expect(len(a) == len(b) and a, f"{len(a)} and {len(b)} steps")
+    return max(abs(x - y) / max(abs(x), 1e-6) for x, y in zip(a, b))
+
+
+# ---- the steps ----------------------------------------------------------------------------------
+
+
+def programs(o):
+    """what is here: GPUs, programs, libraries"""
+    said = [f"{o.gpus} GPUs are used"]
+    for program in ("ballast-worker", "ballast-coordinator", "ballast"):
+        done = subprocess.run([os.path.join(cluster.BIN, program), "--version"],
+                              capture_output=True, text=True, timeout=30)
+        expect(done.returncode == 0, f"{program} does not run: {done.stderr.strip()}")
+        said.append(done.stdout)
+    print("\n".join(said))
+    if not o.rehearse:
+        print(subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30).stdout)
+    return said[1].split("\n")[0]
+
+
+def collectives(o):
+    """every collective, 1 to 256 MiB, beside NCCL's plain calls"""
+    how = [str(o.gpus)] if o.rehearse else ["--gpus", str(o.gpus)]
+    done = subprocess.run([os.path.join(TESTS, "bench_coll"), *how],
+                          capture_output=True, text=True, timeout=90)
+    o.tables.append(done.stdout)
+    print(done.stdout)
+    expect(done.returncode == 0, f"bench_coll ends with {done.returncode}: {done.stderr[-500:]}")
+    rows = [line.split() for line in done.stdout.splitlines() if not line.startswith(("#", "op"))]
+    if o.rehearse:
+        return f"{len(rows)} sizes"
+    largest = {r[0]: r for r in rows if r[1] == "256"}
+    return ", ".join(f"{r[0]} {r[4]} GB/s ({r[6]} of plain)" for r in largest.values())
+
+
+def example(o):
+    """quickstart's job, end to end"""
+    with GpuCluster(o) as c:
+        for name in ("model", "job.yaml"):
+            source = os.path.join(HERE, "..", "deploy", "example", name)
+            target = os.path.join(c.folder, "example", name)
+            (shutil.copytree if os.path.isdir(source) else copy_file)(source, target)
+        os.symlink(os.path.join(c.folder, "text"), os.path.join(c.folder, "example", "text"))
+        d, n_steps = degrees(o.ranks), 40 if o.rehearse else 120
+        job = c.submit(os.path.join(c.folder, "example", "job.yaml"), "--set", f"train.steps={n_steps}",
+                       "--set", f"parallel.workers={d['workers']}",
+                       "--set", f"parallel.fsdp_shard_degree={d['fsdp']}",
+                       "--set", f"parallel.expert_parallel_degree={d['ep']}",
+                       "--set", f"train.micro_batch={max(1, 16 // o.ranks // 2)}",
+                       "--set", "train.schedule.warmup_steps=10")
+        c.wait(job, "DONE", 80)
+        steps = c.metrics(job)
+        expect(len(steps) == n_steps, f"{len(steps)} steps are stored")
+        expect(steps[-1]["loss"] < steps[0]["loss"] - 1, f"nothing learnt: {steps[-1]}")
+        print(c.run("rebalance", "history", job).stdout)
+        speed = statistics.median(s["tokens_per_second"] for s in steps[20:])
+        return (f"{c.travel(job)}: loss {steps[0]['loss']:.3f} to {steps[-1]['loss']:.3f}, "
+                f"{speed:.0f} tokens/s, {len(moves(c, job))} placements")
+
+
+def copy_file(source, target):
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    shutil.copy(source, target)
+
+
+def moves(c, job):
+    return [e for e in c.events(job) if e["kind"] == "PLACEMENT"]
+
+
+def kill_worker(o):
+    """kill -9 of a worker in mid-step: the others abort, the job resumes on the rest"""
+    with GpuCluster(o) as c:
+        job = c.submit(c.job(steps=20000, checkpoint_every=50, **degrees(o.ranks)))
+        c.wait_step(job, 60, 60)
+        how = c.travel(job)
+        trainers = c.trainers(job)
+        expect(sorted(trainers) == list(range(o.ranks)), f"trainers: {trainers}")
+        c.n_workers += 1
+        c.start_worker(o.ranks)  # which shares the first GPU
+        until(lambda: c.n_idle() == 1, 30, "a worker to spare")
+        c.kill(c.daemon_of(trainers[o.ranks - 1]))
+        began = time.monotonic()
+        until(lambda: not any(is_alive(p) for p in trainers.values()), 30,
+              "every trainer of the attempt is gone")
+        aborted = time.monotonic() - began
+        until(lambda: c.show(job)["attempt"] == 2 and c.show(job)["state"] == "RUNNING", 60,
+              "the second attempt runs")
+        resumed = time.monotonic() - began
+        n_before = len(c.steps(job))
+        c.wait_step(job, n_before + 60, 60)
+        expect(len(c.steps(job)) >= n_before + 60, "a step is missing")
+        c.ok("job", "cancel", job)
+        return (f"{how}: survivors ended {aborted:.1f} s after the kill, training again "
+                f"after {resumed:.1f} s through {c.travel(job)}")
+
+
+def migrate(o):
+    """experts move with their optimizer state while training goes on: the same losses"""
+    if o.ranks < 2:
+        return "left out: one rank moves nothing"
+    found = {}
+    for auto in ("false", "true"):
+        with GpuCluster(o) as c:
+            path = c.job(steps=60, deterministic=True, **degrees(o.ranks), more=(
+                f"moe: {{bias_update: off}}\nrebalance: {{auto: {auto}, window_steps: 5, "
+                "horizon_steps: 1000, min_gain: 0.001}\n"))
+            job = c.submit(path)
+            c.wait(job, "DONE", 60)
+            found[auto] = c.losses(job)
+            n_moved = len(moves(c, job))
+            history = c.run("rebalance", "history", job).stdout
+            print(history)
+    expect(n_moved > 0, "no expert has moved")
+    apart = worst(found["false"], found["true"])
+    expect(apart == 0, f"moving experts changed the losses: {apart:.1e} apart at worst")
+    return f"{n_moved} placements in 60 steps, losses bit by bit as without"
+
+
+def invariance(o):
+    """losses on all ranks are those of one rank: kimi-k3-tiny and the example's model"""
+    said = []
+    example_model = os.path.join(HERE, "..", "deploy", "example", "model")
+    models = [("example", example_model)]
+    if os.path.isdir(os.path.join(SHARED, "oracle", "kimi-k3-tiny")):
+        models.insert(0, ("kimi-k3-tiny", os.path.join(SHARED, "oracle", "kimi-k3-tiny")))
+    else:
+        said.append(f"no kimi-k3-tiny in {SHARED}")
+    with GpuCluster(o) as c:
+        for name, source in models:
+            target = os.path.join(c.folder, name)
+            os.makedirs(target)
+            for file in ("config.json", "model.safetensors"):
+                if os.path.exists(os.path.join(source, file)):
+                    shutil.copy(os.path.join(source, file), target)
+            found = []
+            for n in (1, o.ranks):
+                path = c.job(name=f"{name}-{n}", steps=20, **degrees(n),
+                             more="moe: {bias_update: off}\nrebalance: {auto: false}\n")
+                job = c.submit(path, "--set", f"model.path={name}", "--set",
+                               "train.optimizer.lr=3e-4", "--set", "train.schedule.min_lr=3e-5")
+                c.wait(job, "DONE", 60)
+                found.append(c.losses(job))
+            apart = worst(*found)
+            said.append(f"{name} {apart:.1e}")
+            expect(apart <= 1e-4, f"{name}: losses of {o.ranks} ranks are {apart:.1e} from one's")
+    return f"apart at worst over 20 steps: {', '.join(said)}"
+
+
+def whole_step(o):
+    """step time and tokens/s of the 921 M model on 1 .. N GPUs, bf16"""
+    if o.rehearse:
+        return "left out: too much for a CPU"
+    said, counts = [], [n for n in (1, 2, 4, 8) if n <= o.gpus]
+    with GpuCluster(o, o.gpus) as c:
+        os.makedirs(os.path.join(c.folder, "big"))
+        with open(os.path.join(c.folder, "big", "config.json"), "w") as f:
+            json.dump(MODEL_921M, f)
+        tokens = bytearray(os.urandom(32 << 20))
+        tokens[1::2] = bytes(tokens[1::2]).translate(bytes(i & 0x7f for i in range(256)))
+        with open(os.path.join(c.folder, "tokens.bin"), "wb") as f:
+            f.write(tokens)
+        cases = [(n, "true") for n in counts] + ([(counts[-1], "false")] if o.gpus > 1 else [])
+        for n, overlap in cases:
+            path = os.path.join(c.folder, f"big-{n}-{overlap}.yaml")
+            with open(path, "w") as f:
+                f.write(JOB_921M.format(n=n, batch=4 * n, overlap=overlap))
+            job = c.submit(path)
+            try:
+                c.wait_step(job, 16, 75)
+                rows = c.metrics(job)[4:16]
+                speed = statistics.median(r["tokens_per_second"] for r in rows)
+                phases = {p: statistics.median(r["phases"].get(p, 0) * 1e3 for r in rows)
+                          for p in rows[0]["phases"]}
+                said.append(f"{n} GPU{'s' if n > 1 else ''}"
+                            f"{'' if overlap == 'true' else ' without overlap'}: "
+                            f"{4 * n * 4096 / speed * 1e3:.1f} ms, {speed:.0f} tokens/s, "
+                            f"{max(r['memory_bytes'] for r in rows) / 2**30:.1f} GiB a rank")
+                o.tables.append(said[-1] + "; ms by phase: " +
+                                ", ".join(f"{k} {v:.1f}" for k, v in phases.items()))
+                print(c.travel(job), rows)
+            except Story as e:
+                said.append(f"{n} ranks overlap {overlap}: {str(e)[:300]}")
+                print(c.run("logs", job).stdout)
+                print(c.run("events", "--job", job).stdout)
+            c.run("job", "cancel", job)
+            until(lambda: c.n_idle() == o.gpus, 60, "the workers are free again")
+    expect(all("tokens/s" in s for s in said), "; ".join(said))
+    return "; ".join(said)
+
+
+STEPS = [  # name, what is called, seconds at most
+    ("programs", programs, 40), ("collectives", collectives, 100), ("example", example, 110),
+    ("kill_worker", kill_worker, 150), ("migrate", migrate, 130), ("invariance", invariance, 130),
+    ("whole_step", whole_step, 230),
+]
+
+
+# ---- running them -------------------------------------------------------------------------------
+
+
+def library_path():
+    """CUDA's libraries where the programs look for them: beside them, or in Python's packages."""
+    folders = [cluster.BIN, os.path.join(cluster.BIN, "lib"), os.path.join(cluster.BIN, "../lib")]
+    for root in sys.path:
+        folders += sorted(glob.glob(os.path.join(root, "nvidia", "*", "lib")))
+    old = os.environ.get("LD_LIBRARY_PATH")
+    return ":".join(([old] if old else []) + [f for f in folders if os.path.isdir(f)])
+
+
+def on_alarm(number, frame):
+    raise Story("took too long")
+
+
+def run_step(call, o, seconds, log):
+    """(result, what it said); what it prints goes to the log."""
+    began = time.monotonic()
+    print(f"\n======== {call.__name__}: {call.__doc__}", file=log, flush=True)
+    sys.stdout = sys.stderr = log
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        said, result = call(o), "passed"
+    except BaseException as e:  # a step must not end the others, whatever it meets
+        if isinstance(e, KeyboardInterrupt):
+            raise
+        traceback.print_exc(file=log)
+        said, result = f"{type(e).__name__}: {e}".strip(), "FAILED"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        log.flush()
+    return result, said, time.monotonic() - began
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--gpus", type=int, help="use so many; all unless said")
+    p.add_argument("--trainers-per-gpu", type=int, default=1)
+    p.add_argument("--minutes", type=float, default=7.5, help="for everything")
+    p.add_argument("--only", default="", help="names of steps, with commas")
+    p.add_argument("--rehearse", action="store_true", help="on the CPU, to try the script")
+    p.add_argument("--list", action="store_true", help="names the steps and ends")
+    o = p.parse_args()
+    if not o.gpus:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+        o.gpus = max(1, len(done.stdout.splitlines()))
+    o.ranks = o.gpus * o.trainers_per_gpu
+    o.tables = []
+    unknown = set(filter(None, o.only.split(","))) - {name for name, _, _ in STEPS}
+    if unknown:
+        p.error(f"no such step: {', '.join(unknown)}")
+    return o
+
+
+def main():
+    o = parse()
+    if o.list:
+        print("\n".join(f"{name:12} {call.__doc__}" for name, call, _ in STEPS))
+        return 0
+    end = time.monotonic() + o.minutes * 60
+    folder = os.environ.get("OUT") or tempfile.mkdtemp(prefix="ballast-gpu-")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    os.environ["LD_LIBRARY_PATH"] = library_path()
+    cluster.PATIENCE = 1
+    signal.signal(signal.SIGALRM, on_alarm)
+    name = f"gpu_stories-{o.gpus}x{o.trainers_per_gpu}"
+    print(f"{o.gpus} GPUs, {o.trainers_per_gpu} trainers each; log: {folder}/{name}.log",
+          flush=True)
+    lines = []
+    with open(os.path.join(folder, name + ".log"), "w") as log:
+        for step, call, seconds in STEPS:
+            left = end - time.monotonic()
+            if o.only and step not in o.only.split(","):
+                continue
+            if left < 15:
+                result, said, took = "LEFT OUT", "no time was left", 0.0
+            else:
+                result, said, took = run_step(call, o, min(seconds, left), log)
+            first = said.splitlines()[0] if said else ""
+            lines.append((step, result, took, first))
+            print(f"{step:12} {result:8} {took:6.1f} s  {first[:300]}", flush=True)
+        table = [f"{'STEP':12} {'RESULT':8} {'TIME':>8}  WHAT"]
+        table += [f"{s:12} {r:8} {t:6.1f} s  {w}" for s, r, t, w in lines]
+        text = "\n".join(["", *o.tables, *table])
+        print(text, file=log)
+    print(text)
+    with open(os.path.join(folder, name + ".txt"), "w") as f:
+        f.write(text + "\n")
+    return 0 if all(r == "passed" for _, r, _, _ in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
