@@ -1,4 +1,4 @@
-/* outline_check.h - an outline beside the tensors of a checkpoint: every one of them accounted for */
+/* outline_check.h - an outline beside a checkpoint's tensors: every one of them accounted for */
 #ifndef COMMON_OUTLINE_CHECK_H
 #define COMMON_OUTLINE_CHECK_H
 

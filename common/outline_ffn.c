@@ -138,6 +138,7 @@ static int add_router(struct builder *b, uint32_t l, struct outline_block *k)
 /* Width of all shared experts together: stated, or a number of experts of the routed width. */
 static int shared_width(struct builder *b, uint32_t l, uint32_t inter, uint64_t *out)
 {
+    const uint32_t unsaid = WIDTH_MAX + 1;
     uint32_t n, width;
     int rc;
     if ((rc = build_number(b, l, KEYS("n_shared_experts", "num_shared_experts",
@@ -145,10 +146,10 @@ static int shared_width(struct builder *b, uint32_t l, uint32_t inter, uint64_t 
                            SHARED_MAX, build_is(b, "llama4") ? 1 : 0, &n)) < 0 ||
         (rc = build_number(b, l, KEYS("shared_expert_intermediate_size",
                                       "moe_shared_expert_intermediate_size",
-                                      "shared_intermediate_size"), 0, WIDTH_MAX, OUTLINE_REQUIRED - 1,
+                                      "shared_intermediate_size"), 0, WIDTH_MAX, unsaid,
                            &width)) < 0)
         return rc;
-    bool stated = width != OUTLINE_REQUIRED - 1;
+    bool stated = width != unsaid;
     *out = stated ? (uint64_t)width * (n && build_is(b, "bailing") ? n : 1) : (uint64_t)n * inter;
     return 0;
 }

@@ -183,7 +183,7 @@ static bool has_shards(const char *folder, const char *index)
         if (file && !strcmp(file, last))
             continue;
         char *path = xasprintf("%s/%s", folder, file ? file : "");
-        found = !file || lstat(path, &s) == 0;
+        found = !file || strchr(file, '/') || lstat(path, &s) == 0;
         free(path);
         last = file;
     }

@@ -121,6 +121,16 @@ const struct ctl_command ctl_commands[] = {
      "  ballast balance --loads loads.csv --devices 64 --nodes 8 --json\n"
      "  ballast balance --loads loads.csv --devices 8 --placement-out placement.csv\n"
      "  ballast balance --loads new.csv --devices 8 --previous placement.csv\n", ctl_balance},
+    {"adapt", "MODEL_DIR", 1, 1, "kTnD", "from a model's folder to a plan and a job",
+     "Reads config.json and, where there are any, the tensors' headers or a list of them\n"
+     "(tensors.tsv); counts, maps every operator, searches for the fastest way to train on the\n"
+     "cluster, and with --out writes job.yaml, cluster.yaml, launch files and REPORT.md. Needs no\n"
+     "coordinator.\n"
+     "\n"
+     "  ballast adapt models/new-one\n"
+     "  ballast adapt models/new-one --cluster cluster.yaml --train lora --out adapted\n"
+     "  ballast adapt models/new-one --sequence-length 1048576 --json | jq '.plans[0]'\n",
+     ctl_adapt},
     {"ping", "", 0, 0, "", "is the coordinator there, and which",
      "  ballast ping\n"
      "  ballast ping --address tcp://127.0.0.1:7070\n", ctl_ping},

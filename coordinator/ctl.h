@@ -49,6 +49,8 @@ struct ctl {
     uint64_t timeout_ms;       /* 0: the command's own */
     const char *loads, *previous, *placement_out;
     uint64_t devices, nodes, slots_per_device; /* 0: not given */
+    const char *cluster, *train, *out; /* of adapt */
+    uint64_t sequence_length;          /* 0: its own */
 
     struct caller *caller; /* opened by the first call */
     char          *connected_to;
@@ -191,6 +193,7 @@ int ctl_metrics(struct ctl *c);
 int ctl_workers(struct ctl *c);
 int ctl_worker_drain(struct ctl *c);
 int ctl_worker_resume(struct ctl *c);
+int ctl_adapt(struct ctl *c);
 int ctl_balance(struct ctl *c);
 int ctl_experts(struct ctl *c);
 int ctl_placement(struct ctl *c);

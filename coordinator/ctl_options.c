@@ -62,6 +62,10 @@ static const struct option_row rows[] = {
     {'v', "revision", "R", "of the plan that was looked at; refused if things moved on", false,
      false},
     {'1', "once", NULL, "print one page and end", false, false},
+    {'k', "cluster", "FILE", "the machines to plan for (16 nodes of 8 H200)", false, false},
+    {'T', "train", "full|lora", "every weight, or adapters (full)", false, false},
+    {'n', "sequence-length", "N", "tokens of a training sequence (4096)", false, false},
+    {'D', "out", "DIR", "write job, launch files and reports there", false, false},
     {'P', "plot", NULL, "draw it in the terminal", false, false},
 };
 #define N_ROWS (sizeof rows / sizeof *rows)
@@ -178,6 +182,10 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
         c->sets = xrealloc(c->sets, (c->n_sets + 1) * sizeof *c->sets);
         c->sets[c->n_sets++] = arg;
         return -1;
+    case 'k': c->cluster = arg; return -1;
+    case 'T': c->train = arg; return -1;
+    case 'n': return read_number(c, r, arg, &c->sequence_length);
+    case 'D': c->out = arg; return -1;
     case 'd': c->dry_run = true; return -1;
     case 'w': c->wait = true; return -1;
     case 'f': c->follow = true; return -1;

@@ -1,0 +1,196 @@
+/* costs.c - sums what a model's layers cost per token, from the shapes of their tensors
+ *
+ * Products follow from the matrices. What is kept for the backward pass is what the engine keeps
+ * of the kinds that it has (memory_model), and of others the outputs of their products. */
+#include "coordinator/strategy.h"
+
+#include <string.h>
+
+/* Of one token and head of 128 x 128 on the measured GPU, forward and backward. */
+#define SCAN_NS      3.8
+#define SCAN_BACK_NS 13.1
+#define SCAN_STATE   (128.0 * 128.0)
+#define CHUNK        64.0
+
+static bool has(const struct outline_block *b, enum outline_op op)
+{
+    return b->ops >> op & 1;
+}
+
+static double max(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* Floats that a token's products make in the block, experts apart. */
+static double product_outputs(const struct outline_block *b, enum outline_part part)
+{
+    double n = 0;
+    for (uint32_t i = 0; i < b->n_tensors; i++)
+        if (b->tensors[i].part == part && b->tensors[i].in > 1)
+            n += (double)b->tensors[i].out;
+    return n;
+}
+
+static double part_flops(const struct outline_block *b, enum outline_part part)
+{
+    double n = 0;
+    for (uint32_t i = 0; i < b->n_tensors; i++)
+        if (b->tensors[i].part == part && b->tensors[i].in > 1)
+            n += 2.0 * (double)b->tensors[i].out * (double)b->tensors[i].in;
+    return n;
+}
+
+/* ---- mixers --------------------------------------------------------------------------------- */
+
+/* Keys that a token meets on average, with all before it or with a window. */
+static double mean_keys(const struct outline_block *b, double length)
+{
+    double half = length / 2;
+    if (b->index_top_k && b->index_top_k < half)
+        return b->index_top_k;
+    return b->window && b->window < half ? b->window : half;
+}
+
+static void add_softmax(const struct outline_block *b, double length, struct costs *c)
+{
+    double keys = mean_keys(b, length), heads = b->heads;
+    double dims = (double)b->key_dim + b->value_dim;
+    /* Chosen keys are read in the latent's space, which is wider. */
+    if (has(b, OP_SPARSE_ATTENTION) && has(b, OP_MLA))
+        dims = 2 * 512 + 64;
+    c->core_flops += 2 * heads * dims * keys;
+    c->core_back_flops += 5 * heads * dims * keys;
+    if (b->index_top_k)
+        c->core_flops += 2.0 * b->index_heads * b->index_dim * length / 2;
+    c->key_width += b->kv_heads == 1 ? dims : (double)b->kv_heads * dims;
+}
+
+static void add_scan(const struct outline_block *b, struct costs *c)
+{
+    double units = (double)b->n_state / SCAN_STATE;
+    c->scan_ns += units * SCAN_NS;
+    c->scan_back_ns += units * SCAN_BACK_NS;
+    c->state += (double)b->n_state;
+}
+
+/* A delta rule keeps queries, keys and values three times, its gates, and a state a chunk. */
+static double mixer_kept(const struct outline_block *b, double *out_core)
+{
+    double wide = (double)b->heads * b->value_dim, outputs = product_outputs(b, PART_ATTENTION);
+    if (!b->n_state) {
+        *out_core = wide + b->heads;
+        return outputs + wide + b->heads + b->index_top_k;
+    }
+    *out_core = 6 * wide + (double)b->n_state / CHUNK;
+    return max(outputs, 8 * wide) + *out_core + b->heads * (2 * CHUNK + 2.0 * b->key_dim);
+}
+
+/* ---- feed-forward --------------------------------------------------------------------------- */
+
+static double ffn_kept(const struct outline_block *b, double *out_row)
+{
+    double dense = 1.5 * (product_outputs(b, PART_DENSE) + product_outputs(b, PART_SHARED));
+    *out_row = 0;
+    if (!b->n_experts)
+        return dense;
+    /* Logits and scores are f32, so count twice; every token gets top_k rows back. */
+    *out_row = b->expert_in + (double)b->expert_matrices * b->expert_inter;
+    return dense + 2.0 * b->n_experts + 4.0 * b->top_k +
+           product_outputs(b, PART_LATENT) + (double)b->top_k * b->expert_in;
+}
+
+static void add_experts(const struct outline_block *b, struct costs *c)
+{
+    c->n_moe++;
+    c->top_k = b->top_k > c->top_k ? b->top_k : c->top_k;
+    c->n_experts = b->n_experts > c->n_experts ? b->n_experts : c->n_experts;
+    c->row_width = b->expert_in > c->row_width ? b->expert_in : c->row_width;
+    c->expert_flops += part_flops(b, PART_EXPERTS) * b->top_k;
+    c->shared_flops += part_flops(b, PART_SHARED);
+}
+
+/* ---- the model ------------------------------------------------------------------------------ */
+
+static void add_parameters(const struct outline_block *b, struct costs *c, uint64_t *dense,
+                           uint64_t *experts)
+{
+    uint64_t all, active;
+    outline_block_count(b, &all, &active);
+    for (uint32_t i = 0; i < b->n_tensors; i++) {
+        const struct outline_tensor *t = &b->tensors[i];
+        uint64_t n = t->n_copies * t->out * (t->in ? t->in : 1);
+        *(t->part == PART_EXPERTS ? experts : dense) += n;
+        if (t->part == PART_ATTENTION && t->in > 1 && strstr(t->names, "_proj"))
+            c->adapters += t->out + t->in;
+    }
+    c->active += active;
+}
+
+static double block_flops(const struct outline_block *b)
+{
+    double n = 0;
+    for (int part = 0; part < OUTLINE_PARTS; part++)
+        if (part != PART_EXPERTS && part != PART_EMBEDDING)
+            n += part_flops(b, (enum outline_part)part);
+    return n;
+}
+
+static void add_layer(const struct outline *o, uint32_t l, double length, struct costs *c)
+{
+    double kept = 3.0 * o->hidden, core = 0, row = 0;
+    uint64_t dense = 0, experts = 0;
+    if (o->layers[l].mixer != OUTLINE_NONE) {
+        const struct outline_block *b = &o->blocks[o->layers[l].mixer];
+        kept += mixer_kept(b, &core);
+        if (b->n_state)
+            add_scan(b, c);
+        else
+            add_softmax(b, length, c);
+        c->dense_flops += block_flops(b);
+        add_parameters(b, c, &dense, &experts);
+    }
+    if (o->layers[l].ffn != OUTLINE_NONE) {
+        const struct outline_block *b = &o->blocks[o->layers[l].ffn];
+        kept += ffn_kept(b, &row);
+        if (b->n_experts)
+            add_experts(b, c);
+        c->dense_flops += block_flops(b);
+        add_parameters(b, c, &dense, &experts);
+    }
+    c->kept += kept;
+    c->kept_some += kept - core;
+    c->kept_max = max(c->kept_max, kept);
+    c->row_kept = max(c->row_kept, row);
+    c->dense += dense;
+    c->experts += experts;
+    c->layer_dense_max = dense > c->layer_dense_max ? dense : c->layer_dense_max;
+    c->layer_experts_max = experts > c->layer_experts_max ? experts : c->layer_experts_max;
+}
+
+/* Rows of the stream that stay: one a layer, a bank of block outputs, or several streams. */
+static double stream_rows(const struct outline *o)
+{
+    double rows = o->n_layers + 2.0;
+    for (uint32_t i = 0; i < o->n_blocks; i++) {
+        if (has(&o->blocks[i], OP_HYPER_CONNECTIONS))
+            return 4 * rows;
+        if (has(&o->blocks[i], OP_ATTN_RES))
+            return rows + 9;
+    }
+    return rows;
+}
+
+void costs_init(const struct outline *o, uint32_t sequence_length, struct costs *out)
+{
+    struct costs c = {.n_layers = o->n_layers, .hidden = o->hidden};
+    uint64_t none = 0;
+    for (uint32_t l = 0; l < o->n_layers; l++)
+        add_layer(o, l, sequence_length, &c);
+    add_parameters(&o->top, &c, &c.dense, &none);
+    c.embedding = (o->is_tied ? 1ull : 2ull) * o->hidden * o->vocab;
+    c.dense_flops += 2.0 * o->hidden * o->vocab;
+    c.active -= o->is_tied ? 0 : (uint64_t)o->hidden * o->vocab;
+    c.stream = stream_rows(o) * o->hidden;
+    *out = c;
+}

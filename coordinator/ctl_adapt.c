@@ -1,0 +1,243 @@
+/* ctl_adapt.c - `ballast adapt`: from a model's folder to a plan and a job
+ *
+ * The folder is foreign. Links in it may lead to a hub's own store of files, and nowhere else. */
+#include "coordinator/ctl_adapt.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "common/conf.h"
+#include "common/hf_config.h"
+#include "common/outline_config.h"
+
+#define FILES_MAX    100000u
+#define TOKENS_STEP  (4ull << 20) /* of one optimizer step */
+#define LORA_RANK    16u
+#define SEQUENCE     4096u
+
+/* ---- the folder ----------------------------------------------------------------------------- */
+
+static bool is_under(const char *path, const char *folder)
+{
+    size_t n = strlen(folder);
+    return !strncmp(path, folder, n) && (path[n] == '/' || path[n] == '\0');
+}
+
+/* A hub keeps models--X/snapshots/REVISION/file as links to models--X/blobs/HASH. */
+static int check_link(const char *folder, const char *file, struct err *err)
+{
+    char *path = xasprintf("%s/%s", folder, file);
+    char *blobs = xasprintf("%s/../../blobs", folder);
+    char *store = realpath(blobs, NULL), *real = realpath(path, NULL);
+    int rc = 0;
+    if (!real)
+        rc = err_set(err, -errno, "%s: a link that leads nowhere (%s)", path, strerror(errno));
+    else if (!is_under(real, folder) && !(store && is_under(real, store)))
+        rc = err_set(err, -EACCES, "%s: a link to %.300s, outside of the model's folder; copy the "
+                     "file there", path, real);
+    free(path);
+    free(blobs);
+    free(real);
+    free(store);
+    return rc;
+}
+
+static int check_links(const char *folder, struct err *err)
+{
+    DIR *d = opendir(folder);
+    struct dirent *e;
+    size_t n = 0;
+    int rc = 0;
+    if (!d)
+        return err_set(err, -errno, "%s: %s", folder, strerror(errno));
+    while (rc == 0 && (e = readdir(d))) {
+        char *path = xasprintf("%s/%s", folder, e->d_name);
+        struct stat s;
+        if (++n > FILES_MAX)
+            rc = err_set(err, -EFBIG, "%s: more than %u files", folder, FILES_MAX);
+        else if (lstat(path, &s) == 0 && S_ISLNK(s.st_mode))
+            rc = check_link(folder, e->d_name, err);
+        free(path);
+    }
+    closedir(d);
+    return rc;
+}
+
+/* The folder's last name, as a job may be called. */
+static char *name_of(const char *folder)
+{
+    const char *slash = strrchr(folder, '/');
+    char *name = xstrdup(slash && slash[1] ? slash + 1 : "model");
+    for (char *p = name; *p; p++)
+        if (!isalnum((unsigned char)*p) && !strchr("._-", *p))
+            *p = '-';
+    if (strlen(name) >= NAME_BYTES_MAX)
+        name[NAME_BYTES_MAX - 1] = '\0';
+    return name;
+}
+
+/* ---- parse ---------------------------------------------------------------------------------- */
+
+/* What the tensors say goes before what the keys imply. */
+static void count(struct adapt *a)
+{
+    const struct outline *o = a->outline;
+    a->counts = outline_count(o);
+    a->knows_mtp = o->n_mtp_layers == 0;
+    a->knows_vision = !o->has_vision;
+    if (a->tensors.source == TENSORS_NONE)
+        return;
+    outline_check(o, &a->tensors, &a->check);
+    if (!a->check.has_shapes)
+        return;
+    a->knows_mtp = a->knows_vision = true;
+    a->mtp = a->check.mtp;
+    a->vision = a->check.vision;
+    if (a->check.text == a->counts.total)
+        return;
+    double share = a->costs.n_experts ? (double)a->costs.top_k / a->costs.n_experts : 1;
+    uint64_t idle = (uint64_t)((double)a->check.text_experts * (1 - share));
+    a->counts.live -= a->counts.total - a->check.text;
+    a->counts.total = a->check.text;
+    a->counts.active = a->check.text - idle;
+    outline_note(a->outline, "totals are those of the tensors, which differ from the keys'");
+}
+
+static int read_model(struct adapt *a, struct err *err)
+{
+    char *config = xasprintf("%s/config.json", a->model_dir);
+    struct model_spec *spec = xcalloc(1, sizeof *spec);
+    struct err own = {0};
+    int rc = check_links(a->model_dir, err);
+    if (rc == 0 && (rc = outline_read(config, &a->outline, err)) == 0)
+        rc = tensor_list_read(a->model_dir, &a->tensors, err);
+    if (rc == 0) {
+        a->runs = hf_config_read(config, spec, &own) == 0;
+        snprintf(a->why_not, sizeof a->why_not, "%s", own.text);
+    }
+    free(spec);
+    free(config);
+    return rc;
+}
+
+/* ---- search --------------------------------------------------------------------------------- */
+
+/* Weights are frozen as they are published, or unpacked. */
+static void limit_base(const struct adapt *a, struct strategy_limits *l)
+{
+    const char *method = a->outline->quant.method;
+    bool is_mxfp4 = strstr(method, "mxfp4") != NULL, is_fp8 = strstr(method, "fp8") != NULL;
+    l->base[BASE_MXFP4] &= is_mxfp4;
+    l->base[BASE_FP8] &= is_fp8;
+}
+
+static void find_fewest(struct adapt *a, const struct strategy_limits *limits)
+{
+    for (int base = 0; base < BASE_PRECISIONS; base++) {
+        struct strategy_limits l = *limits;
+        struct adapt_fewest *f = &a->fewest[a->n_fewest];
+        if (!limits->base[base] || (!a->job.is_lora && base != BASE_BF16))
+            continue;
+        memset(l.base, 0, sizeof l.base);
+        l.base[base] = true;
+        f->base = (enum base_precision)base;
+        f->world = strategy_fewest(&a->job, &l, RANKS_MAX, &f->plan);
+        a->n_fewest++;
+    }
+}
+
+static void search(struct adapt *a)
+{
+    struct strategy_limits all = strategy_all();
+    uint32_t world = a->cluster.nodes * a->cluster.gpus_per_node;
+    a->engine = adapt_engine();
+    struct strategy_limits today = a->engine;
+    limit_base(a, &all);
+    limit_base(a, &today);
+    if (!today.bf16) /* f32 weights are what f32 training has */
+        today.base[BASE_BF16] &= a->job.is_lora;
+    strategy_search(&a->job, &all, world, a->all);
+    strategy_search(&a->job, &today, world, a->today);
+    if (a->all->n_plans)
+        a->n_neighbours = strategy_neighbours(&a->job, &a->all->plans[0], a->neighbours);
+    find_fewest(a, &all);
+}
+
+static int read_cluster(struct adapt *a, struct err *err)
+{
+    if (!a->c->cluster) {
+        fields_init(&cluster_table, &a->cluster);
+        return 0;
+    }
+    int rc = conf_read(a->c->cluster, &cluster_table, &a->cluster, err);
+    if (rc == 0 && (uint64_t)a->cluster.nodes * a->cluster.gpus_per_node > RANKS_MAX)
+        rc = err_set(err, -EINVAL, "%s: nodes x gpus_per_node is above %u", a->c->cluster,
+                     RANKS_MAX);
+    return rc;
+}
+
+static int read_all(struct adapt *a, struct err *err)
+{
+    const struct ctl *c = a->c;
+    int rc;
+    a->model_dir = realpath(c->args[0], NULL);
+    if (!a->model_dir)
+        return err_set(err, -errno, "%s: %s; expected a model's folder", c->args[0],
+                       strerror(errno));
+    a->name = name_of(a->model_dir);
+    if ((rc = read_model(a, err)) < 0 || (rc = read_cluster(a, err)) < 0)
+        return rc;
+    uint32_t length = c->sequence_length ? (uint32_t)c->sequence_length : SEQUENCE;
+    costs_init(a->outline, length, &a->costs);
+    count(a);
+    a->job = (struct job_shape){
+        .costs = &a->costs, .cluster = &a->cluster, .lora_rank = LORA_RANK,
+        .is_lora = c->train && !strcmp(c->train, "lora"), .sequence_length = length,
+        .global_batch = strategy_batch(TOKENS_STEP, length,
+                                       a->cluster.nodes * a->cluster.gpus_per_node)};
+    search(a);
+    return 0;
+}
+
+static void adapt_free(struct adapt *a)
+{
+    tensor_list_fini(&a->tensors);
+    fields_fini(&cluster_table, &a->cluster);
+    free(a->outline);
+    free(a->all);
+    free(a->today);
+    free(a->model_dir);
+    free(a->name);
+    free(a);
+}
+
+int ctl_adapt(struct ctl *c)
+{
+    struct adapt *a = xcalloc(1, sizeof *a);
+    struct err err = {0};
+    int code = CTL_OK;
+    a->c = c;
+    a->all = xcalloc(1, sizeof *a->all);
+    a->today = xcalloc(1, sizeof *a->today);
+    if (c->train && strcmp(c->train, "full") && strcmp(c->train, "lora"))
+        code = ctl_fail(c, CTL_USAGE, "--train: expected full or lora");
+    else if (c->sequence_length && (c->sequence_length < 64 || c->sequence_length > 10000000))
+        code = ctl_fail(c, CTL_USAGE, "--sequence-length: expected 64 to 10000000");
+    else if (read_all(a, &err) < 0)
+        code = ctl_fail(c, CTL_USAGE, "%s", err.text);
+    else if (c->out && adapt_files(a, c->out, &err) < 0)
+        code = ctl_fail(c, CTL_FAILED, "%s", err.text);
+    if (code == CTL_OK && ctl_is_json(c))
+        ctl_json_value(c, adapt_json(a));
+    else if (code == CTL_OK)
+        adapt_print(a);
+    if (code == CTL_OK && c->out)
+        ctl_hint(c, "  less %s/REPORT.md\n  ballast submit %s/job.yaml --dry-run", c->out, c->out);
+    adapt_free(a);
+    return code;
+}

@@ -1,0 +1,67 @@
+/* ctl_adapt.h - what `ballast adapt` found out about a model, and the ways it is told
+ *
+ * ctl_adapt reads and searches, ctl_adapt_engine asks what the engine of today takes, _json and
+ * _print tell, _report and _files write the folder. */
+#ifndef COORDINATOR_CTL_ADAPT_H
+#define COORDINATOR_CTL_ADAPT_H
+
+#include "common/outline_check.h"
+#include "coordinator/ctl.h"
+#include "coordinator/operators.h"
+#include "coordinator/strategy.h"
+
+struct adapt_fewest {
+    enum base_precision base;
+    uint32_t world; /* 0: no number of GPUs up to the largest that was tried */
+    struct strategy_plan plan;
+};
+
+struct adapt {
+    const struct ctl *c;
+    char   *model_dir, *name; /* absolute; fit for a job's name */
+    struct outline *outline;
+    struct outline_counts counts;  /* of the outline; total and active of the tensors where known */
+    struct tensor_list tensors;
+    struct outline_check check;
+    bool     knows_mtp, knows_vision;
+    uint64_t mtp, vision;
+
+    struct cluster  cluster;
+    struct costs    costs;
+    struct job_shape job;
+    struct strategy *all;   /* with every degree */
+    struct strategy *today; /* with what the engine runs */
+    struct neighbour neighbours[NEIGHBOURS_MAX];
+    uint32_t n_neighbours;
+    struct adapt_fewest fewest[BASE_PRECISIONS];
+    uint32_t n_fewest;
+
+    struct strategy_limits engine;
+    bool     runs;          /* the model itself is one that the engine trains */
+    char     why_not[1024]; /* else */
+};
+
+/* What the engine takes of a plan: each key is put into a job and checked as a job file is. */
+struct strategy_limits adapt_engine(void);
+/* Whether it runs the plan, and if not the keys that it lacks, as in "train.precision bf16". */
+bool adapt_engine_runs(const struct adapt *a, const struct plan_choice *p, char out_lacks[256]);
+
+/* The plan of the job file: the fastest that runs today, else the one of least memory. */
+const struct strategy_plan *adapt_job_plan(const struct adapt *a);
+/* A job of that plan. Gives, ended with adapt_job_free. */
+Ballast__JobSpec *adapt_job(const struct adapt *a);
+void adapt_job_free(Ballast__JobSpec *spec);
+
+struct json *adapt_json(const struct adapt *a);
+void adapt_print(const struct adapt *a);
+/* Name of a layer: "kda + moe". */
+void adapt_layer_kind(const struct outline *o, struct outline_layer layer, char out[64]);
+
+/* Markdown. */
+void adapt_report(const struct adapt *a, FILE *out);
+void adapt_missing(const struct adapt *a, FILE *out);
+
+/* Writes all files into folder, which is made if it is not there. */
+int adapt_files(const struct adapt *a, const char *folder, struct err *err);
+
+#endif

@@ -1,0 +1,137 @@
+/* ctl_adapt_print.c - what was found about a model, as tables in a terminal */
+#include "coordinator/ctl_adapt.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define PLANS_SHOWN 8u
+
+static void print_model(const struct adapt *a)
+{
+    const struct outline *o = a->outline;
+    printf("model        %s: %" PRIu32 " layers, %" PRIu64 " parameters, %" PRIu64
+           " active for a token\n", o->family, o->n_layers, a->counts.total, a->counts.active);
+    printf("parts       ");
+    for (int i = 0; i < OUTLINE_PARTS; i++)
+        if (a->counts.parts[i])
+            printf(" %s %.4g", outline_part_name((enum outline_part)i),
+                   (double)a->counts.parts[i]);
+    printf("\n");
+    if (a->tensors.source != TENSORS_NONE)
+        printf("checkpoint   %" PRIu64 " tensors, %" PRIu64 " bytes: %" PRIu64 " used, %" PRIu64
+               " scales, %" PRIu64 " carried, %" PRIu64 " unknown\n", a->tensors.n_tensors,
+               a->tensors.n_bytes, a->check.n_used, a->check.n_scales, a->check.n_carried,
+               a->check.n_unknown);
+    for (uint32_t i = 0; i < a->check.n_lines; i++)
+        printf("  %s\n", a->check.lines[i]);
+    for (uint32_t i = 0; i < o->n_notes; i++)
+        printf("inferred     %s\n", o->notes[i]);
+    if (!a->runs)
+        printf("not yet      %s\n", a->why_not);
+    putchar('\n');
+}
+
+static void print_operators(const struct adapt *a)
+{
+    static const struct ctl_column columns[] = {
+        {"OPERATOR", false}, {"LAYERS", true}, {"STATUS", false}, {"NOTE", false}};
+    static const char *const colors[] = {"32", "33", "31"};
+    struct ctl_table t = {.columns = columns, .n_columns = 4};
+    for (int i = 0; i < OUTLINE_OPS; i++) {
+        uint32_t n = operator_layers(a->outline, (enum outline_op)i);
+        const struct operator_fact *f = operator_fact((enum outline_op)i);
+        if (!n)
+            continue;
+        ctl_table_cell(&t, "%s", f->name);
+        ctl_table_cell(&t, "%" PRIu32, n);
+        ctl_table_cell(&t, "%s", operator_status_name(f->status));
+        ctl_table_color(&t, colors[f->status]);
+        ctl_table_cell(&t, "%s", f->note);
+    }
+    ctl_table_print(a->c, &t);
+    ctl_table_fini(&t);
+    putchar('\n');
+}
+
+static void add_plan(const struct adapt *a, struct ctl_table *t, const struct strategy_plan *p)
+{
+    const struct plan_choice *c = &p->choice;
+    char lacks[256];
+    ctl_table_cell(t, "%" PRIu32, c->world);
+    ctl_table_cell(t, "%" PRIu32, c->fsdp);
+    ctl_table_cell(t, "%" PRIu32, c->ep);
+    ctl_table_cell(t, "%" PRIu32, c->expert_shard);
+    ctl_table_cell(t, "%" PRIu32, c->sp);
+    ctl_table_cell(t, "%" PRIu32, c->tp);
+    ctl_table_cell(t, "%" PRIu32 "x%" PRIu32, c->micro_batch, c->accumulation);
+    ctl_table_cell(t, "%s", recompute_names[c->recompute]);
+    ctl_table_cell(t, "%s", offload_names[c->offload]);
+    ctl_table_cell(t, "%s", a->job.is_lora ? base_names[c->base] : c->is_f32 ? "f32" : "bf16");
+    ctl_table_cell(t, "%.1f", (double)p->memory.total / 1e9);
+    ctl_table_cell(t, "%.2f", p->time.total);
+    ctl_table_cell(t, "%.0f", p->time.tokens_per_s);
+    ctl_table_cell(t, "%.0f%%", 100 * p->time.mfu);
+    ctl_table_cell(t, "%s", adapt_engine_runs(a, c, lacks) ? "yes" : lacks);
+}
+
+static const struct ctl_column plan_columns[] = {
+    {"GPUS", true}, {"FSDP", true}, {"EP", true}, {"SHARD", true}, {"SP", true}, {"TP", true},
+    {"BATCH", true}, {"RECOMPUTE", false}, {"OFFLOAD", false}, {"WEIGHTS", false},
+    {"GB/GPU", true}, {"STEP S", true}, {"TOKENS/S", true}, {"MFU", true},
+    {"ENGINE RUNS IT", false}};
+
+static void print_plans(const struct adapt *a)
+{
+    struct ctl_table t = {.columns = plan_columns,
+                          .n_columns = sizeof plan_columns / sizeof *plan_columns};
+    if (!a->all->n_seen) {
+        printf("no degrees divide a step of %" PRIu32 " sequences over the cluster's GPUs\n\n",
+               a->job.global_batch);
+        return;
+    }
+    if (!a->all->n_plans) {
+        printf("no plan fits %" PRIu32 " GPUs of %.0f GB: the least is %.1f GB a GPU\n\n",
+               a->job.cluster->nodes * a->job.cluster->gpus_per_node,
+               (double)a->cluster.gpu_memory / 1e9, (double)a->all->least.memory.total / 1e9);
+        return;
+    }
+    for (uint32_t i = 0; i < a->all->n_plans && i < PLANS_SHOWN; i++)
+        add_plan(a, &t, &a->all->plans[i]);
+    ctl_table_print(a->c, &t);
+    ctl_table_fini(&t);
+    printf("%" PRIu64 " plans looked at, %" PRIu64 " fit\n\n", a->all->n_seen, a->all->n_fit);
+    printf("beside the first\n");
+    for (uint32_t i = 0; i < a->n_neighbours; i++)
+        printf("  %-36s %s\n", a->neighbours[i].change, a->neighbours[i].reason);
+    putchar('\n');
+}
+
+static void print_fewest(const struct adapt *a)
+{
+    for (uint32_t i = 0; i < a->n_fewest; i++) {
+        const struct adapt_fewest *f = &a->fewest[i];
+        const char *of = a->job.is_lora ? base_names[f->base] : "full training";
+        if (f->world)
+            printf("fewest       %" PRIu32 " GPUs of %.0f GB hold it with %s weights\n", f->world,
+                   (double)a->cluster.gpu_memory / 1e9, of);
+        else
+            printf("fewest       %u GPUs of %.0f GB do not hold it with %s weights\n", RANKS_MAX,
+                   (double)a->cluster.gpu_memory / 1e9, of);
+    }
+    if (a->runs && !a->today->n_plans)
+        printf("today        nothing that the engine runs fits; the least is %.1f GB a GPU\n",
+               (double)a->today->least.memory.total / 1e9);
+    else if (a->runs)
+        printf("today        the engine runs fsdp %" PRIu32 ", experts %" PRIu32 ", %s: %.1f GB a "
+               "GPU, %.0f tokens/s\n", a->today->plans[0].choice.fsdp,
+               a->today->plans[0].choice.ep, a->today->plans[0].choice.is_f32 ? "f32" : "bf16",
+               (double)a->today->plans[0].memory.total / 1e9, a->today->plans[0].time.tokens_per_s);
+}
+
+void adapt_print(const struct adapt *a)
+{
+    print_model(a);
+    print_operators(a);
+    print_plans(a);
+    print_fewest(a);
+}

@@ -1,0 +1,226 @@
+/* time_model.c - seconds of one step under a plan
+ *
+ * Products run at measured rates that fall with few rows; attention and recurrences at rates of
+ * their own; everything between them at the speed of memory. Tokens travel to experts over the
+ * links between them, hidden only behind the shared experts; layers are gathered behind the layer
+ * before. The busiest rank sets the pace of the experts. */
+#include "coordinator/strategy.h"
+
+#include <math.h>
+
+#define EXPERT_SHARE   0.84  /* of the large products' rate, at 14 experts of 131,072 rows */
+#define DENSE_SHARE    0.86  /* the same, at the shapes of layers */
+#define CORE_SHARE     0.80  /* of attention, forward */
+#define CORE_BACK_SHARE 0.67
+#define MEASURED_TFLOPS 804.0 /* of the GPU on which recurrences were timed */
+#define HALF_ROWS      384.0 /* at so many rows a product runs at half its rate */
+#define UNPACK_MXFP4   1.06  /* products that decode their weights */
+#define UNPACK_FP8     1.03
+#define HIDDEN_MAX     0.9   /* of a gather that computing can hide */
+#define IMBALANCE      1.10  /* of experts that are re-placed while training runs */
+#define PASSES         6.0   /* that elementwise work makes over what a layer keeps */
+#define SOME_AGAIN     0.3   /* of the forward pass that selective recomputation repeats */
+#define STATE_BYTES    28.0  /* that the optimizer moves for a parameter */
+#define PCIE_BYTES_PER_S 40e9
+
+struct work {
+    const struct job_shape *job;
+    const struct plan_choice *c;
+    double tokens;          /* of one rank and pass */
+    double element;         /* bytes */
+    double forwards, backs; /* how often a pass does the work of one forward pass */
+    double product;         /* flops per second of large products */
+};
+
+static double min(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+static double seconds(double flops, double rate, double rows)
+{
+    return flops / rate * (1 + HALF_ROWS / (rows > 1 ? rows : 1));
+}
+
+static struct work work_of(const struct job_shape *job, const struct plan_choice *c)
+{
+    struct work w = {.job = job, .c = c, .element = c->is_f32 ? 4 : 2};
+    w.tokens = (double)c->micro_batch * job->sequence_length / c->sp;
+    w.forwards = c->recompute == RECOMPUTE_ALL ? 2 : c->recompute == RECOMPUTE_SOME
+                 ? 1 + SOME_AGAIN : 1;
+    w.backs = job->is_lora ? 1 : 2; /* frozen weights have no gradient */
+    /* Exact f32 products run on the plain units. */
+    w.product = job->cluster->product_tflops * 1e12 * (c->is_f32 ? 0.07 : 1);
+    return w;
+}
+
+static double dense_seconds(const struct work *w)
+{
+    double flops = w->tokens * w->job->costs->dense_flops * (w->forwards + w->backs) / w->c->tp;
+    return seconds(flops, w->product * DENSE_SHARE, w->tokens);
+}
+
+/* Every rank's experts get the rows of all ranks of its group. */
+static double expert_seconds(const struct work *w)
+{
+    const struct costs *k = w->job->costs;
+    double rows = k->n_experts ? w->tokens * k->top_k * w->c->ep / k->n_experts : 0;
+    double flops = w->tokens * k->expert_flops * (w->forwards + w->backs);
+    static const double unpack[] = {1, UNPACK_FP8, UNPACK_MXFP4, 1};
+    if (flops == 0)
+        return 0;
+    return seconds(flops, w->product * EXPERT_SHARE, rows) * (w->c->ep > 1 ? IMBALANCE : 1) *
+           (w->job->is_lora ? unpack[w->c->base] : 1);
+}
+
+static double core_seconds(const struct work *w)
+{
+    const struct costs *k = w->job->costs;
+    double scale = MEASURED_TFLOPS / w->job->cluster->product_tflops;
+    double soft = k->core_flops * w->forwards / CORE_SHARE +
+                  k->core_back_flops / CORE_BACK_SHARE;
+    double scan = (k->scan_ns * w->forwards + k->scan_back_ns) * 1e-9 * scale;
+    return w->tokens * (soft / w->product + scan) / w->c->tp;
+}
+
+static double memory_seconds(const struct work *w)
+{
+    const struct costs *k = w->job->costs;
+    double rows = k->top_k * k->row_kept * k->n_moe;
+    double bytes = w->tokens * (k->kept + rows) * w->element * PASSES * (w->forwards + 1) / 2;
+    return bytes / w->c->tp / (w->job->cluster->memory_tb_per_s * 1e12);
+}
+
+/* ---- links ---------------------------------------------------------------------------------- */
+
+/* Consecutive ranks: bytes that each of a group must receive, over the links that they share. */
+static double gather_time(const struct cluster *l, double bytes, uint32_t n, uint32_t stride)
+{
+    uint32_t on_node = l->gpus_per_node / (stride < l->gpus_per_node ? stride
+                                                                     : l->gpus_per_node);
+    if (n <= 1)
+        return 0;
+    if (n <= on_node)
+        return bytes * (n - 1) / n / (l->node_gb_per_s * 1e9) + l->latency_us * 1e-6 / 4;
+    /* The members on a node share what comes from outside, and pass it on inside. */
+    double outside = bytes * (n - on_node) / n / on_node / (l->network_gb_per_s * 1e9);
+    double inside = on_node > 1 ? bytes / (l->node_gb_per_s * 1e9) : 0;
+    return (outside > inside ? outside : inside) + l->latency_us * 1e-6;
+}
+
+/* One way of the tokens of one layer. Between nodes a token travels once to each node that has an
+ * expert of it, and is spread there. */
+static double travel_seconds(const struct work *w)
+{
+    const struct cluster *l = w->job->cluster;
+    const struct costs *k = w->job->costs;
+    double row = w->tokens * k->row_width * w->element, n = w->c->ep;
+    double on_node = min(n, l->gpus_per_node), nodes = n / on_node;
+    if (n <= 1)
+        return 0;
+    double inside = row * k->top_k * (n - 1) / n / (l->node_gb_per_s * 1e9);
+    double met = (nodes - 1) * (1 - pow(1 - 1 / nodes, k->top_k));
+    double outside = nodes > 1 ? row * met / (l->network_gb_per_s * 1e9) : 0;
+    return (inside > outside ? inside : outside) + l->latency_us * 1e-6 * (nodes > 1 ? 1 : 0.25);
+}
+
+static void add_all_to_all(const struct work *w, double *out_all, double *out_exposed)
+{
+    const struct costs *k = w->job->costs;
+    /* There and back, forward and backward; rows are sent again where a layer is computed again. */
+    double trips = 4 + (w->c->recompute == RECOMPUTE_ALL ? 2 : 0);
+    double one = travel_seconds(w);
+    double shared = k->n_moe ? seconds(w->tokens * k->shared_flops / k->n_moe,
+                                       w->product * DENSE_SHARE, w->tokens) / w->c->tp : 0;
+    double hidden = min(one, shared / 2);
+    *out_all = one * trips * k->n_moe;
+    *out_exposed = (one - hidden) * trips * k->n_moe;
+}
+
+static double base_size(const struct work *w)
+{
+    static const double bytes[] = {2, 1, 0.53, 4};
+    return w->job->is_lora ? bytes[w->c->base] : w->element;
+}
+
+static void add_gathers(const struct work *w, double compute, double *out_all, double *out_exposed)
+{
+    const struct costs *k = w->job->costs;
+    const struct plan_choice *c = w->c;
+    const struct cluster *l = w->job->cluster;
+    double dense = (double)k->dense * w->element / c->tp;
+    double experts = (double)k->experts / c->ep * base_size(w);
+    double all = 2 * (gather_time(l, dense, c->fsdp, 1) +
+                      gather_time(l, experts, c->expert_shard, c->ep));
+    if (!w->job->is_lora) /* gradients go back, in f32 */
+        all += gather_time(l, (double)k->dense * 4 / c->tp, c->fsdp, 1) +
+               gather_time(l, (double)k->experts / c->ep * 4, c->expert_shard, c->ep);
+    /* Behind the layer before, so not the first; and never wholly. */
+    double hidden = min(compute, all * HIDDEN_MAX) * (k->n_layers - 1) / k->n_layers;
+    *out_all = all;
+    *out_exposed = all - hidden;
+    if (c->sp > 1) { /* keys of all, states of all before */
+        double keys = w->tokens * c->sp * k->key_width * w->element + k->state * 4 * c->sp;
+        *out_all += 3 * gather_time(l, keys, c->sp, c->tp);
+        *out_exposed += 3 * gather_time(l, keys, c->sp, c->tp);
+    }
+    if (c->tp > 1) { /* two sums a layer, each way */
+        double sums = 4 * w->forwards * k->n_layers * w->tokens * k->hidden * w->element;
+        *out_all += gather_time(l, 2 * sums, c->tp, 1);
+        *out_exposed += gather_time(l, 2 * sums, c->tp, 1);
+    }
+}
+
+/* Once a step: copies of a slice add their gradients, and every rank updates what it owns. */
+static double step_end(const struct work *w)
+{
+    const struct costs *k = w->job->costs;
+    const struct plan_choice *c = w->c;
+    const struct cluster *l = w->job->cluster;
+    double dense = (double)k->dense / c->fsdp / c->tp;
+    double experts = (double)k->experts / c->ep / c->expert_shard;
+    if (w->job->is_lora) {
+        dense = (double)k->adapters * w->job->lora_rank / c->fsdp;
+        experts = 0;
+    }
+    uint32_t copies = c->world / c->fsdp / c->tp, expert_copies = c->world / c->ep /
+                      c->expert_shard;
+    double sum = gather_time(l, 8 * dense, copies ? copies : 1, c->fsdp) +
+                 gather_time(l, 8 * experts, expert_copies, c->ep * c->expert_shard);
+    double moved = (dense + experts) * STATE_BYTES;
+    double rate = c->offload == OFFLOAD_OPTIMIZER ? PCIE_BYTES_PER_S : l->memory_tb_per_s * 1e12;
+    return sum + moved / rate;
+}
+
+/* What is kept goes to the host and comes back. */
+static double offload_seconds(const struct work *w)
+{
+    const struct costs *k = w->job->costs;
+    double kept = w->c->recompute == KEEP_ALL ? k->kept + k->top_k * k->row_kept * k->n_moe
+                : w->c->recompute == RECOMPUTE_SOME ? k->kept_some : 0;
+    double bytes = 2 * w->tokens * (kept + k->stream) * w->element;
+    return w->c->offload == OFFLOAD_ACTIVATIONS ? bytes / PCIE_BYTES_PER_S : 0;
+}
+
+struct plan_time plan_time(const struct job_shape *job, const struct plan_choice *c)
+{
+    struct work w = work_of(job, c);
+    struct plan_time t = {0};
+    double compute = dense_seconds(&w) + expert_seconds(&w) + core_seconds(&w) +
+                     memory_seconds(&w);
+    double passes = c->accumulation, tokens = (double)job->global_batch * job->sequence_length;
+    add_all_to_all(&w, &t.all_to_all, &t.all_to_all_exposed);
+    add_gathers(&w, compute, &t.gather, &t.gather_exposed);
+    double away = offload_seconds(&w);
+    t.compute = passes * compute;
+    t.all_to_all *= passes;
+    t.all_to_all_exposed *= passes;
+    t.gather *= passes;
+    t.gather_exposed = passes * (t.gather_exposed + (away > compute ? away - compute : 0));
+    t.optimizer = step_end(&w);
+    t.total = t.compute + t.all_to_all_exposed + t.gather_exposed + t.optimizer;
+    t.tokens_per_s = tokens / t.total;
+    double flops = (1 + w.backs) * (2.0 * (double)job->costs->active + job->costs->core_flops);
+    t.mfu = t.tokens_per_s * flops / (job->cluster->peak_tflops * 1e12) / c->world;
+    return t;
+}

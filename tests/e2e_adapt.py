@@ -1,0 +1,256 @@
+"""Folders of models, real and hostile, through `ballast adapt`: counts, plans, files that are fit
+for use, and one clear line for what is wrong. Needs no daemon."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+BIN = os.environ.get("BALLAST_BIN") or os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "..", "build", "bin")
+SOURCE = os.environ.get("BALLAST_SOURCE") or os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "..")
+SHARED = os.environ.get("BALLAST_SHARED") or os.path.join(SOURCE, "..", "shared")
+CONFIGS = os.path.join(SHARED, "data", "configs")
+SECONDS = 30  # what no folder may take, however busy the machine is
+
+SMALL = {
+    "model_type": "deepseek_v3", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 3,
+    "intermediate_size": 64, "num_attention_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "moe_intermediate_size": 16, "norm_topk_prob": True, "scoring_func": "sigmoid",
+    "routed_scaling_factor": 2.5, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    "rope_theta": 10000,
+}
+
+
+def expect(condition, text):
+    if not condition:
+        raise AssertionError(text)
+
+
+def run(*args):
+    return subprocess.run([os.path.join(BIN, "ballast"), *map(str, args)], capture_output=True,
+                          text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+
+
+def adapt(folder, *args):
+    done = run("adapt", folder, "--json", *args)
+    expect(done.returncode == 0, f"{folder}: exit {done.returncode}\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def write(folder, name, what):
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, name), "wb") as f:
+        f.write(what if isinstance(what, bytes) else json.dumps(what).encode()
+                if isinstance(what, dict) else what.encode())
+
+
+# ---- real configurations
+
+def counts_are_exact():
+    path = os.path.join(CONFIGS, "expected.tsv")
+    if not os.path.exists(path):
+        print("SKIPPED: no reference data at", CONFIGS)
+        return
+    with open(path) as f:
+        rows = [line.rstrip("\n").split("\t") for line in f][1:]
+    for model, _, _, text, mtp, vision, active, tensors, _, n_bytes, _ in rows:
+        d = adapt(os.path.join(CONFIGS, model))
+        m = d["model"]
+        has_list = tensors != "-"
+        for key, wanted, got in (
+                ("total", text, m["parameters_total"]), ("active", active, m["parameters_active"]),
+                ("MTP", mtp if has_list else "-", m["parameters_mtp"]),
+                ("vision", vision if has_list else "-", m["parameters_vision"]),
+                ("tensors", tensors, m["tensors"]), ("bytes", n_bytes, m["bytes"])):
+            expect(wanted == "-" or int(wanted) == got, f"{model}: {key} {got}, expected {wanted}")
+        expect(sum(m["parameters_by_part"].values()) == m["parameters_total"], f"{model}: parts")
+        expect(d["operators"], f"{model}: no operators")
+        expect(d["plans"] or d["least_memory_per_gpu"]["total"], f"{model}: no plan, no reason")
+        missing = [o for o in d["operators"] if o["status"] == "missing"]
+        expect(bool(missing) != d["today"]["model_runs"] or d["today"]["reason"],
+               f"{model}: runs {d['today']['model_runs']} with {missing}")
+
+
+def kimi_k3_is_planned(folder):
+    model = os.path.join(CONFIGS, "kimi-k3")
+    if not os.path.exists(model):
+        return
+    d = adapt(model, "--train", "lora", "--out", folder)
+    m = d["model"]
+    expect(m["parameters_live"] == 2779484476000, m)
+    expect(round(m["parameters_active_without_embedding"] / 1e9, 2) == 104.19, m)
+    expect(d["checkpoint"]["unknown"] == 0 and not d["checkpoint"]["disagreements"],
+           d["checkpoint"])
+    for base in ("bf16", "mxfp4"):
+        expect(any((p["world"], p["fsdp_shard_degree"], p["expert_parallel_degree"],
+                    p["expert_shard_degree"], p["base_precision"]) == (128, 2, 64, 2, base)
+                   for p in d["plans"]), f"no plan of fsdp 2, EP64, expert_shard 2 with {base}")
+    for p in d["plans"]:
+        parts = p["memory_per_gpu"]
+        expect(parts["total"] == sum(v for k, v in parts.items() if k != "total"), p)
+    files_are_fit_for_use(folder)
+
+
+# ---- files
+
+def files_are_fit_for_use(folder):
+    done = run("submit", os.path.join(folder, "job.yaml"), "--dry-run")
+    expect(done.returncode == 0, f"job.yaml is refused: {done.stderr}")
+    for script in ("launch-local.sh", "launch-slurm.sbatch"):
+        path = os.path.join(folder, script)
+        expect(subprocess.run(["bash", "-n", path]).returncode == 0, script)
+        if shutil.which("shellcheck"):
+            checked = subprocess.run(["shellcheck", path], capture_output=True, text=True)
+            expect(checked.returncode == 0, checked.stdout)
+    try:
+        import yaml
+    except ImportError:
+        yaml = None
+    for name in ("job.yaml", "cluster.yaml", "launch-k8s.yaml"):
+        with open(os.path.join(folder, name)) as f:
+            expect(not yaml or list(yaml.safe_load_all(f)), name)
+    for name in ("REPORT.md", "operators-missing.md"):
+        expect(os.path.getsize(os.path.join(folder, name)) > 40, name)
+
+
+def a_small_model_becomes_a_job(folder):
+    model, out = os.path.join(folder, "small"), os.path.join(folder, "out")
+    write(model, "config.json", SMALL)
+    with open(os.path.join(folder, "cluster.yaml"), "w") as f:
+        f.write("name: two\nnodes: 2\ngpus_per_node: 4\ngpu_memory: 8GB\ngpu_reserve: 100MB\n")
+    for mode in ("full", "lora"):
+        d = adapt(model, "--cluster", os.path.join(folder, "cluster.yaml"), "--train", mode,
+                  "--sequence-length", 512, "--out", out)
+        expect(d["today"]["model_runs"] and d["today"]["plan_fits"], d["today"])
+        expect(d["plans"][0]["world"] == 8 and d["plans"][0]["nodes"] == 2, d["plans"][0])
+        expect(d["plans"][0]["rejected_neighbours"], "no neighbour is told")
+        files_are_fit_for_use(out)
+    again = adapt(model, "--cluster", os.path.join(out, "cluster.yaml"), "--train", "lora",
+                  "--sequence-length", 512)
+    expect(again["plans"] == d["plans"], "cluster.yaml does not read back as it was")
+    text = run("adapt", model, "--cluster", os.path.join(out, "cluster.yaml"))
+    expect("latent_attention" in text.stdout and "TOKENS/S" in text.stdout, text.stdout)
+
+
+# ---- tensors of a family that nobody registered
+
+def an_unknown_family_is_counted_by_its_tensors(folder):
+    config = {"model_type": "novel_moe", "hidden_size": 64, "num_hidden_layers": 2,
+              "vocab_size": 100, "num_attention_heads": 4, "num_experts": 4,
+              "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    rows = ["model.embed_tokens.weight\t-\t-\tBF16\t100,64", "lm_head.weight\t-\t-\tBF16\t100,64",
+            "model.norm.weight\t-\t-\tBF16\t64",
+            "model.layers.{L}.self_attn.extra_proj.weight\t0-1\t-\tBF16\t8,64"]
+    for name in ("q", "k", "v", "o"):
+        rows.append(f"model.layers.{{L}}.self_attn.{name}_proj.weight\t0-1\t-\tBF16\t64,64")
+    for name in ("gate", "up", "down"):
+        shape = "64,32" if name == "down" else "32,64"
+        rows.append(f"model.layers.{{L}}.mlp.experts.{{E}}.{name}_proj.weight\t0-1\t0-3\tBF16\t"
+                    + shape)
+    rows += ["model.layers.{L}.mlp.gate.weight\t0-1\t-\tBF16\t4,64",
+             "model.layers.{L}.input_layernorm.weight\t0-1\t-\tBF16\t64",
+             "model.layers.{L}.post_attention_layernorm.weight\t0-1\t-\tBF16\t64"]
+    write(folder, "config.json", config)
+    write(folder, "tensors.tsv", "name\tlayers\texperts\tdtype\tshape\n" + "\n".join(rows) + "\n")
+    d = adapt(folder)
+    wanted = 2 * 100 * 64 + 64 + 2 * (8 * 64 + 4 * 64 * 64 + 4 * 3 * 32 * 64 + 4 * 64 + 2 * 64)
+    expect(d["model"]["parameters_total"] == wanted, (d["model"], wanted))
+    expect(d["model"]["parameters_active"] == wanted - 2 * 3 * 3 * 32 * 64, d["model"])
+    expect(d["checkpoint"]["unknown"] == 2, d["checkpoint"])
+    expect(any("extra_proj" in line for line in d["checkpoint"]["disagreements"]), d["checkpoint"])
+    expect(any("novel_moe" in line for line in d["model"]["inferred"]), d["model"])
+    expect(not d["today"]["model_runs"] and "novel_moe" in d["today"]["reason"], d["today"])
+
+
+# ---- hostile folders
+
+def shard(header, size):
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + b"\0" * size
+
+
+def hostile(folder):
+    good = json.dumps(SMALL)
+    deep = good[:-1] + ', "x": ' + "[" * 100000 + "]" * 100000 + "}"
+    whole = {"a.weight": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+    cases = [
+        ("no folder", None, "nowhere"), ("no configuration", {}, "config.json"),
+        ("not JSON", {"config.json": "hello"}, "config.json"),
+        ("no layers", {"config.json": dict(SMALL, num_hidden_layers=0)}, "num_hidden_layers"),
+        ("experts", {"config.json": dict(SMALL, n_routed_experts=10**9)}, "n_routed_experts"),
+        ("negative", {"config.json": dict(SMALL, hidden_size=-1)}, "hidden_size"),
+        ("NaN", {"config.json": good.replace('"hidden_size": 32', '"hidden_size": NaN')},
+         "hidden_size"),
+        ("a long text", {"config.json": dict(SMALL, model_type="x" * 2000000)}, "model_type"),
+        ("deep", {"config.json": deep}, "config.json"),
+        ("large", {"config.json": good + " " * (100 << 20)}, "config.json"),
+        ("a list", {"config.json": "[1, 2]"}, "config.json"),
+        ("a wrong type", {"config.json": dict(SMALL, kv_lora_rank={"a": 1})}, "kv_lora_rank"),
+        ("a truncated shard", {"config.json": good,
+                               "model.safetensors": shard(whole, 16)[:-8]}, "model.safetensors"),
+        ("a short header", {"config.json": good, "model.safetensors": b"\xff" * 12},
+         "model.safetensors"),
+        ("a missing shard", {"config.json": good, "b.safetensors": shard(whole, 16),
+                             "model.safetensors.index.json": {"weight_map": {
+                                 "a.weight": "b.safetensors", "c": "d.safetensors"}}},
+         "d.safetensors"),
+        ("a shard elsewhere", {"config.json": good, "model.safetensors.index.json": {
+            "weight_map": {"a": "/etc/passwd"}}}, "index.json"),
+        ("a wrong list", {"config.json": good, "tensors.tsv": "a\tb\n"}, "line 1"),
+    ]
+    for n, (shows, files, says) in enumerate(cases):
+        path = os.path.join(folder, f"hostile-{n}" if files is not None else "nowhere")
+        if files is not None:
+            os.makedirs(path)
+        for name, what in (files or {}).items():
+            write(path, name, what)
+        refused(shows, path, says)
+    links(folder, good)
+
+
+def refused(shows, path, says):
+    began = time.time()
+    done = run("adapt", path)
+    lines = done.stderr.strip().split("\n")
+    expect(done.returncode == 2 and len(lines) == 1 and says in lines[0] and len(lines[0]) < 1200,
+           f"{shows}: exit {done.returncode}: {done.stderr[:500]}")
+    print(f"  {time.time() - began:.2f} s  {shows}: {lines[0][:150]}")
+
+
+def links(folder, good):
+    cyclic, outside, hub = (os.path.join(folder, n) for n in ("cyclic", "outside", "hub"))
+    os.makedirs(cyclic)
+    os.symlink("config.json", os.path.join(cyclic, "config.json"))
+    refused("a link to itself", cyclic, "config.json")
+    os.makedirs(outside)
+    write(folder, "elsewhere.json", good)
+    os.symlink("../elsewhere.json", os.path.join(outside, "config.json"))
+    refused("a link out of the folder", outside, "outside")
+    write(os.path.join(hub, "blobs"), "1234", good)
+    snapshot = os.path.join(hub, "snapshots", "main")
+    os.makedirs(snapshot)
+    os.symlink("../../blobs/1234", os.path.join(snapshot, "config.json"))
+    expect(adapt(snapshot)["model"]["family"] == "deepseek_v3", "a hub's folder of links")
+
+
+def main():
+    folder = tempfile.mkdtemp(prefix="ballast-adapt-")
+    try:
+        counts_are_exact()
+        kimi_k3_is_planned(os.path.join(folder, "k3"))
+        a_small_model_becomes_a_job(folder)
+        an_unknown_family_is_counted_by_its_tensors(os.path.join(folder, "novel"))
+        hostile(folder)
+    finally:
+        shutil.rmtree(folder)
+    print("ok")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

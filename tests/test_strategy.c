@@ -1,0 +1,322 @@
+/* test_strategy.c - plans of memory and time, and the search over them
+ *
+ * Published configurations are read where the folder of reference data is given (BALLAST_SHARED).
+ * What a plan of a family that runs takes is compared with memory_model. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/hf_config.h"
+#include "common/mem.h"
+#include "common/memory_model.h"
+#include "common/outline_config.h"
+#include "coordinator/operators.h"
+#include "coordinator/strategy.h"
+
+#define TOLERANCE 0.10 /* of a plan's memory beside memory_model's */
+
+static char *config_of(const char *model)
+{
+    const char *shared = getenv("BALLAST_SHARED"), *source = getenv("BALLAST_SOURCE");
+    return shared && *shared
+               ? xasprintf("%s/data/configs/%s/config.json", shared, model)
+               : xasprintf("%s/../shared/data/configs/%s/config.json", source ? source : "..",
+                           model);
+}
+
+static struct outline *outline_of(const char *model)
+{
+    struct outline *o;
+    struct err err = {0};
+    char *path = config_of(model);
+    int rc = outline_read(path, &o, &err);
+    free(path);
+    if (rc == -ENOENT) {
+        print_message("SKIPPED: no reference data\n");
+        skip();
+    }
+    if (rc < 0)
+        fail_msg("%s", err.text);
+    return o;
+}
+
+static struct cluster h200(uint32_t n_nodes)
+{
+    struct cluster l;
+    fields_init(&cluster_table, &l);
+    l.nodes = n_nodes;
+    return l;
+}
+
+struct fixture {
+    struct outline *o;
+    struct costs costs;
+    struct cluster cluster;
+    struct job_shape job;
+    struct strategy *found;
+};
+
+static void open_fixture(struct fixture *f, const char *model, uint32_t n_nodes, bool is_lora,
+                         uint32_t length)
+{
+    *f = (struct fixture){.o = outline_of(model), .cluster = h200(n_nodes)};
+    costs_init(f->o, length, &f->costs);
+    f->job = (struct job_shape){&f->costs, &f->cluster, is_lora, 16, length,
+                                strategy_batch(4 << 20, length, 8 * n_nodes)};
+    f->found = xcalloc(1, sizeof *f->found);
+}
+
+static void close_fixture(struct fixture *f)
+{
+    fields_fini(&cluster_table, &f->cluster);
+    free(f->found);
+    free(f->o);
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *model;
+    struct layout_degrees degrees;
+    uint32_t micro_batch;
+    bool recompute, is_f32;
+} taken[] = {
+    {"kimi-k3", {1024, 64, 128, 8}, 1, true, false},
+    {"kimi-k3", {1024, 128, 64, 16}, 2, true, true},
+    {"kimi-linear-48b-a3b", {32, 8, 32, 1}, 2, true, false},
+    {"kimi-linear-48b-a3b", {32, 8, 16, 2}, 1, false, false},
+    {"deepseek-v3", {256, 32, 128, 2}, 1, true, false},
+    {"deepseek-v3", {256, 256, 256, 1}, 1, false, true},
+    {"kimi-k2-instruct", {256, 64, 128, 1}, 2, true, false},
+};
+
+/* Masters are weights there and the optimizer's here, so these three are compared as one. */
+static void check_taken(size_t i)
+{
+    struct fixture f;
+    struct model_spec *spec = xcalloc(1, sizeof *spec);
+    open_fixture(&f, taken[i].model, taken[i].degrees.world / 8, false, 4096);
+    f.cluster.gpu_reserve = 0;
+    char *path = config_of(taken[i].model);
+    assert_int_equal(hf_config_read(path, spec, NULL), 0);
+    struct memory_plan real = memory_model(&(struct memory_input){
+        .spec = spec, .degrees = taken[i].degrees, .elem_bytes = taken[i].is_f32 ? 4 : 2,
+        .n_tokens = 4096ull * taken[i].micro_batch, .recompute = taken[i].recompute});
+    struct plan_choice c = {
+        .world = taken[i].degrees.world, .fsdp = taken[i].degrees.fsdp, .ep = taken[i].degrees.ep,
+        .expert_shard = taken[i].degrees.expert_shard, .sp = 1, .tp = 1,
+        .micro_batch = taken[i].micro_batch,
+        .recompute = taken[i].recompute ? RECOMPUTE_ALL : KEEP_ALL,
+        .base = taken[i].is_f32 ? BASE_F32 : BASE_BF16, .is_f32 = taken[i].is_f32};
+    struct plan_memory m = plan_memory(&f.job, &c);
+    double states[] = {(double)(m.weights + m.gradients + m.optimizer),
+                       (double)(real.weights + real.gradients + real.optimizer)};
+    printf("%-20s state %.2f of %.2f GB, activations %.2f of %.2f, buffers %.2f of %.2f, "
+           "total %.2f of %.2f\n", taken[i].model, states[0] / 1e9, states[1] / 1e9,
+           (double)m.activations / 1e9, (double)real.activations / 1e9, (double)m.buffers / 1e9,
+           (double)real.buffers / 1e9, (double)m.total / 1e9, (double)real.total / 1e9);
+    assert_true(fabs(states[0] / states[1] - 1) < 0.01);
+    assert_true(fabs((double)m.total / (double)real.total - 1) < TOLERANCE);
+    free(path);
+    free(spec);
+    close_fixture(&f);
+}
+
+static void memory_is_near_what_the_engine_plans(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        check_taken(i);
+}
+
+/* ---- search --------------------------------------------------------------------------------- */
+
+static const struct strategy_plan *find(const struct strategy *s, uint32_t fsdp, uint32_t ep,
+                                        uint32_t shard, enum base_precision base)
+{
+    for (uint32_t i = 0; i < s->n_plans; i++) {
+        const struct plan_choice *c = &s->plans[i].choice;
+        if (c->fsdp == fsdp && c->ep == ep && c->expert_shard == shard && c->base == base)
+            return &s->plans[i];
+    }
+    return NULL;
+}
+
+static void kimi_k3_fits_128_gpus_with_adapters(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct strategy_limits all = strategy_all();
+    open_fixture(&f, "kimi-k3", 16, true, 4096);
+    strategy_search(&f.job, &all, 128, f.found);
+    const struct strategy_plan *bf16 = find(f.found, 2, 64, 2, BASE_BF16);
+    const struct strategy_plan *mxfp4 = find(f.found, 2, 64, 2, BASE_MXFP4);
+    assert_non_null(bf16);
+    assert_non_null(mxfp4);
+    /* Half of what is dense, and a 128th of the experts: 2 bytes, or 17 for 32 numbers. */
+    double dense = 56743648000.0, experts = 2722740830208.0;
+    assert_true(fabs((double)bf16->memory.weights / (dense + experts / 64) - 1) < 0.01);
+    assert_true(fabs((double)mxfp4->memory.weights / (dense + experts / 128 * 17 / 32) - 1) < 0.01);
+    close_fixture(&f);
+}
+
+static void a_million_tokens_need_sequence_ranks(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct strategy_limits all = strategy_all(), alone = all;
+    open_fixture(&f, "kimi-k3", 16, true, 1 << 20);
+    strategy_search(&f.job, &all, 128, f.found);
+    assert_true(f.found->n_plans > 0 && f.found->plans[0].choice.sp > 1);
+    alone.sp_max = 1;
+    strategy_search(&f.job, &alone, 128, f.found);
+    assert_int_equal(f.found->n_plans, 0);
+    close_fixture(&f);
+}
+
+static void plans_fit_divide_and_descend(void **state)
+{
+    (void)state;
+    static const struct { const char *model; uint32_t n_nodes; bool is_lora; } cases[] = {
+        {"kimi-k3", 128, false}, {"glm-4.5", 16, false}, {"qwen3-30b-a3b", 1, false},
+        {"granite-3.1-1b-a400m", 1, false}, {"minimax-m1-80k", 32, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct fixture f;
+        struct strategy_limits all = strategy_all();
+        open_fixture(&f, cases[i].model, cases[i].n_nodes, cases[i].is_lora, 4096);
+        strategy_search(&f.job, &all, 8 * cases[i].n_nodes, f.found);
+        assert_true(f.found->n_plans > 0);
+        for (uint32_t p = 0; p < f.found->n_plans; p++) {
+            struct strategy_plan plan = f.found->plans[p];
+            struct plan_choice c = plan.choice;
+            assert_true(plan_is_whole(&f.job, &c) && c.accumulation == plan.choice.accumulation);
+            assert_true(plan.memory.total <= f.cluster.gpu_memory);
+            assert_true(p == 0 || plan.time.tokens_per_s <=
+                                      f.found->plans[p - 1].time.tokens_per_s);
+            assert_ptr_equal(find(f.found, c.fsdp, c.ep, c.expert_shard, c.base),
+                             &f.found->plans[p]);
+            assert_true(plan.time.mfu > 0 && plan.time.mfu < 0.8);
+        }
+        close_fixture(&f);
+    }
+}
+
+/* The fewest GPUs are so few because half as many hold nothing. */
+static void the_fewest_gpus_are_the_fewest(void **state)
+{
+    (void)state;
+    static const struct { enum base_precision base; uint32_t world; } cases[] = {
+        {BASE_BF16, 64}, {BASE_MXFP4, 16}};
+    for (size_t i = 0; i < 2; i++) {
+        struct fixture f;
+        struct strategy_limits l = strategy_all();
+        struct strategy_plan plan;
+        open_fixture(&f, "kimi-k3", 16, true, 4096);
+        memset(l.base, 0, sizeof l.base);
+        l.base[cases[i].base] = true;
+        assert_int_equal(strategy_fewest(&f.job, &l, 1024, &plan), cases[i].world);
+        assert_true(plan.memory.total <= f.cluster.gpu_memory);
+        strategy_search(&f.job, &l, cases[i].world / 2, f.found);
+        assert_int_equal(f.found->n_plans, 0);
+        close_fixture(&f);
+    }
+}
+
+static void neighbours_say_what_they_lacked(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct strategy_limits all = strategy_all();
+    struct neighbour n[NEIGHBOURS_MAX];
+    open_fixture(&f, "kimi-k3", 16, true, 4096);
+    strategy_search(&f.job, &all, 128, f.found);
+    uint32_t count = strategy_neighbours(&f.job, &f.found->plans[0], n), unfit = 0;
+    assert_true(count >= 6);
+    for (uint32_t i = 0; i < count; i++) {
+        bool fits = n[i].plan.memory.total <= f.cluster.gpu_memory;
+        assert_int_equal(strstr(n[i].reason, "does not fit") == NULL, fits);
+        assert_true(!fits || n[i].plan.time.total >= f.found->plans[0].time.total * 0.999);
+        unfit += !fits;
+    }
+    assert_true(unfit > 0);
+    close_fixture(&f);
+}
+
+/* ---- time ----------------------------------------------------------------------------------- */
+
+static void time_follows_what_changes(void **state)
+{
+    (void)state;
+    struct fixture f;
+    open_fixture(&f, "kimi-linear-48b-a3b", 4, false, 4096);
+    struct plan_choice c = {.world = 32, .fsdp = 8, .ep = 32, .expert_shard = 1, .sp = 1, .tp = 1,
+                            .micro_batch = 1, .recompute = KEEP_ALL};
+    assert_true(plan_is_whole(&f.job, &c));
+    struct plan_time base = plan_time(&f.job, &c);
+    assert_true(base.all_to_all_exposed <= base.all_to_all);
+    assert_true(base.gather_exposed <= base.gather);
+
+    c.recompute = RECOMPUTE_ALL;
+    assert_true(plan_time(&f.job, &c).compute > base.compute * 1.2);
+    c.recompute = KEEP_ALL;
+    f.job.is_lora = true;
+    assert_true(plan_time(&f.job, &c).compute < base.compute * 0.85);
+    f.job.is_lora = false;
+    f.cluster.network_gb_per_s *= 4;
+    assert_true(plan_time(&f.job, &c).all_to_all < base.all_to_all * 0.6);
+    f.cluster.network_gb_per_s /= 4;
+    c.ep = 8; /* inside a node */
+    c.expert_shard = 4;
+    assert_true(plan_is_whole(&f.job, &c));
+    assert_true(plan_time(&f.job, &c).all_to_all < base.all_to_all);
+    close_fixture(&f);
+}
+
+/* ---- operators ------------------------------------------------------------------------------ */
+
+static void operators_are_mapped(void **state)
+{
+    (void)state;
+    static const struct { const char *model; bool complete; } cases[] = {
+        {"kimi-k3", true}, {"kimi-linear-48b-a3b", true}, {"deepseek-v3", true},
+        {"deepseek-v3.2", true}, {"kimi-k2-instruct", true}, {"mixtral-8x7b", false},
+        {"qwen3-next-80b-a3b", false}, {"nemotron-3-super-120b-a12b", false},
+        {"gpt-oss-20b", false}, {"deepseek-v4-flash", false}, {"granite-3.1-1b-a400m", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct outline *o = outline_of(cases[i].model);
+        if ((operators_missing(o) == 0) != cases[i].complete)
+            fail_msg("%s: %u operators missing", cases[i].model, operators_missing(o));
+        free(o);
+    }
+    for (int op = 0; op < OUTLINE_OPS; op++) {
+        const struct operator_fact *fact = operator_fact((enum outline_op)op);
+        assert_non_null(fact->name);
+        assert_non_null(fact->note);
+        assert_int_equal(fact->status == OPERATOR_MISSING, fact->formula && fact->source);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_is_near_what_the_engine_plans),
+        cmocka_unit_test(kimi_k3_fits_128_gpus_with_adapters),
+        cmocka_unit_test(a_million_tokens_need_sequence_ranks),
+        cmocka_unit_test(plans_fit_divide_and_descend),
+        cmocka_unit_test(the_fewest_gpus_are_the_fewest),
+        cmocka_unit_test(neighbours_say_what_they_lacked),
+        cmocka_unit_test(time_follows_what_changes),
+        cmocka_unit_test(operators_are_mapped),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
