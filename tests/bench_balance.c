@@ -1,6 +1,6 @@
 /* bench_balance - the goal table of the planner on real loads: figures, met or not, and why
  *
- * usage: bench_balance DATA_FOLDER [effort_us]. Exits 1 if a figure that must not get worse did. */
+ * usage: bench_balance DATA_FOLDER [effort_us [ROWS]], ROWS as in 245. Exits 1 if a figure that must not get worse did. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +15,7 @@
 #include "coordinator/bound.h"
 #include "coordinator/search.h"
 #include "tests/eplb.h"
+#include "tests/trace_replay.h"
 
 enum {
     KIMI_LAYERS = 26, KIMI_EXPERTS = 256, ROUTE_TOKENS = 200,
@@ -276,67 +277,41 @@ static void row_3(void)
     }
 }
 
-/* A trace of 40 windows that turns from one domain to another and back, with counting noise: not
- * a recorded one, but with real loads at its ends. */
+static const char *const replay_name[REPLAY_KINDS] = {
+    "none", "EPLB each window", "ours, automatic", "oracle",
+};
+
+/* Recorded by tests/record_trace.py: windows of our own training while its text changes. */
 static void row_4(void)
 {
-    enum { WINDOWS = 40 };
-    printf("4  OLMoE loads over a change of text (mixed from two domains, 40 windows): plan on i, "
-           "score on i+1\n   (goal: within 10 %% of the oracle with a quarter of EPLB's moves)\n");
+    struct trace t;
+    trace_read(TRACE_PATH, &t);
+    printf("4  recorded over a change of text (%u windows, %u layers, %u experts): plan on i, score "
+           "on i+1\n   (goal: within 10 %% of the oracle with a quarter of EPLB's moves), and what "
+           "it costs in virtual time\n   %-4s %-18s %9s %6s %6s %10s %9s %9s %9s\n", t.n_windows,
+           t.n_layers, t.n_experts, "", "", "max/mean", "plans", "moves", "GB moved", "uneven s",
+           "moving s", "lost s");
     for (uint32_t g = 8; g <= 32; g *= 2) {
-        double stay = 0, peer = 0, ours = 0, oracle = 0;
-        uint32_t peer_moves = 0, our_moves = 0, n = 0, n_lost = 0;
-        for (int layer = 0; layer < OLMOE_LAYERS; layer++) {
-            double load[WINDOWS][OLMOE_EXPERTS];
-            for (int i = 0; i < WINDOWS; i++) {
-                double mix = i < 12 ? 0 : i < 18 ? (i - 12) / 6.0 : i < 30 ? 1 : 0;
-                for (uint32_t e = 0; e < OLMOE_EXPERTS; e++) {
-                    double x = ((1 - mix) * olmoe[2][layer][e] + mix * olmoe[0][layer][e]) / 20;
-                    double u = (double)(scenario_hash((uint64_t)(layer * WINDOWS + i) * 64 + e) >>
-                                        11) * 0x1p-53;
-                    x += (0.2 * x + 2 * sqrt(x)) * (u - 0.5);
-                    load[i][e] = floor(fmax(x, 0));
-                }
-            }
-            struct balance_policy policy = balance_defaults();
-            policy.effort_us = effort_us;
-            struct placement start = in_order(OLMOE_EXPERTS, g), mine, theirs, next, best;
-            placement_init_like(&mine, &start);
-            placement_init_like(&next, &start);
-            placement_init_like(&theirs, &start);
-            placement_init_like(&best, &start);
-            struct balance *b = balance_create(OLMOE_EXPERTS, g, start.n_slots, &policy);
-            for (int i = 0; i + 1 < WINDOWS; i++, n++) {
-                struct balance_verdict v;
-                balance_observe(b, load[i], &mine);
-                balance_propose(b, &mine, false, &next, &v);
-                balance_applied(b, &mine, &v);
-                our_moves += placement_moves(&mine, &next);
-                placement_copy(&mine, &next);
-                placement_copy(&next, &theirs);
-                eplb_place(load[i], &theirs);
-                peer_moves += placement_moves(&next, &theirs);
-                placement_copy(&best, &start);
-                plan_one(load[i + 1], true, 1, &best);
-                stay += resplit(&start, load[i + 1]);
-                ours += resplit(&mine, load[i + 1]);
-                peer += resplit(&theirs, load[i + 1]);
-                oracle += resplit(&best, load[i + 1]);
-                double realised, predicted;
-                n_lost += balance_realised(b, &realised, &predicted) && realised < 0;
-            }
-            balance_destroy(b);
-            placement_fini(&best);
-            placement_fini(&theirs);
-            placement_fini(&next);
-            placement_fini(&mine);
-            placement_fini(&start);
+        struct replay r[REPLAY_KINDS];
+        struct balance_policy policy = balance_defaults();
+        policy.effort_us = effort_us;
+        for (enum replay_kind k = 0; k < REPLAY_KINDS; k++) {
+            replay_run(&t, k, g, &policy, &r[k]);
+            printf("   G=%-2u %-18s %9.3f %6u %6u %10.1f %9.2f %9.2f %9.2f\n", g, replay_name[k],
+                   r[k].ratio, r[k].n_plans, r[k].n_moves, (double)r[k].n_bytes / 1e9,
+                   r[k].uneven_s, r[k].move_s, r[k].uneven_s + r[k].move_s);
         }
-        printf("   G=%-2u ours %.3f with %u moves, EPLB each window %.3f with %u, none %.3f, "
-               "oracle %.3f: %s; windows with a losing plan %u\n", g, ours / n, our_moves, peer / n,
-               peer_moves, stay / n, oracle / n,
-               met(ours <= 1.1 * oracle && our_moves * 4 <= peer_moves), n_lost);
+        const struct replay *ours = &r[REPLAY_OURS], *peer = &r[REPLAY_PEER];
+        printf("        %.3f of the oracle with %.3f of EPLB's moves: %s; windows with a losing "
+               "plan %u\n", ours->ratio / r[REPLAY_ORACLE].ratio,
+               (double)ours->n_moves / peer->n_moves,
+               met(ours->ratio <= 1.1 * r[REPLAY_ORACLE].ratio &&
+                   ours->n_moves * 4 <= peer->n_moves), ours->n_losing);
+        require(ours->n_moves * 4 <= peer->n_moves, "more than a quarter of EPLB's moves");
+        require(ours->uneven_s + ours->move_s < r[REPLAY_NONE].uneven_s,
+                "balancing costs more than it brings");
     }
+    trace_fini(&t);
 }
 
 static void row_5(void)
@@ -396,7 +371,7 @@ static void row_5(void)
 int main(int argc, char **argv)
 {
     if (argc < 2) {
-        fprintf(stderr, "usage: bench_balance DATA_FOLDER [effort_us]\n");
+        fprintf(stderr, "usage: bench_balance DATA_FOLDER [effort_us [ROWS]]\n");
         return 2;
     }
     if (argc > 2)
@@ -404,10 +379,9 @@ int main(int argc, char **argv)
     read_kimi(argv[1]);
     read_olmoe(argv[1]);
     printf("effort %u us per layer\n", effort_us);
-    row_1();
-    row_2();
-    row_3();
-    row_4();
-    row_5();
+    static void (*const row[])(void) = { row_1, row_2, row_3, row_4, row_5 };
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++)
+        if (argc < 4 || strchr(argv[3], (int)('1' + i)))
+            row[i]();
     return n_failed ? 1 : 0;
 }
