@@ -56,3 +56,8 @@ struct model_counts model_spec_count(const struct model_spec *m)
     c.active = c.total - idle;
     return c;
 }
+
+double model_spec_flops(const struct model_counts *n)
+{
+    return 6.0 * (double)(n->active - n->embedding / 2);
+}

@@ -75,4 +75,8 @@ struct model_counts {
 /* Exact parameter counts of the text model (live A_log entries only). */
 struct model_counts model_spec_count(const struct model_spec *m);
 
+/* Floating-point operations of a token's forward and backward: two per multiply-add, forward once
+ * and backward twice. The embedding is a look-up; attention over other tokens is not counted. */
+double model_spec_flops(const struct model_counts *n);
+
 #endif

@@ -32,9 +32,9 @@ static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct p
     p->counts = model_spec_count(&p->model);
     p->n_tokens_step = (uint64_t)spec->train_global_batch * spec->data_sequence_length;
     p->n_passes = spec->train_global_batch / (spec->train_micro_batch * spec->parallel_workers);
-    /* Two per multiply-add, forward once and backward twice; the embedding is a look-up. */
-    uint64_t n_products = p->counts.active - p->counts.embedding / 2;
-    p->step_flops = (recompute ? 8.0 : 6.0) * (double)n_products * (double)p->n_tokens_step;
+    p->step_flops = model_spec_flops(&p->counts) * (double)p->n_tokens_step;
+    if (recompute) /* the forward twice */
+        p->step_flops *= 4.0 / 3;
     return CTL_OK;
 }
 

@@ -33,6 +33,8 @@ struct cuda {
     cudaStream_t stream;
     struct cuda_scratch scratch;
     struct cuda_ring ring;
+    cudaEvent_t *marks; /* that can be timed */
+    uint32_t n_marks;
     struct cuda_products *products; /* cuda_products.c */
 };
 

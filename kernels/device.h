@@ -174,6 +174,11 @@ struct device_ops {
     void (*unpin)(struct device *dev, void *host);
     void (*zero)(struct device *dev, void *p, size_t n_bytes);
     void (*synchronize)(struct device *dev);
+    /* Mark number i in the order of ops, moved there if it was elsewhere; marks are numbered
+     * densely from 0. */
+    void (*mark)(struct device *dev, uint32_t i);
+    /* Seconds from a mark to a later one; waits for that. */
+    double (*elapsed)(struct device *dev, uint32_t from, uint32_t to);
 
     /* ---- elementwise ---- */
     /* y += a x */
@@ -509,6 +514,7 @@ struct device {
     bool     deterministic; /* asked for: bits do not depend on n or threads; the cpu's never do */
     bool     is_host;       /* its memory is the host's, which may look into it without a copy */
     uint8_t  uuid[16];      /* of a GPU, the same in every process; zeros: the host */
+    struct spans *spans;    /* who measures it, spans.h; NULL: nobody */
     void    *state;         /* the backend's own */
 };
 

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu.h"
 
+#include "common/clock.h"
 #include "common/mem.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/pool.h"
@@ -24,6 +25,8 @@ struct cpu {
     struct cpu_thread *threads;
     void  *shared;
     size_t shared_bytes;
+    uint64_t *marks; /* clock_now_ns */
+    uint32_t n_marks;
 };
 
 static struct cpu *cpu_of(struct device *dev)
@@ -100,6 +103,24 @@ static void cpu_zero(struct device *dev, void *p, size_t n_bytes)
 static void cpu_synchronize(struct device *dev)
 {
     (void)dev;
+}
+
+/* Ops are over when they return. */
+static void cpu_mark(struct device *dev, uint32_t i)
+{
+    struct cpu *cpu = cpu_of(dev);
+    if (i >= cpu->n_marks) {
+        cpu->n_marks = 2 * i + 64;
+        cpu->marks = xrealloc(cpu->marks, cpu->n_marks * sizeof *cpu->marks);
+    }
+    cpu->marks[i] = clock_now_ns();
+}
+
+static double cpu_elapsed(struct device *dev, uint32_t from, uint32_t to)
+{
+    const struct cpu *cpu = cpu_of(dev);
+    assert(from < cpu->n_marks && to < cpu->n_marks);
+    return (double)(cpu->marks[to] - cpu->marks[from]) / NS_PER_S;
 }
 
 static void *grow(void **block, size_t *block_bytes, size_t n_bytes)
@@ -186,6 +207,7 @@ static void cpu_close(struct device *dev)
     }
     free(cpu->threads);
     free(cpu->shared);
+    free(cpu->marks);
     free(cpu);
     free(dev);
 }
@@ -202,6 +224,8 @@ static const struct device_ops cpu_ops = {
     .unpin                     = cpu_unpin,
     .zero                      = cpu_zero,
     .synchronize               = cpu_synchronize,
+    .mark                      = cpu_mark,
+    .elapsed                   = cpu_elapsed,
     .axpy                      = cpu_axpy,
     .scale                     = cpu_scale,
     .add                       = cpu_add,

@@ -150,6 +150,30 @@ static void cuda_synchronize(struct device *dev)
     cuda_must(cuda, cudaStreamSynchronize(cuda->stream), "synchronize");
 }
 
+/* ---- time ---- */
+
+static void cuda_mark(struct device *dev, uint32_t i)
+{
+    struct cuda *cuda = cuda_of(dev);
+    if (i >= cuda->n_marks) {
+        uint32_t n = 2 * i + 64;
+        cuda->marks = xrealloc(cuda->marks, n * sizeof *cuda->marks);
+        for (; cuda->n_marks < n; cuda->n_marks++)
+            cuda_must(cuda, cudaEventCreate(&cuda->marks[cuda->n_marks]), "a mark");
+    }
+    cuda_must(cuda, cudaEventRecord(cuda->marks[i], cuda->stream), "a mark");
+}
+
+static double cuda_elapsed(struct device *dev, uint32_t from, uint32_t to)
+{
+    struct cuda *cuda = cuda_of(dev);
+    float ms = 0;
+    assert(from < cuda->n_marks && to < cuda->n_marks);
+    cuda_must(cuda, cudaEventSynchronize(cuda->marks[to]), "waiting for a mark");
+    cuda_must(cuda, cudaEventElapsedTime(&ms, cuda->marks[from], cuda->marks[to]), "a time");
+    return (double)ms / 1e3;
+}
+
 /* ---- open and close ---- */
 
 static void cuda_close(struct device *dev)
@@ -161,6 +185,9 @@ static void cuda_close(struct device *dev)
         cudaStreamSynchronize(cuda->stream);
     cuda_products_close(cuda);
     cuda_memory_close(cuda);
+    for (uint32_t i = 0; i < cuda->n_marks; i++)
+        cudaEventDestroy(cuda->marks[i]);
+    free(cuda->marks);
     if (cuda->stream)
         cudaStreamDestroy(cuda->stream);
     free(cuda);
@@ -181,12 +208,14 @@ static const struct device_ops cuda_ops = {
     .unpin       = cuda_unpin,
     .zero        = cuda_zero,
     .synchronize = cuda_synchronize,
+    .mark        = cuda_mark,
+    .elapsed     = cuda_elapsed,
     CUDA_OPS(ENTRY)
 };
 
 /* An op that is new in the table must be listed above. */
 #define ONE(op) +1
-_Static_assert(sizeof(struct device_ops) == (11 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
+_Static_assert(sizeof(struct device_ops) == (13 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
                "CUDA_OPS lacks an op");
 
 /* What a GPU must have; -ENODEV says what it has instead. */

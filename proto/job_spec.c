@@ -185,6 +185,12 @@ static const struct field fields[] = {
      .help = "of the weights; source: each tensor's in model.path, f32 without weights there. What "
              "it rounds is kept in f32 beside it, for resuming"},
 
+    {"trace.steps", FIELD_U64, AT(trace_steps), .preset = "0", .max = 1000, .unit = "steps",
+     .help = "whose layers and collectives are written to trace/rank-N.json in the checkpoints' "
+             "folder, for Perfetto"},
+    {"trace.first_step", FIELD_U64, AT(trace_first_step), .preset = "3", .min = 1, .max = 1e9,
+     .help = "the first of them"},
+
     {"scheduling.priority", FIELD_I32, AT(scheduling_priority), .preset = "0",
      .min = -PRIORITY_MAX, .max = PRIORITY_MAX, .help = "higher starts first"},
     {"scheduling.max_restarts", FIELD_U32, AT(scheduling_max_restarts), .preset = "3",

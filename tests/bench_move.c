@@ -15,6 +15,7 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "kernels/spans.h"
 #include "worker/agree.h"
 #include "worker/ckpt.h"
 #include "worker/optim.h"
@@ -109,6 +110,7 @@ static int measure(struct stack *s, const struct bench *b, uint64_t first, struc
         double sums[4] = {0};
         uint64_t began = clock_now_ns();
         model_counters_reset(s->model);
+        spans_reset(s->dev, NULL, NULL);
         int rc = one_step(s, b->n_tokens, first + i, err);
         if (rc < 0)
             return rc;

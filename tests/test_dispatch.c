@@ -142,7 +142,6 @@ static void rounds(struct test_rank *r)
             slots_shuffle(&r->slots, seed0 + round / 2);
         one_round(r, d, round % 6);
     }
-    RANK_CHECK(r, dispatch_seconds(d) > 0);
     dispatch_close(d);
 }
 

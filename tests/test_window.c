@@ -18,7 +18,7 @@ static int64_t tokens_of(uint32_t rank, uint32_t layer, uint32_t expert, uint64_
 static void add_step(struct test_rank *r, struct window *w, uint64_t step, double slow)
 {
     int64_t tokens[3 * 8];
-    struct model_counters c = {.tokens = tokens, .n_rows = 1000,
+    struct model_counters c = {.tokens = tokens, .served = tokens, .n_rows = 1000,
                                .expert_s = r->rank == 3 ? 0.1 * slow : 0.1};
     for (uint32_t l = 0; l < 3; l++)
         for (uint32_t e = 0; e < 8; e++)

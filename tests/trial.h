@@ -25,6 +25,7 @@
 #include "common/mem.h"
 #include "proto/job_file.h"
 #include "worker/channel.h"
+#include "worker/phases.h"
 #include "worker/trainer.h"
 
 #define RANKS 4u
@@ -108,6 +109,7 @@ struct trial {
     int      status[RANKS];
     double   loss[STEPS + 1], validation[STEPS + 1];
     double   imbalance, aux, z, index; /* of the newest step */
+    double   mfu, tokens_per_second, seconds[PHASES];
     uint64_t rerouted, dropped; /* in all steps */
     uint64_t n_reports;
     uint32_t placement[RANKS], prepared[RANKS], rejected[RANKS]; /* epochs */
@@ -219,6 +221,13 @@ static inline void take(struct trial *t, uint32_t rank, Ballast__TrainerMessage 
         t->index = m->step->index_loss;
         t->rerouted += m->step->rerouted;
         t->dropped += m->step->dropped;
+        t->mfu = m->step->mfu;
+        t->tokens_per_second = m->step->tokens_per_second;
+        assert_int_equal(m->step->n_phases, PHASES);
+        for (uint32_t i = 0; i < PHASES; i++) {
+            assert_string_equal(m->step->phases[i]->name, phase_names[i]);
+            t->seconds[i] = m->step->phases[i]->seconds;
+        }
         t->n_reports++;
         return;
     }

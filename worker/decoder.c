@@ -1,6 +1,9 @@
 /* decoder.c - mixes, norms and sublayers of one decoder layer, forward and backward */
 #include "worker/decoder.h"
 
+#include "kernels/spans.h"
+#include "worker/phases.h"
+
 #define MIXES(m) ((m)->residual == RESIDUAL_ATTN_RES)
 
 uint32_t bank_rows_attention(const struct model_spec *m, uint32_t l)
@@ -121,6 +124,16 @@ static void enter(struct pass *p, const struct unit_view *u, struct residuals *r
                           p->spec->norm_eps);
 }
 
+static enum phase attention_phase(const struct model_spec *m, uint32_t l)
+{
+    return m->layers[l].attention == ATTENTION_KDA ? PHASE_KDA : PHASE_MLA;
+}
+
+static enum phase feed_forward_phase(const struct model_spec *m, uint32_t l)
+{
+    return m->layers[l].mlp == MLP_MOE ? PHASE_MOE : PHASE_MLP;
+}
+
 int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
                     struct residuals *r, elem *out, struct decoder_saved *s, struct err *err)
 {
@@ -134,21 +147,26 @@ int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit
     enter(p, u, r, &s->attention_mix, r->p[l], s->h, ROLE_ATTN_NORM, s->x, s->h_rstd);
     if (beta != 0)
         p->dev->ops->copy(p->dev, s->mid, r->p[l], bytes);
+    spans_begin(p->dev, attention_phase(m, l), (int32_t)l);
     if (m->layers[l].attention == ATTENTION_KDA)
         kda_layer_forward(p, u, s->x, s->mid, beta, &s->kda);
     else
         mla_layer_forward(p, u, s->x, s->mid, beta, &s->mla);
+    spans_end(p->dev);
     if ((rc = activations_check(p->act, err)) < 0)
         return rc;
 
     enter(p, u, r, &s->mlp_mix, s->mid, s->m, ROLE_MLP_NORM, s->y, s->m_rstd);
     if (out)
         p->dev->ops->copy(p->dev, out, s->mid, bytes);
-    if (m->layers[l].mlp == MLP_MOE)
-        return moe_forward(p, e, l, u, s->y, out, &s->moe, err);
     struct mlp_shape dense = mlp_dense_shape(m);
-    mlp_forward(p, u, &dense, s->y, out, &s->mlp);
-    return 0;
+    spans_begin(p->dev, feed_forward_phase(m, l), (int32_t)l);
+    if (m->layers[l].mlp == MLP_MOE)
+        rc = moe_forward(p, e, l, u, s->y, out, &s->moe, err);
+    else
+        mlp_forward(p, u, &dense, s->y, out, &s->mlp);
+    spans_end(p->dev);
+    return rc;
 }
 
 /* ---- backward ------------------------------------------------------------------------------- */
@@ -181,21 +199,27 @@ static int feed_forward_backward(struct pass *p, struct moe *e, uint32_t l,
                                  struct decoder_saved *s, struct err *err)
 {
     struct mlp_shape dense = mlp_dense_shape(p->spec);
+    int rc = 0;
 
+    spans_begin(p->dev, feed_forward_phase(p->spec, l), (int32_t)l);
     if (p->spec->layers[l].mlp == MLP_MOE)
-        return moe_backward(p, e, l, u, dy, dx, &s->moe, err);
-    mlp_backward(p, u, &dense, dy, dx, 0, &s->mlp);
-    return activations_check(p->act, err);
+        rc = moe_backward(p, e, l, u, dy, dx, &s->moe, err);
+    else
+        mlp_backward(p, u, &dense, dy, dx, 0, &s->mlp);
+    spans_end(p->dev);
+    return rc < 0 ? rc : activations_check(p->act, err);
 }
 
 static int attention_backward(struct pass *p, uint32_t l, const struct unit_view *u,
                               const elem *dy, elem *dx, const struct decoder_saved *s,
                               struct err *err)
 {
+    spans_begin(p->dev, attention_phase(p->spec, l), (int32_t)l);
     if (p->spec->layers[l].attention == ATTENTION_KDA)
         kda_layer_backward(p, u, dy, dx, &s->kda);
     else
         mla_layer_backward(p, u, dy, dx, &s->mla);
+    spans_end(p->dev);
     return activations_check(p->act, err);
 }
 

@@ -13,8 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
 #include "common/mem.h"
+#include "kernels/spans.h"
+#include "worker/phases.h"
 #include "worker/shares.h"
 
 struct dispatch {
@@ -32,7 +33,6 @@ struct dispatch {
     void   *send, *recv;  /* rows on their way; send travels */
     size_t  send_bytes, recv_bytes;
     struct dispatch_plan *idle; /* plans that were destroyed, with their memory */
-    uint64_t spent_ns;
 };
 
 /* Indices on the device, by pair, packed row, or row that arrives. */
@@ -117,13 +117,6 @@ void dispatch_close(struct dispatch *d)
     free(d->from);
     free(d->to);
     free(d);
-}
-
-double dispatch_seconds(struct dispatch *d)
-{
-    double s = (double)d->spent_ns / NS_PER_S;
-    d->spent_ns = 0;
-    return s;
 }
 
 /* ---- plans ---------------------------------------------------------------------------------- */
@@ -292,7 +285,7 @@ static int order_rows(struct dispatch_plan *p, struct err *err)
 int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
                          int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err)
 {
-    uint64_t began = clock_now_ns();
+    spans_begin(d->dev, PHASE_DISPATCH, (int32_t)layer);
     int rc = exchange_counts(d, expert_ids, n_tokens * d->top_k, err);
     if (rc < 0)
         return rc;
@@ -304,7 +297,7 @@ int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expe
         dispatch_plan_destroy(p);
         return rc;
     }
-    d->spent_ns += clock_now_ns() - began;
+    spans_end(d->dev);
     *out_plan = p;
     return 0;
 }
@@ -371,7 +364,7 @@ static int send_packed(struct dispatch_plan *p, const_elem_ptr in, const struct 
 {
     struct dispatch *d = p->d;
     const struct device_ops *ops = d->dev->ops;
-    uint64_t began = clock_now_ns();
+    spans_begin(d->dev, PHASE_DISPATCH, d->coll->layer);
     int rc = 0;
     if (d->ep.n_ranks == 1) { /* packed order is served order */
         ops->gather_rows(d->dev, out, in, index->at, p->n_packed, d->width);
@@ -383,7 +376,7 @@ static int send_packed(struct dispatch_plan *p, const_elem_ptr in, const struct 
             ops->gather_rows(d->dev, out, (const elem *)d->recv, p->arrived_at.at, p->n_rows,
                              d->width);
     }
-    d->spent_ns += clock_now_ns() - began;
+    spans_end(d->dev);
     return rc;
 }
 
@@ -404,7 +397,7 @@ int dispatch_return(struct dispatch_plan *p, const_elem_ptr rows, elem_ptr out_s
 {
     struct dispatch *d = p->d;
     const struct device_ops *ops = d->dev->ops;
-    uint64_t began = clock_now_ns();
+    spans_begin(d->dev, PHASE_DISPATCH, d->coll->layer);
     int rc = 0;
     const_elem_ptr packed = rows;
     if (d->ep.n_ranks > 1) {
@@ -416,6 +409,6 @@ int dispatch_return(struct dispatch_plan *p, const_elem_ptr rows, elem_ptr out_s
     }
     if (rc == 0)
         ops->gather_rows(d->dev, out_slots, packed, p->place_of.at, p->n_pairs, d->width);
-    d->spent_ns += clock_now_ns() - began;
+    spans_end(d->dev);
     return rc;
 }

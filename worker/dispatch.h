@@ -25,9 +25,6 @@ struct dispatch *dispatch_open(const struct layout *layout, const struct slots *
                                uint32_t width);
 void dispatch_close(struct dispatch *d);
 
-/* Seconds spent here since the last call, in moving rows and in waiting for others. */
-double dispatch_seconds(struct dispatch *d);
-
 /* Exchanges the counts of a sparse layer. expert_ids: (n_tokens, top_k) on the device; -1: that
  * choice goes nowhere. Gives a plan, ended with dispatch_plan_destroy, which keeps its memory for
  * the next one. Collective over the expert group. -ENOMEM. */

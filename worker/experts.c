@@ -8,8 +8,9 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "common/clock.h"
 #include "common/mem.h"
+#include "kernels/spans.h"
+#include "worker/phases.h"
 #include "worker/shard_state.h"
 
 void experts_plan(struct shard *s, uint64_t *at, uint64_t *weights_at)
@@ -124,7 +125,7 @@ static int gather(struct shard *s, uint32_t layer, struct err *err)
 {
     const struct coll_ops *ops = s->coll->ops;
     struct shard_unit *u = &s->layers[layer];
-    uint64_t began = clock_now_ns(), n = n_used(s, layer), n_ranks = s->expert_shard.n_ranks;
+    uint64_t n = n_used(s, layer), n_ranks = s->expert_shard.n_ranks;
     void *whole;
     int rc = shard_buffer_take(s, n * n_ranks * (u->slice + u->frozen) * elem_size(s->dev), &whole,
                                err);
@@ -132,6 +133,7 @@ static int gather(struct shard *s, uint32_t layer, struct err *err)
         return rc;
     u->whole = whole;
     elem *frozen = elem_at(s->dev, u->whole, (int64_t)(n * n_ranks * u->slice));
+    spans_begin(s->dev, PHASE_GATHER, (int32_t)layer);
     if (u->slice > 0)
         rc = ops->all_gather(s->coll, &s->expert_shard, s->dev->elem,
                              shard_slot(s, layer, 0, SLOT_WEIGHTS), u->slice, n, u->whole, err);
@@ -139,7 +141,7 @@ static int gather(struct shard *s, uint32_t layer, struct err *err)
         rc = ops->all_gather(s->coll, &s->expert_shard, s->dev->elem,
                              shard_slot(s, layer, 0, SLOT_FROZEN), u->frozen, n, frozen, err);
     point_weights(s, u, n_used(s, layer), u->whole, frozen);
-    s->gather_ns += clock_now_ns() - began;
+    spans_end(s->dev);
     return rc;
 }
 
@@ -199,12 +201,12 @@ int shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err)
     int rc;
     if (s->expert_shard.n_ranks == 1 || u->slice == 0)
         return 0;
-    uint64_t began = clock_now_ns();
     s->coll->layer = (int32_t)layer;
     shard_experts_gradient(s, layer, &e); /* zeros, if no token came here */
     size_t n = u->slice * n_used(s, layer);
     if ((rc = shard_buffer_take(s, n * sizeof(float), &sum, err)) < 0)
         return rc;
+    spans_begin(s->dev, PHASE_REDUCE, (int32_t)layer);
     rc = s->coll->ops->reduce_scatter(s->coll, &s->expert_shard, ELEM_F32, u->gradient,
                                       u->slice, n_used(s, layer), sum, err);
     if (rc == 0)
@@ -212,6 +214,6 @@ int shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err)
     shard_buffer_return(s, sum);
     shard_buffer_return(s, u->gradient);
     u->gradient = NULL;
-    s->reduce_ns += clock_now_ns() - began;
+    spans_end(s->dev);
     return rc;
 }

@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "kernels/spans.h"
 #include "worker/head.h"
+#include "worker/phases.h"
 #include "worker/positions.h"
 
 struct model {
@@ -303,9 +305,11 @@ static int embed(struct model *m, struct err *err)
     struct unit_view u;
     int rc = open_unit(m, 0, false, &u, err);
 
+    spans_begin(p->dev, PHASE_EMBEDDING, -1);
     if (rc == 0)
         p->dev->ops->embedding(p->dev, m->residuals.p[0], weight_of(&u, ROLE_EMBEDDING), m->tokens,
                                p->n, p->spec->hidden);
+    spans_end(p->dev);
     return close_unit(m, 0, &u, rc, err);
 }
 
@@ -318,8 +322,10 @@ static int embed_backward(struct model *m, struct err *err)
 
     if (!unit_trains(&u, ROLE_EMBEDDING))
         return 0;
+    spans_begin(p->dev, PHASE_EMBEDDING, -1);
     p->dev->ops->embedding_backward(p->dev, gradient_of(&u, ROLE_EMBEDDING), m->residuals.d_p,
                                     m->tokens, p->n, p->spec->hidden);
+    spans_end(p->dev);
     return close_unit(m, 0, &u, 0, err);
 }
 
@@ -331,6 +337,7 @@ static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err
     struct decoder_saved *saved = &m->layers[l];
     bool learns = m->is_learning && p->spec->layers[l].attention == ATTENTION_MLA;
     struct unit_view u;
+    spans_begin(p->dev, PHASE_OTHER, (int32_t)l);
     int rc = open_unit(m, unit_of_layer(l), learns, &u, err);
 
     if (rc == 0) {
@@ -341,7 +348,9 @@ static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err
         moe_drop(&saved->moe);
         activations_release(&m->act, mark);
     }
-    return close_unit(m, unit_of_layer(l), &u, rc, err);
+    rc = close_unit(m, unit_of_layer(l), &u, rc, err);
+    spans_end(p->dev);
+    return rc;
 }
 
 static int backward_layer(struct model *m, uint32_t l, struct err *err)
@@ -350,6 +359,7 @@ static int backward_layer(struct model *m, uint32_t l, struct err *err)
     struct activations_mark mark = activations_mark(&m->act);
     struct decoder_saved *saved = &m->layers[l];
     struct unit_view u;
+    spans_begin(p->dev, PHASE_OTHER, (int32_t)l);
     int rc = open_unit(m, unit_of_layer(l), true, &u, err);
 
     if (rc == 0 && m->config.recompute == RECOMPUTE_FULL) {
@@ -360,7 +370,9 @@ static int backward_layer(struct model *m, uint32_t l, struct err *err)
         rc = decoder_backward(p, &m->moe, l, &u, &m->residuals, saved, err);
     moe_drop(&saved->moe);
     activations_release(&m->act, mark);
-    return close_unit(m, unit_of_layer(l), &u, rc, err);
+    rc = close_unit(m, unit_of_layer(l), &u, rc, err);
+    spans_end(p->dev);
+    return rc;
 }
 
 /* ---- the head ------------------------------------------------------------------------------- */
@@ -372,12 +384,14 @@ static int head_loss(struct model *m, bool backward, struct err *err)
     struct head h;
     int rc = open_unit(m, unit_of_head(m), backward, &u, err);
 
+    spans_begin(m->config.dev, PHASE_HEAD, -1);
     if (rc == 0)
         rc = head_forward(&m->pass, &u, &m->residuals, &h, err);
     if (rc == 0 && backward)
         head_loss_backward(&m->pass, &u, &m->residuals, &h, m->labels);
     else if (rc == 0)
         head_loss_only(&m->pass, &u, &h, m->labels);
+    spans_end(m->config.dev);
     activations_release(&m->act, mark);
     return close_unit(m, unit_of_head(m), &u, rc, err);
 }
@@ -460,6 +474,7 @@ static int index_step(struct model *m, bool backward, struct model_loss *out, st
         return rc;
     }
     *out = (struct model_loss){ .sum = read_losses(m).index, .n_labels = m->pass.n };
+    spans_settle(m->config.dev);
     return 0;
 }
 
@@ -476,7 +491,7 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
     if (m->pass.index_stage != INDEX_FROZEN)
         return index_step(m, backward, out, err);
     bool learns = m->config.index_joint && backward;
-    m->moe.counting = m->moe.training = m->moe.capping = backward;
+    m->moe.counting = m->moe.capping = backward;
     if (backward)
         take_gradients(m);
     /* Indexers learn in this forward, and not in one that is run again. */
@@ -489,12 +504,13 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
         rc = head_loss(m, backward, err);
     if (rc == 0 && backward)
         rc = backward_all(m, err);
-    m->moe.training = m->moe.capping = false;
+    m->moe.capping = false;
     if (rc < 0) {
         drop_plans(m);
         return rc;
     }
     struct sums sums = read_losses(m);
+    spans_settle(m->config.dev);
     loss.sum = sums.model;
     loss.index = sums.index;
     if (backward)
@@ -573,7 +589,7 @@ const struct model_counters *model_counters(struct model *m)
         .margin_lo = m->moe.margin_lo,
         .margin_hi = m->moe.margin_hi,
         .layer_rows = m->moe.layer_rows,
-        .expert_s = (double)m->moe.expert_ns / NS_PER_S,
+        .expert_s = spans_seconds(m->config.dev, PHASE_EXPERTS),
     };
     for (uint32_t l = 0; m->moe.layer_rows && l < m->config.spec->n_layers; l++)
         m->counters.n_rows += m->moe.layer_rows[l];
@@ -590,7 +606,6 @@ void model_counters_reset(struct model *m)
     if (m->moe.margins)
         dev->ops->zero(dev, m->moe.margins, n * MARGIN_BINS);
     m->knows_counts = false;
-    m->moe.expert_ns = 0;
     if (!m->moe.layer_rows)
         return;
     memset(m->moe.layer_rows, 0, m->config.spec->n_layers * sizeof *m->moe.layer_rows);

@@ -95,7 +95,8 @@ struct model_counters {
     const float *margin_lo, *margin_hi; /* n_layers: the histogram's span, min b - 1, max b + 1 */
     int64_t n_rows;         /* (token, expert) rows that this rank served */
     const int64_t *layer_rows; /* n_layers: the same */
-    double  expert_s;       /* seconds in the experts' products, backward and recomputation too */
+    double  expert_s;       /* seconds in the experts' products, backward and recomputation too,
+                             * since spans_reset; 0 where the device is not measured */
 };
 const struct model_counters *model_counters(struct model *m);
 void model_counters_reset(struct model *m);

@@ -37,7 +37,6 @@ struct moe {
     int64_t *tokens, *margins;
     float *margin_lo, *margin_hi; /* n_layers, host */
     int64_t *layer_rows;          /* n_layers, host: served since the counters' reset */
-    uint64_t expert_ns;           /* in products since then */
     /* With a capacity: (n_layers, n_experts) and twice (n_layers), host, since the reset. */
     int64_t *served, *rerouted, *dropped;
     int32_t *host_counts;         /* n_experts */
@@ -46,7 +45,6 @@ struct moe {
     double  *acc_losses;          /* MOE_LOSSES, device: of a micro-batch, over layers */
     float    loss_weight;         /* of this micro-batch: its labels */
     bool counting;                /* this forward goes into the counters */
-    bool training;                /* so does the time of this pass */
     bool capping;                 /* the capacity holds in this pass */
     bool surveying;               /* this forward is there to fill choices */
 };

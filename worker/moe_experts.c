@@ -4,8 +4,9 @@
  * so that it does not matter which rank serves an expert. */
 #include "worker/moe.h"
 
-#include "common/clock.h"
+#include "kernels/spans.h"
 #include "worker/partials.h"
+#include "worker/phases.h"
 
 /* Where a block's three matrices begin, as tensor_map.h lays them out, or its adapters. */
 static void point_gradients(const struct pass *p, struct moe *e, uint32_t i, uint32_t n,
@@ -18,12 +19,6 @@ static void point_gradients(const struct pass *p, struct moe *e, uint32_t i, uin
     e->dw[i] = block + u->at[ROLE_EXPERT_GATE];
     e->dw[n + i] = block + u->at[ROLE_EXPERT_UP];
     e->dw[2 * n + i] = block + u->at[ROLE_EXPERT_DOWN];
-}
-
-static void spend(struct moe *e, uint64_t began_ns)
-{
-    if (e->training)
-        e->expert_ns += clock_now_ns() - began_ns;
 }
 
 struct products {
@@ -68,11 +63,11 @@ int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const str
     if (rc == 0) {
         struct products w = products_of(p, dispatch_plan_offsets(s->plan), (int32_t)x.n_slots,
                                         s->n_rows);
-        uint64_t began = clock_now_ns();
+        spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
         moe_product_point(p, e, &x, u);
         moe_lora_point(p, e, &x, u);
         products_forward(p, e, u, &w, out_rows, s, &b);
-        spend(e, began);
+        spans_end(p->dev);
         shard_experts_release(e->shard, layer);
     }
     activations_release(p->act, mark);
@@ -109,7 +104,7 @@ static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
                              struct err *err)
 {
     struct partials *q;
-    uint64_t began = clock_now_ns();
+    spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
     int rc = partials_open(e->shard, layer, s->plan, x, &q, err);
 
     for (uint32_t slot = 0; rc == 0 && slot < x->n_slots; slot++) {
@@ -122,19 +117,19 @@ static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
             weight_gradients(p, e, u, blocks, e->n_sources, b, s);
         partials_add_single(q, slot);
     }
-    spend(e, began);
+    spans_end(p->dev);
     return rc < 0 ? rc : partials_close(q, err);
 }
 
-static int summed_gradients(struct pass *p, struct moe *e, const struct shard_experts *x,
-                            const struct unit_view *u, const struct moe_scratch *b,
-                            const struct moe_saved *s)
+static int summed_gradients(struct pass *p, struct moe *e, uint32_t layer,
+                            const struct shard_experts *x, const struct unit_view *u,
+                            const struct moe_scratch *b, const struct moe_saved *s)
 {
-    uint64_t began = clock_now_ns();
+    spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
     for (uint32_t i = 0; i < x->n_slots; i++)
         point_gradients(p, e, i, x->n_slots, x->gradients[i], u);
     weight_gradients(p, e, u, dispatch_plan_offsets(s->plan), x->n_slots, b, s);
-    spend(e, began);
+    spans_end(p->dev);
     return 0;
 }
 
@@ -174,7 +169,7 @@ static int all_gradients(struct pass *p, struct moe *e, uint32_t layer, struct s
     moe_lora_shared_gradient(p, u, &w->up, s->rows, &b->lora);
     moe_lora_shared_gradient(p, u, &w->down, s->hidden, &b->lora);
     return p->dev->deterministic ? partial_gradients(p, e, layer, x, u, b, s, err)
-                                 : summed_gradients(p, e, x, u, b, s);
+                                 : summed_gradients(p, e, layer, x, u, b, s);
 }
 
 int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
@@ -187,15 +182,15 @@ int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const st
         return rc;
     struct products w = products_of(p, dispatch_plan_offsets(s->plan), (int32_t)x.n_slots,
                                     s->n_rows);
-    uint64_t began = clock_now_ns();
+    spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
     moe_product_point(p, e, &x, u);
     moe_lora_point(p, e, &x, u);
     backward_down(p, e, u, &w, b, s);
-    spend(e, began);
+    spans_end(p->dev);
     if ((rc = all_gradients(p, e, layer, &x, u, &w, b, s, err)) == 0) {
-        began = clock_now_ns();
+        spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
         backward_in(p, e, u, &w, b);
-        spend(e, began);
+        spans_end(p->dev);
         if (!p->lora.r || p->lora.on_experts)
             rc = shard_experts_reduce(e->shard, layer, err);
     }

@@ -16,11 +16,13 @@
 
 #include "common/hf_config.h"
 #include "common/mem.h"
+#include "kernels/spans.h"
 #include "proto/job_map.h"
 #include "proto/job_spec.h"
 #include "worker/agree.h"
 #include "worker/coll_choose.h"
 #include "worker/paths.h"
+#include "worker/rate.h"
 #include "worker/run_lora.h"
 
 #define OPEN_TIMEOUT_NS (120 * NS_PER_S) /* from the first rank's START to the last one's */
@@ -207,6 +209,20 @@ static int open_device(struct run *run, struct err *err)
                        spec->train_deterministic, &run->dev, err);
 }
 
+/* All at once, as they share a machine when they train. */
+static int open_measures(struct run *run, struct err *err)
+{
+    const Ballast__Start *s = run->start;
+    char *folder = xasprintf("%s/trace", run->spec->checkpoint_path);
+    run->rate = rate_measure(run->dev);
+    spans_open(run->dev);
+    run->trace = trace_create(folder, s->rank, s->gang[s->rank]->node, run->spec->trace_first_step,
+                              run->spec->trace_steps);
+    free(folder);
+    return run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_SUM, &run->rate,
+                                          1, err);
+}
+
 static int open_forms(struct run *run, struct err *err)
 {
     const char *path = run->spec->model_path;
@@ -344,6 +360,8 @@ int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wi
     rc = open_local(run, err);
     if ((rc = agree(run->coll, rc, err)) < 0 || (rc = open_travel(run, err)) < 0)
         return rc;
+    if ((rc = open_measures(run, err)) < 0)
+        return rc;
     rc = open_parts(run, err);
     if ((rc = agree(run->coll, rc, err)) < 0)
         return rc;
@@ -381,8 +399,10 @@ void run_close(struct run *run)
         atomic_store(&run->wishes->coll, NULL);
     if (run->coll)
         run->coll->ops->close(run->coll);
+    spans_close(run->dev);
     if (run->dev)
         run->dev->ops->close(run->dev);
+    trace_destroy(run->trace);
     if (run->ckpt_lock >= 0)
         close(run->ckpt_lock);
     data_close(run->train);

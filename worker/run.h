@@ -14,6 +14,7 @@
 #include "worker/optim.h"
 #include "worker/plans.h"
 #include "worker/settings.h"
+#include "worker/trace.h"
 #include "worker/window.h"
 
 /* Set by the channel's thread, read by the training one. Wishes only grow. */
@@ -64,6 +65,8 @@ struct run {
     int                ckpt_lock;
     struct ckpt_state  state;
     uint64_t resumed_from_step, checkpoint_step; /* 0: none */
+    double   rate; /* operations a second of all ranks' devices together; 0: not known */
+    struct trace *trace; /* NULL: the job wants none */
     double  *sums; /* RUN_SUMS + n_layers * devices of an expert group, see step.c */
 };
 

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
 #include "common/mem.h"
+#include "kernels/spans.h"
+#include "worker/phases.h"
 #include "worker/shard_state.h"
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -191,12 +192,13 @@ static void set_layer(struct shard *s, uint32_t unit)
 static int gather(struct shard *s, struct shard_unit *u, struct err *err)
 {
     const struct coll_ops *ops = s->coll->ops;
-    uint64_t began = clock_now_ns(), n = s->fsdp.n_ranks;
+    uint64_t n = s->fsdp.n_ranks;
     void *whole;
     int rc = shard_buffer_take(s, n * (u->slice + u->frozen) * elem_size(s->dev), &whole, err);
     if (rc < 0)
         return rc;
     u->whole = whole;
+    spans_begin(s->dev, PHASE_GATHER, s->coll->layer);
     if (u->slice > 0)
         rc = ops->all_gather(s->coll, &s->fsdp, s->dev->elem,
                              elem_at(s->dev, s->weights, (int64_t)u->weights_at), u->slice, 1,
@@ -205,7 +207,7 @@ static int gather(struct shard *s, struct shard_unit *u, struct err *err)
         rc = ops->all_gather(s->coll, &s->fsdp, s->dev->elem,
                              elem_at(s->dev, s->weights, (int64_t)u->frozen_at), u->frozen, 1,
                              elem_at(s->dev, u->whole, (int64_t)(n * u->slice)), err);
-    s->gather_ns += clock_now_ns() - began;
+    spans_end(s->dev);
     return rc;
 }
 
@@ -264,16 +266,16 @@ int shard_reduce(struct shard *s, uint32_t unit, struct err *err)
     struct shard_unit *u = &s->units[unit];
     if (s->fsdp.n_ranks == 1 || u->slice == 0)
         return 0;
-    uint64_t began = clock_now_ns();
     float *block = shard_gradient(s, unit), *mine = block + s->fsdp.me * u->slice;
     set_layer(s, unit);
+    spans_begin(s->dev, PHASE_REDUCE, s->coll->layer);
     int rc = s->coll->ops->reduce_scatter(s->coll, &s->fsdp, ELEM_F32, block, u->slice, 1, mine,
                                           err);
     if (rc == 0)
         s->dev->ops->axpy(s->dev, s->gradients + u->at, 1.0f, mine, (int64_t)u->slice);
     shard_buffer_return(s, block);
     u->gradient = NULL;
-    s->reduce_ns += clock_now_ns() - began;
+    spans_end(s->dev);
     return rc;
 }
 

@@ -118,9 +118,6 @@ void shard_zero_optimizer(struct shard *s);
  * which takes new memory only for a larger n. NULL when there is none. */
 double *shard_accumulators(struct shard *s, size_t n);
 
-/* Seconds spent in gathering and in reducing since the last call; zeroes both. */
-void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s);
-
 /* What goes to a copy of an expert, and, besides, to a new home. */
 struct shard_expert_bytes {
     uint64_t weights, state;

@@ -2,8 +2,9 @@
 #include <stdlib.h>
 
 #include "common/bf16.h"
-#include "common/clock.h"
 #include "common/mem.h"
+#include "kernels/spans.h"
+#include "worker/phases.h"
 #include "worker/shard_state.h"
 
 struct device *shard_device(const struct shard *s)
@@ -128,7 +129,8 @@ void shard_part_write(struct shard *s, const struct shard_part *p, uint64_t at, 
 
 int shard_sum_replicas(struct shard *s, struct err *err)
 {
-    uint64_t began = clock_now_ns(), n_experts = s->n_owned - s->n_dense;
+    uint64_t n_experts = s->n_owned - s->n_dense;
+    spans_begin(s->dev, PHASE_REDUCE, -1);
     int rc = s->dev->deterministic ? 0 : copies_send_gradients(s, err);
     s->coll->layer = -1;
     if (rc == 0 && s->fsdp_replica.n_ranks > 1 && s->n_dense > 0)
@@ -137,7 +139,7 @@ int shard_sum_replicas(struct shard *s, struct err *err)
     if (rc == 0 && s->expert_replica.n_ranks > 1 && n_experts > 0)
         rc = s->coll->ops->all_reduce(s->coll, &s->expert_replica, COLL_SUM, ELEM_F32,
                                       s->gradients + s->n_dense, n_experts, err);
-    s->reduce_ns += clock_now_ns() - began;
+    spans_end(s->dev);
     return rc;
 }
 
@@ -157,7 +159,6 @@ static void read_buffers(struct shard *s)
 
 int shard_refresh(struct shard *s, struct err *err)
 {
-    uint64_t began = clock_now_ns();
     for (uint32_t i = 0; s->master && i < s->map->n_units; i++)
         cast(s, &s->units[i], s->units[i].slice);
     /* What copies have for masters is nothing; their elements come from their homes. */
@@ -165,8 +166,9 @@ int shard_refresh(struct shard *s, struct err *err)
         if (slots_is_sparse(s->slots, l))
             cast(s, &s->layers[l], s->layers[l].slice * s->slots->n_slots);
     read_buffers(s);
+    spans_begin(s->dev, PHASE_GATHER, -1);
     int rc = copies_send_part(s, SLOT_WEIGHTS, err);
-    s->gather_ns += clock_now_ns() - began;
+    spans_end(s->dev);
     return rc;
 }
 
@@ -207,11 +209,4 @@ struct shard_expert_bytes shard_expert_bytes(const struct shard *s)
         .weights = (e->trained + e->frozen) * elem_size(s->dev),
         .state = e->trained * sizeof(float) * (s->master ? 3 : 2),
     };
-}
-
-void shard_times(struct shard *s, double *out_gather_s, double *out_reduce_s)
-{
-    *out_gather_s = (double)s->gather_ns / NS_PER_S;
-    *out_reduce_s = (double)s->reduce_ns / NS_PER_S;
-    s->gather_ns = s->reduce_ns = 0;
 }

@@ -54,7 +54,6 @@ struct shard {
     size_t n_gathered;
     double  *acc; /* shard_accumulators */
     size_t n_acc;
-    uint64_t gather_ns, reduce_ns;
 };
 
 /* Memory that travels where there is somebody to travel to. */

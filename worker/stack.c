@@ -9,6 +9,7 @@
 #include <sys/random.h>
 
 #include "common/mem.h"
+#include "kernels/spans.h"
 
 #define OPEN_TIMEOUT_NS (30 * NS_PER_S)
 
@@ -43,6 +44,7 @@ static int stack_open(struct stack *s, struct run *run, struct err *err)
                           err)) < 0 ||
         (rc = slots_init(&s->slots, c->spec, &s->layout, c->n_spare, err)) < 0)
         return rc;
+    spans_open(s->dev);
     s->coll->dev = s->dev;
     if ((rc = shard_open(c->map, c->spec, &s->layout, &s->slots, s->coll, s->dev, &s->shard,
                          err)) < 0)
@@ -67,6 +69,7 @@ static void stack_close(struct stack *s)
     shard_close(s->shard);
     if (s->coll)
         s->coll->ops->close(s->coll);
+    spans_close(s->dev);
     if (s->dev)
         s->dev->ops->close(s->dev);
     slots_fini(&s->slots);

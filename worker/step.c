@@ -15,15 +15,8 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "kernels/spans.h"
 #include "worker/boundary.h"
-
-const char *const step_phase_names[PHASES] = {
-    [PHASE_DATA] = "data",           [PHASE_COMPUTE] = "compute",
-    [PHASE_GATHER] = "gather",       [PHASE_DISPATCH] = "dispatch",
-    [PHASE_REDUCE] = "reduce",       [PHASE_OPTIMIZER] = "optimizer",
-    [PHASE_MIGRATION] = "migration", [PHASE_VALIDATION] = "validation",
-    [PHASE_CHECKPOINT] = "checkpoint",
-};
 
 static double seconds_since(uint64_t began_ns)
 {
@@ -38,8 +31,10 @@ static int train_batch(struct run *run, uint64_t k, struct err *err)
     uint64_t first = run->state.next_sample + (k * run->coll->world + run->coll->rank) * n;
     int rc = 0;
     data_batch_clear(&run->batch);
+    spans_begin(run->dev, PHASE_DATA, -1);
     for (uint64_t i = 0; i < n && rc == 0; i++)
         rc = data_sample(run->train, first + i, &run->batch, err);
+    spans_end(run->dev);
     return rc;
 }
 
@@ -50,15 +45,6 @@ static struct model_batch batch_of(const struct data_batch *b)
                                 .n_tokens = b->n_tokens, .n_docs = b->n_docs};
 }
 
-/* What a validation spent is not this step's. */
-static void reset_clocks(struct run *run)
-{
-    double ignored;
-    shard_times(run->shard, &ignored, &ignored);
-    if (run->dispatch)
-        dispatch_seconds(run->dispatch);
-}
-
 static uint64_t count_micro_batches(const struct run *run)
 {
     return run->spec->train_global_batch /
@@ -66,10 +52,10 @@ static uint64_t count_micro_batches(const struct run *run)
 }
 
 /* The choices of the whole global batch, before any of it is trained on. */
-static int survey(struct run *run, struct step_result *r, struct err *err)
+static int survey(struct run *run, struct err *err)
 {
     size_t n = (size_t)run->model_spec.n_layers * run->model_spec.n_experts;
-    uint64_t n_micro = count_micro_batches(run), began = clock_now_ns();
+    uint64_t n_micro = count_micro_batches(run);
     int64_t *choices = xcalloc(n, sizeof *choices);
     double *sums = xcalloc(n, sizeof *sums);
     int rc = 0;
@@ -90,7 +76,6 @@ static int survey(struct run *run, struct step_result *r, struct err *err)
             choices[i] = (int64_t)sums[i];
         model_set_choices(run->model, choices);
     }
-    r->seconds[PHASE_COMPUTE] += seconds_since(began);
     free(choices);
     free(sums);
     return rc;
@@ -98,32 +83,27 @@ static int survey(struct run *run, struct step_result *r, struct err *err)
 
 /* This rank's loss, labels and inputs over all its micro-batches, gradients left in shard. */
 static int accumulate(struct run *run, struct model_loss *out, int64_t *out_tokens,
-                      struct step_result *r, struct err *err)
+                      struct err *err)
 {
     uint64_t n_micro = count_micro_batches(run);
     *out = (struct model_loss){0};
     *out_tokens = 0;
-    reset_clocks(run);
     bool surveys = run->rules.aux_loss > 0 && run->rules.aux_scope == AUX_GLOBAL &&
                    run->model_spec.n_experts > 0 &&
                    (run->index_stage == INDEX_FROZEN || run->index_joint);
-    int surveyed = surveys ? survey(run, r, err) : 0;
+    int surveyed = surveys ? survey(run, err) : 0;
     if (surveyed < 0)
         return surveyed;
     for (uint64_t k = 0; k < n_micro; k++) {
         struct model_loss loss = {0};
-        uint64_t began = clock_now_ns();
         int rc = train_batch(run, k, err);
-        r->seconds[PHASE_DATA] += seconds_since(began);
         if (rc < 0)
             return rc;
         if (atomic_load(&run->wishes->cancelled))
             return err_set(err, -ECANCELED, "rank %u was stopped", run->coll->rank);
         struct model_batch b = batch_of(&run->batch);
-        began = clock_now_ns();
         if ((rc = model_step(run->model, &b, true, &loss, err)) < 0)
             return rc;
-        r->seconds[PHASE_COMPUTE] += seconds_since(began);
         out->sum += loss.sum;
         out->n_labels += loss.n_labels;
         out->aux += loss.aux;
@@ -131,11 +111,6 @@ static int accumulate(struct run *run, struct model_loss *out, int64_t *out_toke
         out->index += loss.index;
         *out_tokens += b.n_tokens;
     }
-    shard_times(run->shard, &r->seconds[PHASE_GATHER], &r->seconds[PHASE_REDUCE]);
-    if (run->dispatch)
-        r->seconds[PHASE_DISPATCH] = dispatch_seconds(run->dispatch);
-    r->seconds[PHASE_COMPUTE] -= r->seconds[PHASE_GATHER] + r->seconds[PHASE_REDUCE] +
-                                 r->seconds[PHASE_DISPATCH];
     return 0;
 }
 
@@ -165,8 +140,11 @@ static int sum_over_ranks(struct run *run, const struct model_loss *mine, int64_
         run->sums[SUM_ROWS + (size_t)l * ep + run->layout.ep.me] = (double)c->layer_rows[l];
     }
     run->coll->layer = -1;
-    return run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_SUM, run->sums,
-                                          n, err);
+    spans_begin(run->dev, PHASE_AGREE, -1);
+    int rc = run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_SUM,
+                                            run->sums, n, err);
+    spans_end(run->dev);
+    return rc;
 }
 
 static uint32_t n_sparse(const struct run *run)
@@ -248,8 +226,6 @@ static int64_t find_bad_tensor(struct run *run)
 static int update(struct run *run, double n_labels, struct step_result *r, struct err *err)
 {
     uint64_t step = run->state.step + 1;
-    double ignored = 0, reduce = 0;
-    uint64_t began = clock_now_ns();
     int rc = optim_norm(run->shard, &run->map, run->coll, run->dev, n_labels, &r->grad_norm, err);
     if (rc < 0)
         return rc;
@@ -267,10 +243,14 @@ static int update(struct run *run, double n_labels, struct step_result *r, struc
         if (rc == 0)
             rc = shard_refresh(run->shard, err);
     }
-    shard_times(run->shard, &ignored, &reduce);
-    r->seconds[PHASE_REDUCE] += reduce;
-    r->seconds[PHASE_OPTIMIZER] = seconds_since(began) - reduce;
     return rc;
+}
+
+/* Of this step over all ranks, as a model's are counted: what is computed again is not. */
+static double model_flops(const struct run *run)
+{
+    struct model_counts n = model_spec_count(&run->model_spec);
+    return run->sums[SUM_INPUTS] * model_spec_flops(&n);
 }
 
 int step_train(struct run *run, struct step_result *out, struct err *err)
@@ -282,7 +262,9 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     int64_t n_tokens;
     int rc;
     model_counters_reset(run->model);
-    if ((rc = accumulate(run, &mine, &n_tokens, &r, err)) < 0 ||
+    bool is_traced = trace_begins(run->trace, run->state.step + 1);
+    spans_reset(run->dev, is_traced ? trace_span : NULL, run->trace);
+    if ((rc = accumulate(run, &mine, &n_tokens, err)) < 0 ||
         (rc = sum_over_ranks(run, &mine, n_tokens, err)) < 0)
         return rc;
     double n_labels = run->sums[SUM_LABELS] > 0 ? run->sums[SUM_LABELS] : 1;
@@ -293,10 +275,16 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     r.index_loss = run->index_joint ? run->sums[SUM_INDEX] / n_labels : NAN;
     r.n_rerouted = (uint64_t)run->sums[SUM_REROUTED];
     r.n_dropped = (uint64_t)run->sums[SUM_DROPPED];
-    if ((rc = update(run, n_labels, &r, err)) < 0)
+    spans_begin(run->dev, PHASE_OPTIMIZER, -1);
+    rc = update(run, n_labels, &r, err);
+    spans_end(run->dev);
+    if (rc < 0)
         return rc;
     struct boundary_word mine_word = my_word(run, r.is_bad ? find_bad_tensor(run) : -1);
-    if ((rc = boundary_agree(run, &mine_word, &word, err)) < 0)
+    spans_begin(run->dev, PHASE_AGREE, -1);
+    rc = boundary_agree(run, &mine_word, &word, err);
+    spans_end(run->dev);
+    if (rc < 0)
         return rc;
     r.wish = word.wish;
     r.epoch = word.epoch;
@@ -308,6 +296,9 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     run->state.next_sample += run->spec->train_global_batch;
     r.step_s = seconds_since(began);
     r.tokens_per_second = run->sums[SUM_INPUTS] / r.step_s;
+    r.mfu = run->rate > 0 ? model_flops(run) / (r.step_s * run->rate) : NAN;
+    for (int i = 0; i < PHASES; i++)
+        r.seconds[i] = spans_seconds(run->dev, (uint32_t)i);
     *out = r;
     return 0;
 }

@@ -2,13 +2,8 @@
 #ifndef WORKER_STEP_H
 #define WORKER_STEP_H
 
+#include "worker/phases.h"
 #include "worker/run.h"
-
-enum step_phase {
-    PHASE_DATA, PHASE_COMPUTE, PHASE_GATHER, PHASE_DISPATCH, PHASE_REDUCE, PHASE_OPTIMIZER,
-    PHASE_MIGRATION, PHASE_VALIDATION, PHASE_CHECKPOINT, PHASES
-};
-extern const char *const step_phase_names[PHASES];
 
 /* The same on all ranks but for seconds, which are this rank's. */
 struct step_result {
@@ -21,7 +16,9 @@ struct step_result {
     uint64_t n_rerouted, n_dropped; /* choices beyond the experts' capacity */
     double step_s;    /* of this rank, up to the boundary word */
     uint64_t memory_bytes; /* the largest rank's peak */
-    double seconds[PHASES];
+    double mfu;       /* the model's operations in step_s over what the devices could do; NaN: no
+                       * device's rate is known */
+    double seconds[PHASES]; /* those after the step are whole, the others without what is within */
     enum run_wish wish; /* the strongest of all ranks */
     uint32_t epoch;     /* of the plan that all ranks are ready for; 0: none */
     uint32_t settings;  /* revision that all ranks have; 0: none */

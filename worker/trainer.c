@@ -17,6 +17,7 @@
 #include "common/clock.h"
 #include "common/failpoint.h"
 #include "common/log.h"
+#include "kernels/spans.h"
 #include "worker/channel.h"
 #include "worker/run.h"
 #include "worker/step.h"
@@ -70,7 +71,7 @@ static void send_step(struct trainer *t, const struct step_result *r, double val
     Ballast__PhaseTime times[PHASES], *pointers[PHASES];
     for (int i = 0; i < PHASES; i++) {
         times[i] = (Ballast__PhaseTime)BALLAST__PHASE_TIME__INIT;
-        times[i].name = (char *)step_phase_names[i];
+        times[i].name = (char *)phase_names[i];
         times[i].seconds = r->seconds[i];
         pointers[i] = &times[i];
     }
@@ -82,7 +83,7 @@ static void send_step(struct trainer *t, const struct step_result *r, double val
     s.grad_norm = r->grad_norm;
     s.lr = r->lr;
     s.tokens_per_second = r->tokens_per_second;
-    s.mfu = NAN; /* a CPU has no one peak rate */
+    s.mfu = r->mfu;
     s.memory_bytes = r->memory_bytes;
     s.imbalance = r->imbalance;
     s.aux_loss = r->aux_loss;
@@ -198,7 +199,9 @@ static double seconds_since(uint64_t began_ns)
 static int validate(struct trainer *t, struct step_result *r, double *out_loss, struct err *err)
 {
     uint64_t began = clock_now_ns();
+    spans_begin(t->run.dev, PHASE_VALIDATION, -1);
     int rc = step_validate(&t->run, err);
+    spans_end(t->run.dev);
     r->seconds[PHASE_VALIDATION] = seconds_since(began);
     if (rc == 0 && t->run.validation)
         *out_loss = t->run.state.validation_loss;
@@ -210,7 +213,9 @@ static int checkpoint(struct trainer *t, bool is_last, struct step_result *r, st
 {
     struct run *run = &t->run;
     uint64_t began = clock_now_ns();
+    spans_begin(run->dev, PHASE_CHECKPOINT, -1);
     int rc = ckpt_save(&run->ckpt, &run->state, err);
+    spans_end(run->dev);
     r->seconds[PHASE_CHECKPOINT] = seconds_since(began);
     if (rc == 0) {
         run->checkpoint_step = run->state.step;
@@ -288,7 +293,9 @@ static int migrate(struct trainer *t, struct step_result *r, struct err *err)
 {
     struct run *run = &t->run;
     struct transfer_result moved;
+    spans_begin(run->dev, PHASE_MIGRATION, -1);
     int rc = plans_carry_out(t->plans, &moved, err);
+    spans_end(run->dev);
     if (rc < 0)
         return rc;
     r->seconds[PHASE_MIGRATION] = moved.seconds;
@@ -349,6 +356,7 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
         return rc;
     if (saves && (rc = checkpoint(t, is_last, &r, err)) < 0)
         return rc;
+    spans_settle(run->dev); /* what came after the step belongs to its trace */
     log_step(t, &r, validation_loss);
     if (run->coll->rank == 0)
         send_step(t, &r, validation_loss);

@@ -1,0 +1,132 @@
+/* trace.c - spans as events of the Chrome trace format
+ *
+ * The array is written an event a line; readers of the format take a
+ * file without its last bracket, so a killed trainer leaves a good one. */
+#include "worker/trace.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "common/json.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "worker/phases.h"
+
+struct trace {
+    char    *folder, *node;
+    uint32_t rank;
+    uint64_t first, n, step;
+    FILE    *file; /* NULL: not begun, or given up */
+    bool     has_failed;
+};
+
+struct trace *trace_create(const char *folder, uint32_t rank, const char *node, uint64_t first,
+                           uint64_t n)
+{
+    if (n == 0)
+        return NULL;
+    struct trace *t = xcalloc(1, sizeof *t);
+    *t = (struct trace){.folder = xstrdup(folder), .node = xstrdup(node), .rank = rank,
+                        .first = first, .n = n};
+    return t;
+}
+
+static void close_file(struct trace *t)
+{
+    if (!t->file)
+        return;
+    fprintf(t->file, "\n]\n");
+    if (fclose(t->file) != 0)
+        log_warn("rank=%u msg=\"the trace is incomplete: %s\"", t->rank, strerror(errno));
+    t->file = NULL;
+}
+
+bool trace_begins(struct trace *t, uint64_t step)
+{
+    bool is_wanted = t && step >= t->first && step - t->first < t->n;
+    if (t && !is_wanted)
+        close_file(t);
+    if (is_wanted)
+        t->step = step;
+    return is_wanted;
+}
+
+static void give_up(struct trace *t, const char *path)
+{
+    log_warn("rank=%u msg=\"no trace, %s: %s\"", t->rank, path, strerror(errno));
+    t->has_failed = true;
+    if (t->file)
+        fclose(t->file);
+    t->file = NULL;
+}
+
+static struct json *event(const struct trace *t, const char *name, const char *kind)
+{
+    struct json *o = json_new_object();
+    json_put(o, "name", json_new_string(name));
+    json_put(o, "ph", json_new_string(kind));
+    json_put(o, "pid", json_new_u64(t->rank));
+    json_put(o, "tid", json_new_u64(0));
+    return o;
+}
+
+/* Takes o. */
+static void write_event(struct trace *t, struct json *o)
+{
+    char *text = json_text(o, false);
+    fprintf(t->file, ",\n%s", text);
+    free(text);
+    json_destroy(o);
+}
+
+static void begin_file(struct trace *t)
+{
+    char *path = xasprintf("%s/rank-%u.json", t->folder, t->rank);
+    char *name = xasprintf("rank %u on %s", t->rank, t->node);
+    if ((mkdir(t->folder, 0777) < 0 && errno != EEXIST) || !(t->file = fopen(path, "we"))) {
+        give_up(t, path);
+    } else {
+        struct json *o = event(t, "process_name", "M"), *args = json_new_object();
+        json_put(args, "name", json_new_string(name));
+        json_put(o, "args", args);
+        char *text = json_text(o, false);
+        fprintf(t->file, "[\n%s", text);
+        free(text);
+        json_destroy(o);
+    }
+    free(name);
+    free(path);
+}
+
+void trace_span(void *trace, const struct span *span)
+{
+    struct trace *t = trace;
+    if (!t->file && !t->has_failed)
+        begin_file(t);
+    if (!t->file)
+        return;
+    struct json *o = event(t, phase_names[span->kind], "X"), *args = json_new_object();
+    json_put(o, "ts", json_new_double((double)span->begin_ns / 1e3));
+    json_put(o, "dur", json_new_double((double)span->duration_ns / 1e3));
+    json_put(args, "step", json_new_u64(t->step));
+    if (span->layer >= 0)
+        json_put(args, "layer", json_new_i64(span->layer));
+    json_put(o, "args", args);
+    write_event(t, o);
+    if (ferror(t->file))
+        give_up(t, t->folder);
+}
+
+void trace_destroy(struct trace *t)
+{
+    if (!t)
+        return;
+    close_file(t);
+    free(t->folder);
+    free(t->node);
+    free(t);
+}
