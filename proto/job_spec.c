@@ -214,7 +214,6 @@ struct unsupported {
 };
 
 static const struct unsupported unsupported[] = {
-    {"train.precision", "bf16", 0, "f32"},
     {"parallel.sequence_parallel_degree", NULL, 1, "1"},
     {"parallel.tensor_parallel_degree", NULL, 1, "1"},
     {"parallel.activation_checkpointing", "selective", 0, "off or full"},

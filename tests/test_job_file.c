@@ -227,8 +227,6 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
      "move, which train.deterministic excludes; expected false"},
     {"not yet: sequence parallel", {"parallel.workers=4", "parallel.sequence_parallel_degree=2"},
      "--set: key 'parallel.sequence_parallel_degree': 2 is not supported yet; this version runs 1"},
-    {"not yet: bf16", {"train.precision=bf16"},
-     "--set: key 'train.precision': bf16 is not supported yet; this version runs f32"},
     {"not yet: offload", {"parallel.offload=optimizer"},
      "--set: key 'parallel.offload': optimizer is not supported yet; this version runs off"},
     {"unknown optimizer", {"train.optimizer.name=sgd"},
