@@ -1,11 +1,13 @@
-/* cuda_memory.c - scratch of ops, and small host arrays on their way to the device
+/* cuda_memory.c - device memory, scratch of ops, and small host arrays on their way there
  *
- * Both grow during the first step and then stay: cudaMalloc and cudaFree wait for the device. */
+ * The last two grow during the first step and then stay: cudaMalloc and cudaFree wait for the device. */
 #include "kernels/cuda_state.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "common/mem.h"
 
 #define ALIGNMENT          ((size_t)256)
 #define BLOCK_BYTES_MIN    ((size_t)64 << 20)
@@ -15,6 +17,38 @@
 static size_t rounded(size_t n_bytes)
 {
     return (n_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* ---- what is held ---- */
+
+cudaError_t cuda_hold(struct cuda *cuda, void **out, size_t n_bytes)
+{
+    struct cuda_held *h = &cuda->held;
+    cudaError_t rc = cudaMalloc(out, n_bytes);
+    if (rc != cudaSuccess)
+        return rc;
+    if (h->n_blocks == h->n_alloc) {
+        h->n_alloc = h->n_alloc ? 2 * h->n_alloc : 64;
+        h->blocks = xrealloc(h->blocks, h->n_alloc * sizeof h->blocks[0]);
+    }
+    h->blocks[h->n_blocks++] = (struct cuda_block){*out, n_bytes};
+    h->bytes += n_bytes;
+    if (h->bytes > h->peak_bytes)
+        h->peak_bytes = h->bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cuda_release(struct cuda *cuda, void *p)
+{
+    struct cuda_held *h = &cuda->held;
+    size_t i = 0;
+    while (i < h->n_blocks && h->blocks[i].base != p)
+        i++;
+    if (i < h->n_blocks) {
+        h->bytes -= h->blocks[i].n_bytes;
+        h->blocks[i] = h->blocks[--h->n_blocks];
+    }
+    return cudaFree(p);
 }
 
 /* ---- scratch ---- */
@@ -36,7 +70,7 @@ static void free_unused(struct cuda *cuda)
         if (s->blocks[i].used > 0)
             s->blocks[n_kept++] = s->blocks[i];
         else
-            cuda_must(cuda, cudaFree(s->blocks[i].base), "freeing scratch");
+            cuda_must(cuda, cuda_release(cuda, s->blocks[i].base), "freeing scratch");
     s->n_blocks = n_kept;
 }
 
@@ -49,7 +83,7 @@ static void add_block(struct cuda *cuda, size_t n_bytes)
     size_t size = n_bytes > BLOCK_BYTES_MIN ? n_bytes : BLOCK_BYTES_MIN;
     snprintf(what, sizeof what, "allocating %zu bytes of scratch", size);
     char *base = NULL;
-    cuda_must(cuda, cudaMalloc((void **)&base, size), what);
+    cuda_must(cuda, cuda_hold(cuda, (void **)&base, size), what);
     s->blocks[s->n_blocks].base = base;
     s->blocks[s->n_blocks].n_bytes = size;
     s->blocks[s->n_blocks++].used = 0;
@@ -159,6 +193,8 @@ void cuda_memory_close(struct cuda *cuda)
             cudaEventDestroy(cuda->ring.is_read[i]);
     ring_free(&cuda->ring);
     for (int i = 0; i < cuda->scratch.n_blocks; i++)
-        cudaFree(cuda->scratch.blocks[i].base);
+        cuda_release(cuda, cuda->scratch.blocks[i].base);
     cuda->scratch.n_blocks = 0;
+    free(cuda->held.blocks);
+    cuda->held = (struct cuda_held){0};
 }

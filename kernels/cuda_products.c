@@ -69,7 +69,7 @@ int cuda_products_open(struct cuda *cuda, struct err *err)
     if (status != CUBLAS_STATUS_SUCCESS)
         return err_set(err, -EIO, "device cuda:%d: cuBLASLt: %s", cuda->index,
                        cublasLtGetStatusString(status));
-    if (cudaMalloc(&s->workspace, WORKSPACE_BYTES) != cudaSuccess)
+    if (cuda_hold(cuda, &s->workspace, WORKSPACE_BYTES) != cudaSuccess)
         return err_set(err, -ENOMEM, "device cuda:%d: no memory for the %zu bytes of cuBLASLt's "
                        "workspace", cuda->index, WORKSPACE_BYTES);
     return 0;
@@ -101,7 +101,7 @@ void cuda_products_close(struct cuda *cuda)
     forget_all(s);
     if (s->handle)
         cublasLtDestroy(s->handle);
-    cudaFree(s->workspace);
+    cuda_release(cuda, s->workspace);
     free(s->answers);
     free(s);
     cuda->products = NULL;

@@ -8,6 +8,7 @@
 #define CUDA_RING_SEGMENTS      8
 
 struct cuda_products;
+struct cuda_times;
 
 /* Blocks of device memory, each handed out from its start. */
 struct cuda_scratch {
@@ -27,16 +28,32 @@ struct cuda_ring {
     cudaEvent_t is_read[CUDA_RING_SEGMENTS];
 };
 
+/* What is allocated on the device, by size: CUDA tells no size when memory is freed. */
+struct cuda_held {
+    struct cuda_block {
+        void  *base;
+        size_t n_bytes;
+    } *blocks; /* n_blocks, in no order */
+    size_t n_blocks, n_alloc;
+    uint64_t bytes, peak_bytes;
+};
+
 struct cuda {
     int index;
     int n_multiprocessors;
     cudaStream_t stream;
+    struct cuda_held held;
     struct cuda_scratch scratch;
     struct cuda_ring ring;
     cudaEvent_t *marks; /* that can be timed */
     uint32_t n_marks;
     struct cuda_products *products; /* cuda_products.c */
+    struct cuda_times *times;       /* cuda_times.cu; NULL: ops are not timed */
 };
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* Makes the device the calling thread's and gives its state. */
 struct cuda *cuda_of(struct device *dev);
@@ -45,6 +62,10 @@ struct cuda *cuda_of(struct device *dev);
 void cuda_must(const struct cuda *cuda, cudaError_t rc, const char *what);
 
 /* ---- cuda_memory.c ---- */
+
+/* cudaMalloc and cudaFree, counted. */
+cudaError_t cuda_hold(struct cuda *cuda, void **out, size_t n_bytes);
+cudaError_t cuda_release(struct cuda *cuda, void *p);
 
 cudaError_t cuda_memory_open(struct cuda *cuda);
 void cuda_memory_close(struct cuda *cuda);
@@ -56,5 +77,17 @@ bool cuda_ring_copy(struct cuda *cuda, void *to, const void *host, size_t n_byte
 
 int cuda_products_open(struct cuda *cuda, struct err *err);
 void cuda_products_close(struct cuda *cuda);
+
+/* ---- cuda_times.cu ---- */
+
+/* From now on: a table whose entries take the time of plain's. Lives until the close, which prints
+ * what an op takes in a step. */
+const struct device_ops *cuda_times_open(struct cuda *cuda, const struct device_ops *plain);
+void cuda_times_step_over(struct cuda *cuda);
+void cuda_times_close(struct cuda *cuda);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

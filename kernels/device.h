@@ -179,6 +179,10 @@ struct device_ops {
     void (*mark)(struct device *dev, uint32_t i);
     /* Seconds from a mark to a later one; waits for that. */
     double (*elapsed)(struct device *dev, uint32_t from, uint32_t to);
+    /* Of the device's memory at most so far, since it was opened; of the cpu's, the process's. */
+    uint64_t (*peak_bytes)(struct device *dev);
+    /* A step ends here, for whoever times ops by step. */
+    void (*step_over)(struct device *dev);
 
     /* ---- elementwise ---- */
     /* y += a x */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "kernels/cpu.h"
 
@@ -212,6 +213,19 @@ static void cpu_close(struct device *dev)
     free(dev);
 }
 
+static uint64_t cpu_peak_bytes(struct device *dev)
+{
+    struct rusage usage;
+    (void)dev;
+    getrusage(RUSAGE_SELF, &usage);
+    return (uint64_t)usage.ru_maxrss * 1024;
+}
+
+static void cpu_step_over(struct device *dev)
+{
+    (void)dev;
+}
+
 static const struct device_ops cpu_ops = {
     .name                      = "cpu",
     .close                     = cpu_close,
@@ -226,6 +240,8 @@ static const struct device_ops cpu_ops = {
     .synchronize               = cpu_synchronize,
     .mark                      = cpu_mark,
     .elapsed                   = cpu_elapsed,
+    .peak_bytes                = cpu_peak_bytes,
+    .step_over                 = cpu_step_over,
     .axpy                      = cpu_axpy,
     .scale                     = cpu_scale,
     .add                       = cpu_add,

@@ -77,7 +77,7 @@ static void *cuda_alloc(struct device *dev, size_t n_bytes)
 {
     struct cuda *cuda = cuda_of(dev);
     void *p = NULL;
-    cudaError_t rc = cudaMalloc(&p, n_bytes ? n_bytes : NAMELESS_BYTES);
+    cudaError_t rc = cuda_hold(cuda, &p, n_bytes ? n_bytes : NAMELESS_BYTES);
     if (rc == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* this one is the caller's to tell */
         return NULL;
@@ -90,7 +90,7 @@ static void *cuda_alloc(struct device *dev, size_t n_bytes)
 static void cuda_free(struct device *dev, void *p)
 {
     struct cuda *cuda = cuda_of(dev);
-    cuda_must(cuda, cudaFree(p), "free");
+    cuda_must(cuda, cuda_release(cuda, p), "free");
 }
 
 static void cuda_copy(struct device *dev, void *to, const void *from, size_t n_bytes)
@@ -174,6 +174,18 @@ static double cuda_elapsed(struct device *dev, uint32_t from, uint32_t to)
     return (double)ms / 1e3;
 }
 
+static uint64_t cuda_peak_bytes(struct device *dev)
+{
+    return cuda_of(dev)->held.peak_bytes;
+}
+
+static void cuda_step_over(struct device *dev)
+{
+    struct cuda *cuda = cuda_of(dev);
+    if (cuda->times)
+        cuda_times_step_over(cuda);
+}
+
 /* ---- open and close ---- */
 
 static void cuda_close(struct device *dev)
@@ -183,6 +195,7 @@ static void cuda_close(struct device *dev)
     struct cuda *cuda = cuda_of(dev);
     if (cuda->stream)
         cudaStreamSynchronize(cuda->stream);
+    cuda_times_close(cuda);
     cuda_products_close(cuda);
     cuda_memory_close(cuda);
     for (uint32_t i = 0; i < cuda->n_marks; i++)
@@ -210,12 +223,14 @@ static const struct device_ops cuda_ops = {
     .synchronize = cuda_synchronize,
     .mark        = cuda_mark,
     .elapsed     = cuda_elapsed,
+    .peak_bytes  = cuda_peak_bytes,
+    .step_over   = cuda_step_over,
     CUDA_OPS(ENTRY)
 };
 
 /* An op that is new in the table must be listed above. */
 #define ONE(op) +1
-_Static_assert(sizeof(struct device_ops) == (13 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
+_Static_assert(sizeof(struct device_ops) == (15 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
                "CUDA_OPS lacks an op");
 
 /* What a GPU must have; -ENODEV says what it has instead. */
@@ -266,6 +281,9 @@ int device_cuda_open(uint32_t index, enum elem_type type, bool deterministic, st
     }
     if ((rc = cuda_products_open(cuda, err)) < 0)
         goto fail;
+    const char *times = getenv("BALLAST_OP_TIMES");
+    if (times && !strcmp(times, "1"))
+        dev->ops = cuda_times_open(cuda, &cuda_ops);
     *out = dev;
     return 0;
 fail:

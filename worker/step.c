@@ -11,7 +11,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "common/clock.h"
 #include "common/mem.h"
@@ -194,13 +193,11 @@ static double router_loss(const struct run *run, int sum, float coefficient)
 /* What this rank says at the boundary; a plan that has come is looked at now. */
 static struct boundary_word my_word(struct run *run, int64_t bad_tensor)
 {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
     plans_take(run->plans, run->start->job_id, run->start->attempt, run->shard, &run->slots);
     return (struct boundary_word){
         .wish = (enum run_wish)atomic_load(&run->wishes->wish), .epoch = plans_ready(run->plans),
         .settings = settings_look(run->settings),
-        .memory_bytes = (uint64_t)usage.ru_maxrss * 1024, .bad_tensor = bad_tensor,
+        .memory_bytes = run->dev->ops->peak_bytes(run->dev), .bad_tensor = bad_tensor,
     };
 }
 
@@ -292,6 +289,7 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     r.memory_bytes = word.memory_bytes;
     r.bad_tensor = word.bad_tensor >= 0 ? run->map.entries[word.bad_tensor].name : NULL;
     shard_zero_gradients(run->shard);
+    run->dev->ops->step_over(run->dev);
     run->state.step++;
     run->state.next_sample += run->spec->train_global_batch;
     r.step_s = seconds_since(began);

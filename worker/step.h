@@ -15,7 +15,7 @@ struct step_result {
     double index_loss; /* of indexers beside the model, over layers; NaN: they rest */
     uint64_t n_rerouted, n_dropped; /* choices beyond the experts' capacity */
     double step_s;    /* of this rank, up to the boundary word */
-    uint64_t memory_bytes; /* the largest rank's peak */
+    uint64_t memory_bytes; /* of the device, the largest rank's peak */
     double mfu;       /* the model's operations in step_s over what the devices could do; NaN: no
                        * device's rate is known */
     double seconds[PHASES]; /* those after the step are whole, the others without what is within */
