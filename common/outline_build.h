@@ -48,6 +48,9 @@ static inline void build_op(struct outline_block *k, enum outline_op op)
 void build_tensor(struct outline_block *k, enum outline_part part, const char *names, uint64_t out,
                   uint64_t in, uint32_t n_copies);
 
+/* A norm of the residual stream: root mean square or, in a few families, LayerNorm. */
+void build_norm(struct builder *b, struct outline_block *k, const char *weight, const char *bias);
+
 /* Which blocks the layers have: fills mix, ffn and, in nested patterns, the number of layers. */
 int build_layers(struct builder *b);
 /* The blocks of layer l. */

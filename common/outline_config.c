@@ -15,9 +15,10 @@
 
 /* Families whose every tensor is known. */
 static const char known[] =
-    "kimi_k3 kimi_k31 kimi_linear kimi_k2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 "
+    "kimi_k3 kimi_k31 kimi_linear kimi_k2 kimi_k25 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 "
     "glm4_moe glm4_moe_lite glm_moe_dsa glm5_next gpt_oss granitemoe hunyuan jamba llama4 "
-    "minimax_m1 minimax_m2 mixtral nemotron_h olmoe qwen3_moe qwen3_next qwen3_5_moe";
+    "minimax_m1 minimax_m2 mixtral nemotron_h olmoe qwen2_moe qwen3_moe qwen3_next qwen3_5_moe "
+    "bailing_moe_v2 dbrx phimoe";
 
 /* ---- values --------------------------------------------------------------------------------- */
 
@@ -38,11 +39,21 @@ static int number_of(const struct builder *b, const char *key, const struct json
     return 0;
 }
 
+/* Some keep the keys of attention and experts in objects of their own. */
+static const struct json *find(const struct builder *b, const char *key)
+{
+    static const char *const nests[] = {"ffn_config", "attn_config"};
+    const struct json *v = json_get(b->text, key);
+    for (size_t i = 0; !v && i < sizeof nests / sizeof *nests; i++)
+        v = json_get(json_get(b->text, nests[i]), key);
+    return v;
+}
+
 int build_number(const struct builder *b, uint32_t l, const char *const *keys, uint32_t min,
                  uint32_t max, uint32_t otherwise, uint32_t *out)
 {
     for (size_t i = 0; keys[i]; i++) {
-        const struct json *v = json_get(b->text, keys[i]);
+        const struct json *v = find(b, keys[i]);
         if (v)
             return number_of(b, keys[i], v, l, min, max, out);
     }
@@ -65,7 +76,7 @@ const char *build_text(const struct builder *b, const char *key)
 
 bool build_has(const struct builder *b, const char *key)
 {
-    return json_get(b->text, key) != NULL;
+    return find(b, key) != NULL;
 }
 
 bool build_is(const struct builder *b, const char *words)
@@ -85,6 +96,16 @@ void build_tensor(struct outline_block *k, enum outline_part part, const char *n
     if (k->n_tensors < OUTLINE_TENSORS_MAX)
         k->tensors[k->n_tensors++] = (struct outline_tensor){
             .names = names, .part = part, .n_copies = n_copies, .out = out, .in = in};
+}
+
+void build_norm(struct builder *b, struct outline_block *k, const char *weight, const char *bias)
+{
+    build_op(k, build_is(b, "phimoe dbrx") ? OP_LAYER_NORM
+                : b->is_zero_centred       ? OP_RMS_NORM_ZERO_CENTRED
+                                           : OP_RMS_NORM);
+    build_tensor(k, PART_NORMS, weight, b->o->hidden, 0, 1);
+    if (build_is(b, "phimoe"))
+        build_tensor(k, PART_NORMS, bias, b->o->hidden, 0, 1);
 }
 
 /* ---- the whole model ------------------------------------------------------------------------ */
@@ -144,7 +165,7 @@ static int read_widths(struct builder *b)
                            OUTLINE_REQUIRED, &o->hidden)) < 0 ||
         (rc = build_number(b, 0, KEYS("vocab_size"), 2, VOCAB_MAX, OUTLINE_REQUIRED,
                            &o->vocab)) < 0 ||
-        (rc = build_number(b, 0, KEYS("max_position_embeddings", "model_max_length"), 1, 1u << 30,
+        (rc = build_number(b, 0, KEYS("max_position_embeddings", "max_seq_len"), 1, 1u << 30,
                            0, &o->context)) < 0 ||
         (rc = build_number(b, 0, KEYS("num_nextn_predict_layers", "mtp_num_hidden_layers",
                                       "num_mtp_layers"), 0, 64, 0, &o->n_mtp_layers)) < 0 ||
@@ -165,10 +186,12 @@ static void make_top(struct builder *b)
     memcpy(k->kind, "top", 4);
     build_tensor(k, PART_EMBEDDING, "embed_tokens.weight|embeddings.weight|embed.weight", o->vocab,
                  h, 1);
-    build_tensor(k, PART_NORMS, "model.norm.weight|norm_f.weight|final_layernorm.weight|"
-                 "norm.weight", h, 0, 1);
+    build_norm(b, k, "model.norm.weight|norm_f.weight|final_layernorm.weight|norm.weight",
+               "model.norm.bias");
     if (!o->is_tied)
         build_tensor(k, PART_EMBEDDING, "lm_head.weight|head.weight", o->vocab, h, 1);
+    if (build_is(b, "phimoe"))
+        build_tensor(k, PART_EMBEDDING, "lm_head.bias", o->vocab, 0, 1);
     if (build_has(b, "attn_res_block_size")) {
         build_tensor(k, PART_RESIDUAL, "output_attn_res_norm.weight", h, 0, 1);
         build_tensor(k, PART_RESIDUAL, "output_attn_res_proj.weight", h, 0, 1);
@@ -179,7 +202,6 @@ static void make_top(struct builder *b)
         build_tensor(k, PART_RESIDUAL, "hc_head_scale", 1, 0, 1);
     }
     build_op(k, OP_EMBEDDING);
-    build_op(k, b->is_zero_centred ? OP_RMS_NORM_ZERO_CENTRED : OP_RMS_NORM);
     build_op(k, o->is_tied ? OP_TIED_HEAD : OP_HEAD);
     if (build_has(b, "logits_scaling") || build_has(b, "embedding_multiplier"))
         build_op(k, OP_SCALED_STREAM);

@@ -9,9 +9,9 @@
 static void add_stream(struct builder *b, struct outline_block *k)
 {
     uint64_t h = b->o->hidden;
-    build_op(k, b->is_zero_centred ? OP_RMS_NORM_ZERO_CENTRED : OP_RMS_NORM);
-    build_tensor(k, PART_NORMS, b->one_block ? "norm.weight" : "post_attention_layernorm.weight|"
-                 "pre_ff_layernorm.weight|ffn_norm.weight", h, 0, 1);
+    build_norm(b, k, b->one_block ? "norm.weight" : "post_attention_layernorm.weight|"
+               "pre_ff_layernorm.weight|ffn_norm.weight|norm_attn_norm.norm_2.weight",
+               "post_attention_layernorm.bias");
     if (build_has(b, "attn_res_block_size")) {
         build_op(k, OP_ATTN_RES);
         build_tensor(k, PART_RESIDUAL, "mlp_res_norm.weight", h, 0, 1);
@@ -224,10 +224,10 @@ static int build_moe(struct builder *b, uint32_t l, struct outline_block *k)
                                       "moe_num_experts"), 1, EXPERTS_MAX, OUTLINE_REQUIRED,
                            &k->n_experts)) < 0 ||
         (rc = build_number(b, l, KEYS("num_experts_per_tok", "num_experts_per_token",
-                                      "experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
+                                      "experts_per_token", "moe_topk", "moe_k", "moe_top_k"),
                            1, EXPERTS_MAX, OUTLINE_REQUIRED, &k->top_k)) < 0 ||
         (rc = build_number(b, l, KEYS("moe_intermediate_size", "expert_ffn_hidden_size",
-                                      "intermediate_size"), 1, WIDTH_MAX, OUTLINE_REQUIRED,
+                                      "intermediate_size", "ffn_hidden_size"), 1, WIDTH_MAX, OUTLINE_REQUIRED,
                            &k->expert_inter)) < 0)
         return rc;
     if (k->top_k > k->n_experts)

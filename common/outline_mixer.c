@@ -11,9 +11,8 @@
 static void add_stream(struct builder *b, struct outline_block *k)
 {
     uint64_t h = b->o->hidden;
-    build_op(k, b->is_zero_centred ? OP_RMS_NORM_ZERO_CENTRED : OP_RMS_NORM);
-    build_tensor(k, PART_NORMS, b->one_block ? "norm.weight"
-                                             : "input_layernorm.weight|attn_norm.weight", h, 0, 1);
+    build_norm(b, k, b->one_block ? "norm.weight" : "input_layernorm.weight|attn_norm.weight|"
+               "norm_attn_norm.norm_1.weight", "input_layernorm.bias");
     if (build_has(b, "attn_res_block_size")) {
         build_op(k, OP_ATTN_RES);
         build_tensor(k, PART_RESIDUAL, "self_attention_res_norm.weight", h, 0, 1);
@@ -56,9 +55,9 @@ static int read_heads(struct builder *b, struct outline_block *k)
 {
     uint32_t hidden = b->o->hidden;
     int rc;
-    if ((rc = build_number(b, 0, KEYS("num_attention_heads", "n_head"), 1, HEADS_MAX,
+    if ((rc = build_number(b, 0, KEYS("num_attention_heads", "n_heads", "n_head"), 1, HEADS_MAX,
                            OUTLINE_REQUIRED, &k->heads)) < 0 ||
-        (rc = build_number(b, 0, KEYS("num_key_value_heads", "num_kv_heads"), 1, HEADS_MAX,
+        (rc = build_number(b, 0, KEYS("num_key_value_heads", "num_kv_heads", "kv_n_heads"), 1, HEADS_MAX,
                            k->heads, &k->kv_heads)) < 0 ||
         (rc = build_number(b, 0, KEYS("head_dim", "attention_head_dim"), 1, DIM_MAX,
                            hidden / k->heads ? hidden / k->heads : 1, &k->key_dim)) < 0)

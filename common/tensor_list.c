@@ -2,6 +2,7 @@
 #include "common/tensor_list.h"
 
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -158,8 +159,13 @@ static int read_index(const char *path, struct tensor_list *list, struct err *er
     if (json_kind_of(map) != JSON_OBJECT || json_count(map) == 0)
         rc = err_set(err, -EINVAL, "weight_map is missing, empty or not an object");
     list->source = TENSORS_INDEX;
-    for (struct json_iter i = json_iter(map); rc == 0 && json_next(&i);)
-        rc = add_named(list, i.key, NULL, err);
+    for (struct json_iter i = json_iter(map); rc == 0 && json_next(&i);) {
+        const char *file = json_as_string(i.value);
+        rc = file && !strchr(file, '/')
+                 ? add_named(list, i.key, NULL, err)
+                 : err_set(err, -EINVAL, "weight_map: tensor '%.200s' is not given a file of this "
+                           "folder", i.key);
+    }
     json_as_u64(json_get(json_get(root, "metadata"), "total_size"), &list->n_bytes);
     json_destroy(root);
     if (rc < 0)
@@ -167,27 +173,18 @@ static int read_index(const char *path, struct tensor_list *list, struct err *er
     return rc;
 }
 
-/* Whether any shard that the index names lies beside it, or the index is for its reader to
- * refuse. Neighbours in it mostly name the same shard, so the last answer is kept. */
-static bool has_shards(const char *folder, const char *index)
+/* Whether shards lie beside the index; it is for the reader of both to say which of them lack. */
+static bool has_shards(const char *folder)
 {
-    struct json *root;
-    const char *last = "";
+    DIR *d = opendir(folder);
+    struct dirent *e;
     bool found = false;
-    if (json_read_file(index, SAFETENSORS_HEADER_BYTES_MAX, &root, NULL) < 0)
-        return true;
-    struct json_iter i = json_iter(json_get(root, "weight_map"));
-    while (!found && json_next(&i)) {
-        const char *file = json_as_string(i.value);
-        struct stat s;
-        if (file && !strcmp(file, last))
-            continue;
-        char *path = xasprintf("%s/%s", folder, file ? file : "");
-        found = !file || strchr(file, '/') || lstat(path, &s) == 0;
-        free(path);
-        last = file;
+    while (d && !found && (e = readdir(d))) {
+        size_t n = strlen(e->d_name), n_end = strlen(".safetensors");
+        found = n > n_end && !strcmp(e->d_name + n - n_end, ".safetensors");
     }
-    json_destroy(root);
+    if (d)
+        closedir(d);
     return found;
 }
 
@@ -351,7 +348,7 @@ int tensor_list_read(const char *folder, struct tensor_list *out, struct err *er
     struct stat s;
     int rc = 0;
     list.slots = xcalloc(SLOTS, sizeof *list.slots);
-    if (lstat(single, &s) == 0 || (lstat(index, &s) == 0 && has_shards(folder, index)))
+    if (lstat(single, &s) == 0 || (lstat(index, &s) == 0 && has_shards(folder)))
         rc = read_safetensors(folder, &list, err);
     else if (lstat(tsv, &s) == 0)
         rc = read_tsv(tsv, &list, err);

@@ -54,6 +54,11 @@ void adapt_job_free(Ballast__JobSpec *spec);
 
 struct json *adapt_json(const struct adapt *a);
 void adapt_print(const struct adapt *a);
+/* Of plans that differ only in how the weights are cut the fastest stands for all in tables: is
+ * plan i another cut of one before? */
+bool adapt_is_variant(const struct adapt *a, uint32_t i);
+/* Why nothing fits: "the least is 150.0 GB a GPU". */
+void adapt_shortfall(const struct adapt *a, char out[160]);
 /* Name of a layer: "kda + moe". */
 void adapt_layer_kind(const struct outline *o, struct outline_layer layer, char out[64]);
 

@@ -6,6 +6,34 @@
 
 #define PLANS_SHOWN 8u
 
+bool adapt_is_variant(const struct adapt *a, uint32_t i)
+{
+    const struct plan_choice *c = &a->all->plans[i].choice;
+    for (uint32_t k = 0; k < i; k++) {
+        const struct plan_choice *d = &a->all->plans[k].choice;
+        if (c->ep == d->ep && c->sp == d->sp && c->tp == d->tp && c->base == d->base &&
+            c->micro_batch == d->micro_batch && c->recompute == d->recompute &&
+            c->offload == d->offload && c->is_f32 == d->is_f32)
+            return true;
+    }
+    return false;
+}
+
+void adapt_shortfall(const struct adapt *a, char out[160])
+{
+    const struct plan_memory *m = &a->all->least.memory;
+    uint64_t host = a->cluster.host_memory / a->cluster.gpus_per_node;
+    if (!a->all->n_seen)
+        snprintf(out, 160, "no degrees divide a step of %" PRIu32 " sequences over so many GPUs",
+                 a->job.global_batch);
+    else if (m->total > a->cluster.gpu_memory)
+        snprintf(out, 160, "the least is %.1f GB a GPU", (double)m->total / 1e9);
+    else
+        snprintf(out, 160, "the least is %.1f GB a GPU with %.1f GB of the host's memory, which has "
+                 "%.1f GB for each GPU", (double)m->total / 1e9, (double)m->host / 1e9,
+                 (double)host / 1e9);
+}
+
 static void print_model(const struct adapt *a)
 {
     const struct outline *o = a->outline;
@@ -84,19 +112,19 @@ static void print_plans(const struct adapt *a)
 {
     struct ctl_table t = {.columns = plan_columns,
                           .n_columns = sizeof plan_columns / sizeof *plan_columns};
-    if (!a->all->n_seen) {
-        printf("no degrees divide a step of %" PRIu32 " sequences over the cluster's GPUs\n\n",
-               a->job.global_batch);
-        return;
-    }
     if (!a->all->n_plans) {
-        printf("no plan fits %" PRIu32 " GPUs of %.0f GB: the least is %.1f GB a GPU\n\n",
-               a->job.cluster->nodes * a->job.cluster->gpus_per_node,
-               (double)a->cluster.gpu_memory / 1e9, (double)a->all->least.memory.total / 1e9);
+        char why[160];
+        adapt_shortfall(a, why);
+        printf("no plan fits %" PRIu32 " GPUs of %.0f GB: %s\n\n",
+               a->cluster.nodes * a->cluster.gpus_per_node, (double)a->cluster.gpu_memory / 1e9,
+               why);
         return;
     }
-    for (uint32_t i = 0; i < a->all->n_plans && i < PLANS_SHOWN; i++)
-        add_plan(a, &t, &a->all->plans[i]);
+    for (uint32_t i = 0, n = 0; i < a->all->n_plans && n < PLANS_SHOWN; i++)
+        if (!adapt_is_variant(a, i)) {
+            add_plan(a, &t, &a->all->plans[i]);
+            n++;
+        }
     ctl_table_print(a->c, &t);
     ctl_table_fini(&t);
     printf("%" PRIu64 " plans looked at, %" PRIu64 " fit\n\n", a->all->n_seen, a->all->n_fit);

@@ -88,8 +88,11 @@ static void write_plan_rows(const struct adapt *a, FILE *f)
     fprintf(f, "| | FSDP | EP | expert shard | SP | TP | batch x passes | recompute | offload | "
             "weights | GB a GPU | step s | tokens/s | MFU | engine runs it |\n"
             "|---:|---:|---:|---:|---:|---:|---|---|---|---|---:|---:|---:|---:|---|\n");
-    for (uint32_t i = 0; i < a->all->n_plans && i < PLANS_SHOWN; i++) {
+    for (uint32_t i = 0, n = 0; i < a->all->n_plans && n < PLANS_SHOWN; i++) {
         const struct strategy_plan *p = &a->all->plans[i];
+        if (adapt_is_variant(a, i))
+            continue;
+        n++;
         const struct plan_choice *c = &p->choice;
         char lacks[256];
         bool runs = adapt_engine_runs(a, c, lacks);
@@ -153,6 +156,27 @@ static void write_best(const struct adapt *a, FILE *f)
         fprintf(f, "| %s | %s |\n", a->neighbours[i].change, a->neighbours[i].reason);
 }
 
+/* The fastest plan of each way to store a frozen base. */
+static void write_bases(const struct adapt *a, FILE *f)
+{
+    fprintf(f, "\n## How the frozen base is stored\n\nGB of one GPU, of the fastest plan of each:\n\n"
+            "| base | FSDP | EP | expert shard | weights | gradients | optimizer | activations | "
+            "buffers | total | tokens/s |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+    for (int base = 0; base < BASE_PRECISIONS; base++) {
+        uint32_t i = 0;
+        while (i < a->all->n_plans && a->all->plans[i].choice.base != (enum base_precision)base)
+            i++;
+        if (i == a->all->n_plans)
+            continue;
+        const struct plan_choice *c = &a->all->plans[i].choice;
+        const struct plan_memory *m = &a->all->plans[i].memory;
+        fprintf(f, "| %s | %u | %u | %u | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %.0f |\n",
+                base_names[base], c->fsdp, c->ep, c->expert_shard, gb(m->weights),
+                gb(m->gradients), gb(m->optimizer), gb(m->activations), gb(m->buffers),
+                gb(m->total), a->all->plans[i].time.tokens_per_s);
+    }
+}
+
 static void write_fewest(const struct adapt *a, FILE *f)
 {
     fprintf(f, "\n## The fewest GPUs\n\n| weights | GPUs of %.0f GB | FSDP | EP | expert shard | "
@@ -203,11 +227,14 @@ void adapt_report(const struct adapt *a, FILE *f)
     if (a->all->n_plans) {
         write_plan_rows(a, f);
         write_best(a, f);
-    } else if (!a->all->n_seen) {
-        fprintf(f, "No degrees divide a step of so few sequences over so many GPUs.\n");
+        if (a->job.is_lora)
+            write_bases(a, f);
     } else {
-        fprintf(f, "None fits. The least takes %.1f GB a GPU:\n\n", gb(a->all->least.memory.total));
-        write_memory(a, &a->all->least, f);
+        char why[160];
+        adapt_shortfall(a, why);
+        fprintf(f, "None fits: %s.\n\n", why);
+        if (a->all->n_seen)
+            write_memory(a, &a->all->least, f);
     }
     write_fewest(a, f);
     write_today(a, f);

@@ -17,6 +17,7 @@ static const struct operator_fact facts[OUTLINE_OPS] = {
     [OP_RMS_NORM] = {"rms_norm", FUSED("kernels/rms_norm")},
     [OP_RMS_NORM_ZERO_CENTRED] = {"rms_norm_zero_centred", COMPOSED("rms_norm with 1 + w; decay "
         "pulls w to 0")},
+    [OP_LAYER_NORM] = {"layer_norm", FUSED("kernels/layer_norm")},
     [OP_SCALED_STREAM] = {"scaled_stream", MISSING("constant factors on residuals and logits",
         "x += a f(norm(x)) with a constant a per kind of block; logits divided by a constant; "
         "embedding multiplied by one", "transformers models/granitemoe, models/minimax")},

@@ -13,6 +13,7 @@
 #include "common/mem.h"
 
 #define MICRO_BATCH_MAX 64u
+#define STEPS_MAX       32u /* numbers of GPUs that are tried between two powers of two */
 
 struct strategy_limits strategy_all(void)
 {
@@ -193,23 +194,34 @@ void strategy_search(const struct job_shape *job, const struct strategy_limits *
     }
 }
 
+/* The same tokens a step, cut for another number of GPUs. */
+static bool fits_on(const struct job_shape *job, const struct strategy_limits *limits,
+                    uint32_t world, struct strategy *s, struct strategy_plan *out_plan)
+{
+    struct job_shape shape = *job;
+    shape.global_batch = strategy_batch((uint64_t)job->global_batch * job->sequence_length,
+                                        job->sequence_length, world);
+    strategy_search(&shape, limits, world, s);
+    if (s->n_plans)
+        *out_plan = s->plans[0];
+    return s->n_plans > 0;
+}
+
 uint32_t strategy_fewest(const struct job_shape *job, const struct strategy_limits *limits,
                          uint32_t most, struct strategy_plan *out_plan)
 {
     struct strategy *s = xcalloc(1, sizeof *s);
-    struct job_shape shape = *job;
-    uint32_t fewest = 0;
-    for (uint32_t world = 1; world <= most && !fewest; world *= 2) {
-        shape.global_batch = strategy_batch((uint64_t)job->global_batch * job->sequence_length,
-                                            job->sequence_length, world);
-        strategy_search(&shape, limits, world, s);
-        if (s->n_plans) {
-            *out_plan = s->plans[0];
+    uint32_t fewest = 1, node = job->cluster->gpus_per_node;
+    while (fewest <= most && !fits_on(job, limits, fewest, s, out_plan))
+        fewest *= 2;
+    /* Whole nodes between the last power of two that was too few and the first that is enough. */
+    uint32_t step = fewest / 2 / node > STEPS_MAX ? fewest / 2 / STEPS_MAX / node * node : node;
+    for (uint32_t world = fewest / 2 / node * node + step; fewest <= most && world < fewest;
+         world += step)
+        if (fits_on(job, limits, world, s, out_plan))
             fewest = world;
-        }
-    }
     free(s);
-    return fewest;
+    return fewest <= most ? fewest : 0;
 }
 
 /* ---- neighbours ----------------------------------------------------------------------------- */

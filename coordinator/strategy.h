@@ -94,7 +94,8 @@ struct strategy {
 void strategy_search(const struct job_shape *job, const struct strategy_limits *limits,
                      uint32_t world, struct strategy *out);
 
-/* The fewest GPUs, of 1, 2, 4, ... and whole nodes up to most, on which anything fits; 0: none. */
+/* The fewest GPUs, of 1, 2, 4, ... and whole nodes up to most, on which anything fits; 0: none.
+ * Where that is many nodes, some numbers between are left out. */
 uint32_t strategy_fewest(const struct job_shape *job, const struct strategy_limits *limits,
                          uint32_t most, struct strategy_plan *out_plan);
 

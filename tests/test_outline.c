@@ -120,6 +120,77 @@ static void published_models_count_as_published(void **state)
     assert_int_equal(n_good, n);
 }
 
+/* ---- further families, published totals ------------------------------------------------------ */
+
+static const struct {
+    const char *shows;
+    uint64_t total, active;
+    const char *config;
+} further[] = {
+    {"qwen1.5-moe", 14315784192ull, 2689173504ull,
+     "{\"model_type\": \"qwen2_moe\", \"hidden_size\": 2048, \"intermediate_size\": 5632, "
+     "\"num_attention_heads\": 16, \"num_key_value_heads\": 16, \"num_hidden_layers\": 24,"
+     " \"num_experts\": 60, \"num_experts_per_tok\": 4, \"moe_intermediate_size\": 1408, "
+     "\"shared_expert_intermediate_size\": 5632, \"vocab_size\": 151936, \"decoder_sparse_"
+     "step\": 1}"},
+    {"dbrx", 131596523520ull, 36469708800ull,
+     "{\"model_type\": \"dbrx\", \"d_model\": 6144, \"n_heads\": 48, \"n_layers\": 40, \"v"
+     "ocab_size\": 100352, \"max_seq_len\": 32768, \"attn_config\": {\"clip_qkv\": 8, \"kv"
+     "_n_heads\": 8, \"rope_theta\": 500000}, \"ffn_config\": {\"ffn_hidden_size\": 10752,"
+     " \"moe_num_experts\": 16, \"moe_top_k\": 4, \"ffn_act_fn\": {\"name\": \"silu\"}}}"},
+    {"phimoe", 41873153344ull, 6640999744ull,
+     "{\"model_type\": \"phimoe\", \"hidden_size\": 4096, \"intermediate_size\": 6400, \"n"
+     "um_attention_heads\": 32, \"num_key_value_heads\": 8, \"num_hidden_layers\": 32, \"n"
+     "um_local_experts\": 16, \"num_experts_per_tok\": 2, \"vocab_size\": 32064, \"attenti"
+     "on_bias\": true, \"lm_head_bias\": true}"},
+    {"ling-2.0-mini", 16255643392ull, 1432973056ull,
+     "{\"model_type\": \"bailing_moe_v2\", \"hidden_size\": 2048, \"num_hidden_layers\": 2"
+     "0, \"num_attention_heads\": 16, \"num_key_value_heads\": 4, \"head_dim\": 128, \"int"
+     "ermediate_size\": 5120, \"moe_intermediate_size\": 512, \"num_experts\": 256, \"num_"
+     "experts_per_tok\": 8, \"num_shared_experts\": 1, \"first_k_dense_replace\": 1, \"voc"
+     "ab_size\": 157184, \"use_qk_norm\": true, \"moe_router_enable_expert_bias\": true, "
+     "\"n_group\": 8, \"topk_group\": 4}"},
+    {"gpt-oss-120b", 116829156672ull, 5711982912ull,
+     "{\"model_type\": \"gpt_oss\", \"attention_bias\": true, \"head_dim\": 64, \"hidden_s"
+     "ize\": 2880, \"intermediate_size\": 2880, \"num_attention_heads\": 64, \"num_key_val"
+     "ue_heads\": 8, \"num_hidden_layers\": 36, \"num_local_experts\": 128, \"num_experts_"
+     "per_tok\": 4, \"vocab_size\": 201088, \"sliding_window\": 128, \"swiglu_limit\": 7.0"
+     ", \"tie_word_embeddings\": false, \"layer_types\": [\"sliding_attention\", \"full_at"
+     "tention\", \"sliding_attention\", \"full_attention\", \"sliding_attention\", \"full_"
+     "attention\", \"sliding_attention\", \"full_attention\", \"sliding_attention\", \"ful"
+     "l_attention\", \"sliding_attention\", \"full_attention\", \"sliding_attention\", \"f"
+     "ull_attention\", \"sliding_attention\", \"full_attention\", \"sliding_attention\", "
+     "\"full_attention\", \"sliding_attention\", \"full_attention\", \"sliding_attention\""
+     ", \"full_attention\", \"sliding_attention\", \"full_attention\", \"sliding_attention"
+     "\", \"full_attention\", \"sliding_attention\", \"full_attention\", \"sliding_attenti"
+     "on\", \"full_attention\", \"sliding_attention\", \"full_attention\", \"sliding_atten"
+     "tion\", \"full_attention\", \"sliding_attention\", \"full_attention\"], \"max_positi"
+     "on_embeddings\": 131072}"},
+    {"qwen3-235b", 235093634560ull, 22190763520ull,
+     "{\"model_type\": \"qwen3_moe\", \"head_dim\": 128, \"hidden_size\": 4096, \"intermed"
+     "iate_size\": 12288, \"num_attention_heads\": 64, \"num_key_value_heads\": 4, \"num_h"
+     "idden_layers\": 94, \"num_experts\": 128, \"num_experts_per_tok\": 8, \"moe_intermed"
+     "iate_size\": 1536, \"vocab_size\": 151936, \"mlp_only_layers\": [], \"decoder_sparse"
+     "_step\": 1, \"norm_topk_prob\": true}"},
+};
+
+static void further_families_count_as_published(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof further / sizeof *further; i++) {
+        struct outline *o;
+        struct err err = {0};
+        const char *text = further[i].config;
+        if (outline_parse(further[i].shows, text, strlen(text), &o, &err) < 0)
+            fail_msg("%s", err.text);
+        struct outline_counts c = outline_count(o);
+        assert_true(o->is_known);
+        if (c.total != further[i].total || c.active != further[i].active)
+            fail_msg("%s: %" PRIu64 " and %" PRIu64, further[i].shows, c.total, c.active);
+        free(o);
+    }
+}
+
 /* ---- foreign files -------------------------------------------------------------------------- */
 
 /* A small model of a family that nobody registered; cases replace a part of this text. */
@@ -233,6 +304,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_models_count_as_published),
+        cmocka_unit_test(further_families_count_as_published),
         cmocka_unit_test(an_unknown_family_is_read_by_its_keys),
         cmocka_unit_test(what_is_wrong_is_one_line),
         cmocka_unit_test(bad_lists_are_told_by_line),
