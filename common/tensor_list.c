@@ -314,16 +314,17 @@ static int read_line(struct tensor_list *list, char *line, uint32_t number, bool
 
 static int read_tsv(const char *path, struct tensor_list *list, struct err *err)
 {
-    FILE *f = fopen(path, "re");
     char *line = xcalloc(1, LINE_BYTES_MAX);
+    FILE *f = NULL;
     struct stat s;
     bool seen_head = false;
     int rc = 0;
-    if (!f || fstat(fileno(f), &s) < 0)
-        rc = err_set(err, -errno, "%s", strerror(errno));
-    else if (!S_ISREG(s.st_mode) || s.st_size > FILE_BYTES_MAX)
+    /* Looked at before it is opened, which waits for a writer where it is a pipe. */
+    if (stat(path, &s) == 0 && (!S_ISREG(s.st_mode) || s.st_size > FILE_BYTES_MAX))
         rc = err_set(err, -EINVAL, "expected a regular file of at most %u MiB",
                      FILE_BYTES_MAX >> 20);
+    else if (!(f = fopen(path, "re")))
+        rc = err_set(err, -errno, "%s", strerror(errno));
     list->source = TENSORS_TSV;
     for (uint32_t n = 1; rc == 0 && fgets(line, LINE_BYTES_MAX, f); n++)
         rc = strlen(line) == LINE_BYTES_MAX - 1

@@ -212,6 +212,7 @@ def hostile(folder):
             write(path, name, what)
         refused(shows, path, says)
     links(folder, good)
+    pipes(folder, good)
 
 
 def refused(shows, path, says):
@@ -221,6 +222,16 @@ def refused(shows, path, says):
     expect(done.returncode == 2 and len(lines) == 1 and says in lines[0] and len(lines[0]) < 1200,
            f"{shows}: exit {done.returncode}: {done.stderr[:500]}")
     print(f"  {time.time() - began:.2f} s  {shows}: {lines[0][:150]}")
+
+
+def pipes(folder, good):
+    for name in ("config.json", "tensors.tsv", "model.safetensors"):
+        path = os.path.join(folder, "pipe-" + name)
+        write(path, "other", "")
+        if name != "config.json":
+            write(path, "config.json", good)
+        os.mkfifo(os.path.join(path, name))
+        refused("a pipe for " + name, path, name)
 
 
 def links(folder, good):
