@@ -190,6 +190,7 @@ struct json *ctl_json_step(const Ballast__StepReport *step)
     json_put(o, "index_loss", json_new_double(step->index_loss));
     json_put(o, "rerouted", json_new_u64(step->rerouted));
     json_put(o, "dropped", json_new_u64(step->dropped));
+    json_put(o, "skipped", json_new_u64(step->skipped));
     json_put(o, "attempt", json_new_u64(step->attempt));
     json_put(o, "at", instant(step->at_ns));
     json_put(o, "phases", phases);

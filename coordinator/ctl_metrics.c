@@ -66,7 +66,7 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     bool *has_header = context;
     if (!*has_header && !c->no_header) {
         printf("step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,"
-               "imbalance,aux_loss,z_loss,rerouted,dropped");
+               "imbalance,aux_loss,z_loss,rerouted,dropped,skipped");
         for (size_t i = 0; c->phases && i < s->n_phases; i++) {
             printf(",seconds_");
             ctl_print_escaped(stdout, s->phases[i]->name, strlen(s->phases[i]->name), false);
@@ -87,7 +87,7 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     print_csv_number(s->aux_loss);
     putchar(',');
     print_csv_number(s->z_loss);
-    printf(",%" PRIu64 ",%" PRIu64, s->rerouted, s->dropped);
+    printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64, s->rerouted, s->dropped, s->skipped);
     for (size_t i = 0; c->phases && i < s->n_phases; i++) {
         putchar(',');
         print_csv_number(s->phases[i]->seconds);
@@ -129,6 +129,8 @@ static void print_line(const struct ctl *c, const Ballast__StepReport *s, void *
         printf("  index %.4f", s->index_loss);
     if (s->rerouted + s->dropped > 0)
         printf("  rerouted %" PRIu64 " dropped %" PRIu64, s->rerouted, s->dropped);
+    if (s->skipped > 0)
+        printf("  skipped %" PRIu64, s->skipped);
     for (size_t i = 0; c->phases && i < s->n_phases; i++) {
         printf("  ");
         ctl_print_escaped(stdout, s->phases[i]->name, strlen(s->phases[i]->name), false);

@@ -166,6 +166,7 @@ static Ballast__StepReport *step_at(sqlite3_stmt *s, struct arena *a)
     r->rerouted = int_at(s, 14);
     r->dropped = int_at(s, 15);
     r->index_loss = real_at(s, 16);
+    r->skipped = int_at(s, 17);
     return r;
 }
 

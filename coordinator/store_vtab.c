@@ -71,7 +71,7 @@ static const struct column steps[] = {
     COLUMN("mfu", "REAL"), COLUMN("memory_bytes", "INTEGER"), COLUMN("imbalance", "REAL"),
     COLUMN("phases", "TEXT"), COLUMN("aux_loss", "REAL"), COLUMN("z_loss", "REAL"),
     COLUMN("rerouted", "INTEGER"), COLUMN("dropped", "INTEGER"),
-    COLUMN("index_loss", "REAL"),
+    COLUMN("index_loss", "REAL"), COLUMN("skipped", "INTEGER"),
 };
 static const struct column load_windows[] = {
     KEY("job", "INTEGER"), EXPR("seconds", "INTEGER", SECONDS), COLUMN("at_ns", "INTEGER"),

@@ -206,15 +206,21 @@ static void half_a_model_is_not_begun_anew(void **state)
     assert_false(t.retryable[0]);
 }
 
-/* Makes the last weight of a checkpoint so large that products with it overflow. */
-static void spoil(const char *name)
+/* Changes a weight of a checkpoint: a tensor's last one. */
+static void spoil(const char *name, const char *tensor, float value)
 {
-    static const float largest = FLT_MAX;
-    char *path = xasprintf("%s/%s", folder, name);
+    char *path = xasprintf("%s/%s", folder, name), header[65536] = "";
     FILE *f = fopen(path, "r+");
+    uint64_t n_header;
+    unsigned long long first, end;
     assert_non_null(f);
-    fseek(f, -4, SEEK_END);
-    assert_int_equal(fwrite(&largest, sizeof largest, 1, f), 1);
+    assert_int_equal(fread(&n_header, sizeof n_header, 1, f), 1);
+    assert_true(n_header < sizeof header && fread(header, n_header, 1, f) == 1);
+    const char *at = strstr(header, tensor);
+    assert_true(at && (at = strstr(at, "data_offsets\":[")) != NULL);
+    assert_int_equal(sscanf(at, "data_offsets\":[%llu,%llu]", &first, &end), 2);
+    fseek(f, (long)(sizeof n_header + n_header + end - sizeof value), SEEK_SET);
+    assert_int_equal(fwrite(&value, sizeof value, 1, f), 1);
     fclose(f);
     free(path);
 }
@@ -225,13 +231,13 @@ static void a_nan_does_what_the_job_says(void **state)
     struct trial t;
     start(&t, 1, "run", DATA TRAIN(4, ""));
     finish(&t);
-    spoil("run/step-4/model.safetensors");
+    spoil("run/step-4/model.safetensors", "lm_head.weight", FLT_MAX); /* products overflow */
     start(&t, 2, "run", DATA TRAIN(6, ""));
     finish(&t);
     assert_all(&t, BALLAST__RANK_PHASE__RANK_FAILED, 1);
     assert_false(t.retryable[0] || t.retryable[1]);
     assert_non_null(strstr(t.text[0], "step 5: loss "));
-    assert_non_null(strstr(t.text[0], "lm_head.weight"));
+    assert_non_null(strstr(t.text[0], "first in the loss, behind layers that are finite"));
     start(&t, 1, "run", DATA TRAIN(6, ", on_nan: rollback"));
     finish(&t);
     assert_all(&t, BALLAST__RANK_PHASE__RANK_FAILED, 1);
@@ -240,11 +246,80 @@ static void a_nan_does_what_the_job_says(void **state)
     finish(&t);
     assert_all(&t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
     assert_false(isfinite(t.loss[6]));
+    assert_int_equal(t.skipped, 2);
     start(&t, 1, "run", DATA TRAIN(30, ", on_nan: skip"));
     finish(&t);
     assert_all(&t, BALLAST__RANK_PHASE__RANK_FAILED, 1);
     assert_non_null(strstr(t.text[0], "step 17: loss "));
     assert_non_null(strstr(t.text[0], "after 10 skipped steps in a row"));
+}
+
+static void a_nan_is_named_by_the_first_layer_that_has_it(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *layer, *down, *text;
+    } rows[] = {
+        {"layers.0", "mlp.down_proj.weight", "first in the output of layer 0 (kda)"},
+        {"layers.2", "block_sparse_moe.shared_experts.down_proj.weight",
+         "first in the output of layer 2 (mla)"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct trial t;
+        new_folder(NULL);
+        start(&t, 1, "run", DATA TRAIN(4, ""));
+        finish(&t);
+        /* What the activation bounds, 100, times the largest number. */
+        char *norm = xasprintf("%s.post_attention_layernorm.weight", rows[i].layer);
+        char *down = xasprintf("%s.%s", rows[i].layer, rows[i].down);
+        spoil("run/step-4/model.safetensors", norm, 1e30f);
+        spoil("run/step-4/model.safetensors", down, FLT_MAX);
+        free(norm);
+        free(down);
+        start(&t, 2, "run", "  expert_parallel_degree: 2\n" DATA TRAIN(6, ""));
+        finish(&t);
+        assert_all(&t, BALLAST__RANK_PHASE__RANK_FAILED, 1);
+        for (uint32_t r = 0; r < 2; r++)
+            if (!strstr(t.text[r], rows[i].text))
+                fail_msg("%s: '%s'", rows[i].layer, t.text[r]);
+    }
+}
+
+/* One rank of two has a loss that is not a number, once: all pass over the batch. */
+static void a_nan_of_one_rank_costs_a_batch(void **state)
+{
+    (void)state;
+    struct trial t, whole;
+    new_folder(NULL);
+    start(&whole, 2, "run", DATA TRAIN(12, ""));
+    finish(&whole);
+    trial_failpoint = "bad-loss:25:error"; /* the first of step 7's 4 passes */
+    new_folder(NULL);
+    start(&t, 2, "run", DATA TRAIN(12, ", on_nan: skip"));
+    finish(&t);
+    assert_all(&t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+    assert_int_equal(t.skipped, 1);
+    assert_false(isfinite(t.loss[7]));
+    assert_true(t.loss[6] == whole.loss[6] && isfinite(t.loss[8]));
+
+    new_folder(NULL);
+    start(&t, 2, "run", DATA TRAIN(12, ", on_nan: rollback"));
+    finish(&t);
+    assert_all(&t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+    assert_int_equal(t.skipped, 1);
+    assert_int_equal(t.step[0], 12);
+    assert_int_equal(t.step[1], 12);
+    assert_true(isfinite(t.loss[7]) && isfinite(t.loss[12]));
+    /* Weights are those of step 4, samples those after step 7's. */
+    assert_true(t.loss[4] == whole.loss[4] && t.loss[5] != whole.loss[5]);
+
+    new_folder(NULL);
+    start(&t, 2, "run", DATA TRAIN(12, ""));
+    finish(&t);
+    trial_failpoint = NULL;
+    assert_all(&t, BALLAST__RANK_PHASE__RANK_FAILED, 1);
+    assert_non_null(strstr(t.text[0], "a fault that passed by"));
+    assert_string_equal(t.text[0], t.text[1]);
 }
 
 static void a_failed_checkpoint_costs_only_itself(void **state)
@@ -334,6 +409,8 @@ int main(void)
         CASE(what_no_attempt_can_cure_is_said_once_and_for_all),
         CASE(half_a_model_is_not_begun_anew),
         CASE(a_nan_does_what_the_job_says),
+        CASE(a_nan_is_named_by_the_first_layer_that_has_it),
+        CASE(a_nan_of_one_rank_costs_a_batch),
         CASE(a_failed_checkpoint_costs_only_itself),
         CASE(changed_settings_hold_from_one_step_on_all_ranks),
     };

@@ -32,6 +32,7 @@
 #define STEPS 64u
 
 static char folder[] = "/tmp/ballast-trainer-XXXXXX";
+static const char *trial_failpoint; /* of the last rank alone; NULL: none */
 static Ballast__Placement *trial_placement; /* of START; NULL: experts in order */
 
 static const char config_json[] =
@@ -110,6 +111,7 @@ struct trial {
     double   loss[STEPS + 1], validation[STEPS + 1];
     double   imbalance, aux, z, index; /* of the newest step */
     double   mfu, tokens_per_second, seconds[PHASES];
+    uint64_t skipped;
     uint64_t rerouted, dropped; /* in all steps */
     uint64_t n_reports;
     uint32_t placement[RANKS], prepared[RANKS], rejected[RANKS]; /* epochs */
@@ -168,6 +170,8 @@ static inline void spawn(struct trial *t, uint32_t rank)
         for (uint32_t i = 0; i < rank; i++)
             close(t->fds[i]);
         close(pair[0]);
+        if (trial_failpoint && rank + 1 == t->n_gang)
+            setenv("BALLAST_FAILPOINT", trial_failpoint, 1);
         char *log = xasprintf("%s/rank-%u.log", folder, rank);
         int fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0666);
         dup2(fd, 1);
@@ -222,6 +226,7 @@ static inline void take(struct trial *t, uint32_t rank, Ballast__TrainerMessage 
         t->rerouted += m->step->rerouted;
         t->dropped += m->step->dropped;
         t->mfu = m->step->mfu;
+        t->skipped = m->step->skipped;
         t->tokens_per_second = m->step->tokens_per_second;
         assert_int_equal(m->step->n_phases, PHASES);
         for (uint32_t i = 0; i < PHASES; i++) {

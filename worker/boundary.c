@@ -1,7 +1,10 @@
 /* boundary.c - one small reduction with MAX, of x and -x where both ends must agree */
 #include "worker/boundary.h"
 
-enum { WISH, EPOCH, MINUS_EPOCH, SETTINGS, MINUS_SETTINGS, MEMORY, BAD_TENSOR, WORDS };
+#include <math.h>
+
+enum { WISH, EPOCH, MINUS_EPOCH, SETTINGS, MINUS_SETTINGS, MEMORY, MINUS_BAD_OUTPUT,
+       BAD_TENSOR, WORDS };
 
 int boundary_agree(struct run *run, const struct boundary_word *mine, struct boundary_word *out,
                    struct err *err)
@@ -9,7 +12,8 @@ int boundary_agree(struct run *run, const struct boundary_word *mine, struct bou
     double x[WORDS] = {
         [WISH] = mine->wish, [EPOCH] = mine->epoch, [MINUS_EPOCH] = -(double)mine->epoch,
         [SETTINGS] = mine->settings, [MINUS_SETTINGS] = -(double)mine->settings,
-        [MEMORY] = (double)mine->memory_bytes, [BAD_TENSOR] = (double)mine->bad_tensor,
+        [MEMORY] = (double)mine->memory_bytes, [BAD_TENSOR] = (double)mine->bad.tensor,
+        [MINUS_BAD_OUTPUT] = mine->bad.output < 0 ? -HUGE_VAL : -(double)mine->bad.output,
     };
     run->coll->layer = -1;
     int rc = run->coll->ops->all_reduce_f64(run->coll, &run->coll->world_group, COLL_MAX, x, WORDS,
@@ -20,7 +24,9 @@ int boundary_agree(struct run *run, const struct boundary_word *mine, struct bou
         .wish = (enum run_wish)x[WISH],
         .epoch = x[EPOCH] == -x[MINUS_EPOCH] ? (uint32_t)x[EPOCH] : 0,
         .settings = x[SETTINGS] == -x[MINUS_SETTINGS] ? (uint32_t)x[SETTINGS] : 0,
-        .memory_bytes = (uint64_t)x[MEMORY], .bad_tensor = (int64_t)x[BAD_TENSOR],
+        .memory_bytes = (uint64_t)x[MEMORY], 
+        .bad = {isfinite(x[MINUS_BAD_OUTPUT]) ? (int64_t)-x[MINUS_BAD_OUTPUT] : -1,
+                (int64_t)x[BAD_TENSOR]},
     };
     return 0;
 }

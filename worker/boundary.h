@@ -6,7 +6,7 @@
 #ifndef WORKER_BOUNDARY_H
 #define WORKER_BOUNDARY_H
 
-#include "worker/run.h"
+#include "worker/bad.h"
 
 struct boundary_word {
     enum run_wish wish;    /* the strongest of all ranks is granted */
@@ -15,7 +15,7 @@ struct boundary_word {
     uint32_t settings;     /* the newest revision that this rank has; granted, if all have the
                             * same; 0: none */
     uint64_t memory_bytes; /* the largest */
-    int64_t  bad_tensor;   /* the largest; -1: none */
+    struct bad bad;        /* the first output of the forward, the first tensor of the backward */
 };
 
 /* Collective over the world. */

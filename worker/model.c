@@ -6,9 +6,11 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/bf16.h"
 #include "common/mem.h"
 #include "kernels/spans.h"
 #include "worker/head.h"
@@ -516,6 +518,35 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
     if (backward)
         read_router_losses(m, &loss);
     *out = loss;
+    return 0;
+}
+
+static bool is_finite_output(struct model *m, const elem *p, void *host)
+{
+    size_t n = (size_t)(m->pass.n * m->config.spec->hidden);
+    bool halves = m->config.dev->elem == ELEM_BF16;
+    bool finite = true;
+
+    m->config.dev->ops->to_host(m->config.dev, host, p, n * elem_size(m->config.dev));
+    for (size_t i = 0; finite && i < n; i++)
+        finite = isfinite(halves ? bf16_value(((const uint16_t *)host)[i])
+                                 : ((const float *)host)[i]);
+    return finite;
+}
+
+int model_find_bad(struct model *m, const struct model_batch *batch, struct model_loss *out,
+                   int64_t *out_first, struct err *err)
+{
+    int rc = model_step(m, batch, false, out, err);
+    int64_t first = 0, n_layers = m->config.spec->n_layers;
+
+    if (rc < 0)
+        return rc;
+    void *host = xcalloc((size_t)(m->pass.n * m->config.spec->hidden) + 1, sizeof(float));
+    while (first <= n_layers && is_finite_output(m, m->residuals.p[first], host))
+        first++;
+    free(host);
+    *out_first = first <= n_layers || !isfinite(out->sum) ? first : -1;
     return 0;
 }
 

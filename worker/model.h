@@ -74,6 +74,12 @@ struct model_loss {
 int model_step(struct model *m, const struct model_batch *batch, bool backward,
                struct model_loss *out, struct err *err);
 
+/* The same without a backward, for a batch that gave what is not a number: *out_first is the first
+ * output with such: 0 the embedding's, 1 + l of layer l, 1 + n_layers the loss; -1: none. What
+ * routing did is not counted. Collective. */
+int model_find_bad(struct model *m, const struct model_batch *batch, struct model_loss *out,
+                   int64_t *out_first, struct err *err);
+
 /* The forward alone; out_logits (n_tokens, vocab) in host memory. Collective. */
 int model_logits(struct model *m, const struct model_batch *batch, float *out_logits,
                  struct err *err);

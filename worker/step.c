@@ -1,9 +1,8 @@
 /* step.c - one optimizer step of all ranks
  *
- * Sample i of the step goes to rank (i / micro_batch) % world, so a step reads the same samples on
- * any number of ranks. Gradients are sums over tokens; one sum over ranks at the end tells
- * everybody the number of tokens, the loss and the load of every device. The boundary word is a
- * second one, and all grant what it says at this very step. */
+ * Gradients are sums over tokens; one sum over ranks at the end tells everybody the number of
+ * tokens, the loss and the load of every device. The boundary word is a second one, and all grant
+ * what it says at this very step. */
 #include "worker/step.h"
 
 #include <assert.h>
@@ -13,55 +12,32 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/failpoint.h"
 #include "common/mem.h"
 #include "kernels/spans.h"
+#include "worker/bad.h"
 #include "worker/boundary.h"
+#include "worker/step_batch.h"
 
 static double seconds_since(uint64_t began_ns)
 {
     return (double)(clock_now_ns() - began_ns) / NS_PER_S;
 }
 
-/* ---- batches -------------------------------------------------------------------------------- */
-
-static int train_batch(struct run *run, uint64_t k, struct err *err)
-{
-    uint64_t n = run->spec->train_micro_batch;
-    uint64_t first = run->state.next_sample + (k * run->coll->world + run->coll->rank) * n;
-    int rc = 0;
-    data_batch_clear(&run->batch);
-    spans_begin(run->dev, PHASE_DATA, -1);
-    for (uint64_t i = 0; i < n && rc == 0; i++)
-        rc = data_sample(run->train, first + i, &run->batch, err);
-    spans_end(run->dev);
-    return rc;
-}
-
-static struct model_batch batch_of(const struct data_batch *b)
-{
-    return (struct model_batch){.tokens = b->tokens, .labels = b->labels,
-                                .cu_seqlens = b->n_docs > 0 ? b->cu_seqlens : NULL,
-                                .n_tokens = b->n_tokens, .n_docs = b->n_docs};
-}
-
-static uint64_t count_micro_batches(const struct run *run)
-{
-    return run->spec->train_global_batch /
-           ((uint64_t)run->spec->train_micro_batch * run->coll->world);
-}
+/* ---- passes -------------------------------------------------------------------------------- */
 
 /* The choices of the whole global batch, before any of it is trained on. */
 static int survey(struct run *run, struct err *err)
 {
     size_t n = (size_t)run->model_spec.n_layers * run->model_spec.n_experts;
-    uint64_t n_micro = count_micro_batches(run);
+    uint64_t n_micro = step_n_batches(run);
     int64_t *choices = xcalloc(n, sizeof *choices);
     double *sums = xcalloc(n, sizeof *sums);
     int rc = 0;
     model_set_choices(run->model, NULL);
     for (uint64_t k = 0; k < n_micro && rc == 0; k++)
-        if ((rc = train_batch(run, k, err)) == 0) {
-            struct model_batch b = batch_of(&run->batch);
+        if ((rc = step_batch(run, k, err)) == 0) {
+            struct model_batch b = step_batch_of(&run->batch);
             rc = model_survey(run->model, &b, err);
         }
     if (rc == 0) {
@@ -84,7 +60,7 @@ static int survey(struct run *run, struct err *err)
 static int accumulate(struct run *run, struct model_loss *out, int64_t *out_tokens,
                       struct err *err)
 {
-    uint64_t n_micro = count_micro_batches(run);
+    uint64_t n_micro = step_n_batches(run);
     *out = (struct model_loss){0};
     *out_tokens = 0;
     bool surveys = run->rules.aux_loss > 0 && run->rules.aux_scope == AUX_GLOBAL &&
@@ -95,14 +71,16 @@ static int accumulate(struct run *run, struct model_loss *out, int64_t *out_toke
         return surveyed;
     for (uint64_t k = 0; k < n_micro; k++) {
         struct model_loss loss = {0};
-        int rc = train_batch(run, k, err);
+        int rc = step_batch(run, k, err);
         if (rc < 0)
             return rc;
         if (atomic_load(&run->wishes->cancelled))
             return err_set(err, -ECANCELED, "rank %u was stopped", run->coll->rank);
-        struct model_batch b = batch_of(&run->batch);
+        struct model_batch b = step_batch_of(&run->batch);
         if ((rc = model_step(run->model, &b, true, &loss, err)) < 0)
             return rc;
+        if (failpoint("bad-loss") < 0)
+            loss.sum = NAN;
         out->sum += loss.sum;
         out->n_labels += loss.n_labels;
         out->aux += loss.aux;
@@ -191,31 +169,14 @@ static double router_loss(const struct run *run, int sum, float coefficient)
 }
 
 /* What this rank says at the boundary; a plan that has come is looked at now. */
-static struct boundary_word my_word(struct run *run, int64_t bad_tensor)
+static struct boundary_word my_word(struct run *run, const struct bad *bad)
 {
     plans_take(run->plans, run->start->job_id, run->start->attempt, run->shard, &run->slots);
     return (struct boundary_word){
         .wish = (enum run_wish)atomic_load(&run->wishes->wish), .epoch = plans_ready(run->plans),
         .settings = settings_look(run->settings),
-        .memory_bytes = run->dev->ops->peak_bytes(run->dev), .bad_tensor = bad_tensor,
+        .memory_bytes = run->dev->ops->peak_bytes(run->dev), .bad = *bad,
     };
-}
-
-/* The last tensor of the model with a bad gradient is the first one that the backward met. */
-static int64_t find_bad_tensor(struct run *run)
-{
-    struct device *dev = run->dev;
-    int32_t *acc_bad = (int32_t *)shard_accumulators(run->shard, 1), is_bad = 0;
-    for (size_t i = acc_bad ? run->map.n_entries : 0; i-- > 0;) {
-        struct shard_part p;
-        if (!shard_part(run->shard, &run->map.entries[i], &p) || !p.gradients)
-            continue;
-        dev->ops->all_finite(dev, acc_bad, p.gradients, (int64_t)p.count);
-        dev->ops->to_host(dev, &is_bad, acc_bad, sizeof is_bad);
-        if (is_bad)
-            return (int64_t)i;
-    }
-    return -1;
 }
 
 /* ---- the step ------------------------------------------------------------------------------- */
@@ -277,7 +238,10 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     spans_end(run->dev);
     if (rc < 0)
         return rc;
-    struct boundary_word mine_word = my_word(run, r.is_bad ? find_bad_tensor(run) : -1);
+    r.bad = BAD_NOTHING;
+    if (r.is_bad && (rc = bad_find(run, step_n_batches(run), &r.bad, err)) < 0)
+        return rc;
+    struct boundary_word mine_word = my_word(run, &r.bad);
     spans_begin(run->dev, PHASE_AGREE, -1);
     rc = boundary_agree(run, &mine_word, &word, err);
     spans_end(run->dev);
@@ -287,7 +251,7 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     r.epoch = word.epoch;
     r.settings = word.settings;
     r.memory_bytes = word.memory_bytes;
-    r.bad_tensor = word.bad_tensor >= 0 ? run->map.entries[word.bad_tensor].name : NULL;
+    r.bad = word.bad;
     shard_zero_gradients(run->shard);
     run->dev->ops->step_over(run->dev);
     run->state.step++;
@@ -318,7 +282,7 @@ int step_validate(struct run *run, struct err *err)
         data_batch_clear(&run->batch); /* a rank without samples takes part with no tokens */
         for (uint64_t i = mine; i < mine + n && i < wanted && rc == 0; i++)
             rc = data_window(run->validation, i, &run->batch, err);
-        struct model_batch b = batch_of(&run->batch);
+        struct model_batch b = step_batch_of(&run->batch);
         if (rc < 0 || (rc = model_step(run->model, &b, false, &loss, err)) < 0)
             return rc;
         sums[0] += loss.sum;

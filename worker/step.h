@@ -2,6 +2,7 @@
 #ifndef WORKER_STEP_H
 #define WORKER_STEP_H
 
+#include "worker/bad.h"
 #include "worker/phases.h"
 #include "worker/run.h"
 
@@ -23,7 +24,7 @@ struct step_result {
     uint32_t epoch;     /* of the plan that all ranks are ready for; 0: none */
     uint32_t settings;  /* revision that all ranks have; 0: none */
     bool is_bad;        /* loss or gradient is not a number; nothing was updated */
-    const char *bad_tensor; /* the first of the backward with such a gradient, NULL: none */
+    struct bad bad;     /* and where that began */
 };
 
 /* Step number state.step + 1: gradients of global_batch samples, the update, and the boundary

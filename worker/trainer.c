@@ -36,7 +36,7 @@ struct trainer {
     struct run run;
     uint64_t logged_ns;
     uint64_t n_rollbacks, n_skips, bad_step; /* of step bad_step; up to it, in a row */
-    uint64_t n_failed_saves;
+    uint64_t n_failed_saves, n_skipped; /* of this attempt; batches, also by rollback */
 };
 
 /* ---- words to the daemon -------------------------------------------------------------------- */
@@ -89,6 +89,7 @@ static void send_step(struct trainer *t, const struct step_result *r, double val
     s.aux_loss = r->aux_loss;
     s.z_loss = r->z_loss;
     s.index_loss = r->index_loss;
+    s.skipped = t->n_skipped;
     s.rerouted = r->n_rerouted;
     s.dropped = r->n_dropped;
     s.phases = pointers;
@@ -237,10 +238,9 @@ static int bad_step(struct trainer *t, const struct step_result *r, struct err *
 {
     struct run *run = &t->run;
     uint64_t step = run->state.step, next_sample = run->state.next_sample;
-    char what[512];
-    snprintf(what, sizeof what, "step %" PRIu64 ": loss %g, gradient norm %g%s%s", step, r->loss,
-             r->grad_norm, r->bad_tensor ? ", not finite from here on down: " : "",
-             r->bad_tensor ? r->bad_tensor : "");
+    char what[512], where[BAD_TEXT_BYTES];
+    snprintf(what, sizeof what, "step %" PRIu64 ": loss %g, gradient norm %g, %s", step, r->loss,
+             r->grad_norm, bad_text(run, &r->bad, where));
     if (run->nan_rule == NAN_STOP)
         return err_set(err, -EDOM, "%s; lower train.optimizer.lr, or set train.on_nan to skip or "
                        "rollback", what);
@@ -249,8 +249,9 @@ static int bad_step(struct trainer *t, const struct step_result *r, struct err *
         t->bad_step = step;
         if (t->n_skips > SKIPS_MAX)
             return err_set(err, -EDOM, "%s, after %u skipped steps in a row", what, SKIPS_MAX);
+        t->n_skipped++;
         if (run->coll->rank == 0)
-            log_warn("%s msg=\"skipped\"", what);
+            log_warn("skipped=%" PRIu64 " msg=\"%s; its batch is skipped\"", t->n_skipped, what);
         return 0;
     }
     t->n_rollbacks = step == t->bad_step ? t->n_rollbacks + 1 : 1;
@@ -260,8 +261,10 @@ static int bad_step(struct trainer *t, const struct step_result *r, struct err *
     int rc = run_restore(run, err);
     window_break(&run->window);
     run->state.next_sample = next_sample; /* not the same samples once more */
+    t->n_skipped++;
     if (rc == 0 && run->coll->rank == 0)
-        log_warn("%s msg=\"rolled back to step %" PRIu64 "\"", what, run->state.step);
+        log_warn("skipped=%" PRIu64 " msg=\"%s; back to step %" PRIu64 ", its batch is skipped\"",
+                 t->n_skipped, what, run->state.step);
     return rc;
 }
 
