@@ -11,8 +11,7 @@
 #include <string.h>
 
 #include "common/mem.h"
-
-enum kind { KIND_TEXT, KIND_SCALE, KIND_TABLE, KIND_MTP, KIND_VISION };
+#include "common/tensor_kind.h"
 
 static void add_line(struct outline_check *c, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -26,70 +25,6 @@ static void add_line(struct outline_check *c, const char *format, ...)
     va_start(args, format);
     vsnprintf(c->lines[c->n_lines++], sizeof c->lines[0], format, args);
     va_end(args);
-}
-
-/* ---- names ---------------------------------------------------------------------------------- */
-
-static bool ends_with(const char *name, const char *end)
-{
-    size_t n = strlen(name), m = strlen(end);
-    return n >= m && !strcmp(name + n - m, end);
-}
-
-static bool ends_with_any(const char *name, const char *const *ends)
-{
-    for (; *ends; ends++)
-        if (ends_with(name, *ends))
-            return true;
-    return false;
-}
-
-static bool begins_with_any(const char *name, const char *const *begins)
-{
-    for (; *begins; begins++)
-        if (!strncmp(name, *begins, strlen(*begins)))
-            return true;
-    return false;
-}
-
-static enum kind kind_of(const struct tensor_group *g)
-{
-    static const char *const scales[] = {
-        "weight_scale", "weight_scale_inv", "_scales", ".scales", "weight_scale_2", "input_scale",
-        "weight_shape", ".qzeros", ".g_idx", "weight_zero_point", "weight_global_scale", NULL};
-    static const char *const tables[] = {"inv_freq", "tid2eid", NULL};
-    static const char *const vision[] = {
-        "vision", "visual.", "model.visual.", "model.vision", "mm_projector.", "image_",
-        "multi_modal_projector.", "model.multi_modal_projector.", "audio", "model.audio", NULL};
-    static const char *const mtp[] = {"mtp.", "model.mtp.", "nextn", NULL};
-    if (ends_with_any(g->name, tables))
-        return KIND_TABLE;
-    if (begins_with_any(g->name, vision))
-        return KIND_VISION;
-    if (ends_with_any(g->name, scales))
-        return KIND_SCALE;
-    return begins_with_any(g->name, mtp) ? KIND_MTP : KIND_TEXT;
-}
-
-/* How many numbers one stored element holds: 4-bit values lie two in a byte, eight in a word. */
-static uint64_t unpacked(const struct tensor_group *g, uint32_t bits)
-{
-    bool packed = ends_with(g->name, "_packed") || ends_with(g->name, "_blocks") ||
-                  ends_with(g->name, ".qweight");
-    uint32_t width = bits == 2 || bits == 3 || bits == 4 || bits == 8 ? bits : 4;
-    if (!packed)
-        return 1;
-    return !strcmp(g->dtype, "I32") ? 32 / width : !strcmp(g->dtype, "U8") ? 8 / width : 1;
-}
-
-/* The name as it would be unpacked. */
-static void plain_name(const char *name, char out[512])
-{
-    snprintf(out, 512, "%s", name);
-    if (ends_with(out, "_packed") || ends_with(out, "_blocks"))
-        out[strlen(out) - 7] = '\0';
-    else if (ends_with(out, ".qweight"))
-        memmove(out + strlen(out) - 7, "weight", 7);
 }
 
 /* ---- places --------------------------------------------------------------------------------- */
@@ -117,8 +52,8 @@ struct work {
     const struct outline *o;
     const struct tensor_list *list;
     struct outline_check *c;
-    char (*names)[512];  /* of groups, plain */
-    enum kind *kinds;
+    char (*names)[TENSOR_NAME_BYTES]; /* of groups, plain */
+    enum tensor_kind *kinds;
     bool *told;          /* groups that were called unknown */
     uint64_t found[2][OUTLINE_TENSORS_MAX]; /* parameters, of the blocks of one layer */
 };
@@ -127,11 +62,15 @@ static void place_group(struct work *w, size_t i, uint32_t layer,
                         const struct outline_block *const blocks[2])
 {
     const struct tensor_group *g = &w->list->groups[i];
-    uint64_t n = g->per_layer[layer], count = n * g->n_elements * unpacked(g, w->o->quant.bits);
+    uint64_t n = g->per_layer[layer];
+    uint64_t count = n * g->n_elements * tensor_unpacked(g, w->o->quant.bits);
     struct place best = {0};
     for (int k = 0; k < 2; k++)
         if (blocks[k])
             look_in(blocks[k], w->names[i], &best);
+    for (int k = 0; !best.tensor && k < 2; k++)
+        if (blocks[k])
+            look_in(blocks[k], g->name, &best);
     w->c->text += count;
     if (best.tensor && best.tensor->part == PART_EXPERTS)
         w->c->text_experts += count;
@@ -167,7 +106,7 @@ static void check_layer(struct work *w, uint32_t l)
     char where[32];
     memset(w->found, 0, sizeof w->found);
     for (size_t i = 0; i < w->list->n_groups; i++)
-        if (w->kinds[i] == KIND_TEXT && w->list->groups[i].has_layers &&
+        if (w->kinds[i] == TENSOR_TEXT && w->list->groups[i].has_layers &&
             w->list->groups[i].per_layer[l])
             place_group(w, i, l, blocks);
     snprintf(where, sizeof where, "layer %u", l);
@@ -180,7 +119,7 @@ static void check_top(struct work *w)
     const struct outline_block *blocks[2] = {&w->o->top, NULL};
     memset(w->found, 0, sizeof w->found);
     for (size_t i = 0; i < w->list->n_groups; i++)
-        if (w->kinds[i] == KIND_TEXT && !w->list->groups[i].has_layers)
+        if (w->kinds[i] == TENSOR_TEXT && !w->list->groups[i].has_layers)
             place_group(w, i, 0, blocks);
     compare(w, "beside the layers", blocks[0], 0);
 }
@@ -191,16 +130,16 @@ static void count_rest(struct work *w)
     struct outline_check *c = w->c;
     for (size_t i = 0; i < w->list->n_groups; i++) {
         const struct tensor_group *g = &w->list->groups[i];
-        uint64_t of_one = g->n_elements * unpacked(g, w->o->quant.bits);
-        if (w->kinds[i] == KIND_SCALE)
+        uint64_t of_one = g->n_elements * tensor_unpacked(g, w->o->quant.bits);
+        if (w->kinds[i] == TENSOR_SCALE)
             c->n_scales += g->n_tensors;
-        else if (w->kinds[i] != KIND_TEXT)
+        else if (w->kinds[i] != TENSOR_TEXT)
             c->n_carried += g->n_tensors;
-        if (w->kinds[i] == KIND_VISION)
+        if (w->kinds[i] == TENSOR_VISION)
             c->vision += g->n_tensors * of_one;
-        else if (w->kinds[i] == KIND_MTP)
+        else if (w->kinds[i] == TENSOR_MTP)
             c->mtp += g->n_tensors * of_one;
-        else if (w->kinds[i] == KIND_TEXT && g->has_layers)
+        else if (w->kinds[i] == TENSOR_TEXT && g->has_layers)
             for (uint32_t l = w->o->n_layers; l < TENSOR_LAYERS_MAX; l++) {
                 c->mtp += g->per_layer[l] * of_one;
                 c->n_carried += g->per_layer[l];
@@ -218,8 +157,8 @@ void outline_check(const struct outline *o, const struct tensor_list *list,
                        .kinds = xcalloc(list->n_groups, sizeof *w->kinds),
                        .told = xcalloc(list->n_groups, sizeof *w->told)};
     for (size_t i = 0; i < list->n_groups; i++) {
-        w->kinds[i] = kind_of(&list->groups[i]);
-        plain_name(list->groups[i].name, w->names[i]);
+        w->kinds[i] = tensor_kind_of(&list->groups[i]);
+        tensor_plain_name(list->groups[i].name, w->names[i]);
     }
     check_top(w);
     for (uint32_t l = 0; l < o->n_layers; l++)

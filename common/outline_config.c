@@ -15,10 +15,10 @@
 
 /* Families whose every tensor is known. */
 static const char known[] =
-    "kimi_k3 kimi_k31 kimi_linear kimi_k2 kimi_k25 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 "
-    "glm4_moe glm4_moe_lite glm_moe_dsa glm5_next gpt_oss granitemoe hunyuan jamba llama4 "
-    "minimax_m1 minimax_m2 mixtral nemotron_h olmoe qwen2_moe qwen3_moe qwen3_next qwen3_5_moe "
-    "bailing_moe_v2 dbrx phimoe";
+    "bailing_moe_v2 dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe glm4_moe_lite "
+    "glm5_next glm_moe_dsa gpt_oss granitemoe hunyuan jamba kimi_k2 kimi_k25 kimi_k3 kimi_k31 "
+    "kimi_linear llama4 minimax_m1 minimax_m2 mixtral nemotron_h olmoe phimoe qwen2_moe qwen3_5_moe "
+    "qwen3_moe qwen3_next";
 
 /* ---- values --------------------------------------------------------------------------------- */
 
@@ -110,10 +110,10 @@ void build_norm(struct builder *b, struct outline_block *k, const char *weight, 
 
 /* ---- the whole model ------------------------------------------------------------------------ */
 
-static bool is_word_of(const char *words, const char *word)
+bool outline_is_known(const char *word)
 {
     size_t n = strlen(word);
-    for (const char *at = words; *at;) {
+    for (const char *at = known; *at;) {
         size_t m = strcspn(at, " ");
         if (m == n && !strncmp(at, word, n))
             return true;
@@ -132,7 +132,7 @@ static int read_family(struct builder *b)
         return err_set(b->err, -EINVAL, "key 'model_type' is '%s...', too long for a name",
                        hf_shown(type, shown));
     snprintf(b->o->family, sizeof b->o->family, "%s", hf_shown(type, shown));
-    b->o->is_known = is_word_of(known, type);
+    b->o->is_known = outline_is_known(type);
     b->type = b->o->family;
     if (!b->o->is_known)
         outline_note(b->o, "model_type '%s' is not known: its structure is inferred from its keys",

@@ -16,4 +16,7 @@ int outline_parse(const char *name, const char *text, size_t n_bytes, struct out
 /* The same of a file. */
 int outline_read(const char *path, struct outline **out, struct err *err);
 
+/* Is a model_type one whose every tensor is known? */
+bool outline_is_known(const char *type);
+
 #endif

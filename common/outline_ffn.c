@@ -227,8 +227,8 @@ static int build_moe(struct builder *b, uint32_t l, struct outline_block *k)
                                       "experts_per_token", "moe_topk", "moe_k", "moe_top_k"),
                            1, EXPERTS_MAX, OUTLINE_REQUIRED, &k->top_k)) < 0 ||
         (rc = build_number(b, l, KEYS("moe_intermediate_size", "expert_ffn_hidden_size",
-                                      "intermediate_size", "ffn_hidden_size"), 1, WIDTH_MAX, OUTLINE_REQUIRED,
-                           &k->expert_inter)) < 0)
+                                      "intermediate_size", "ffn_hidden_size"), 1, WIDTH_MAX,
+                           OUTLINE_REQUIRED, &k->expert_inter)) < 0)
         return rc;
     if (k->top_k > k->n_experts)
         return err_set(b->err, -EINVAL, "key 'num_experts_per_tok' is %u, but there are %u "

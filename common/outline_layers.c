@@ -256,8 +256,8 @@ int build_layers(struct builder *b)
     b->one_block = *pattern || (blocks && build_is(b, "nemotron_h"));
     if (*pattern)
         return read_pattern(b, pattern);
-    rc = build_number(b, 0, KEYS("num_hidden_layers", "n_layers", "n_layer", "num_layers"), 1, LAYERS_MAX,
-                      OUTLINE_REQUIRED, &b->o->n_layers);
+    rc = build_number(b, 0, KEYS("num_hidden_layers", "n_layers", "n_layer", "num_layers"), 1,
+                      LAYERS_MAX, OUTLINE_REQUIRED, &b->o->n_layers);
     if (rc < 0)
         return rc;
     if (blocks && (rc = read_types(b, "layers_block_type", blocks)) < 0)

@@ -57,8 +57,8 @@ static int read_heads(struct builder *b, struct outline_block *k)
     int rc;
     if ((rc = build_number(b, 0, KEYS("num_attention_heads", "n_heads", "n_head"), 1, HEADS_MAX,
                            OUTLINE_REQUIRED, &k->heads)) < 0 ||
-        (rc = build_number(b, 0, KEYS("num_key_value_heads", "num_kv_heads", "kv_n_heads"), 1, HEADS_MAX,
-                           k->heads, &k->kv_heads)) < 0 ||
+        (rc = build_number(b, 0, KEYS("num_key_value_heads", "num_kv_heads", "kv_n_heads"), 1,
+                           HEADS_MAX, k->heads, &k->kv_heads)) < 0 ||
         (rc = build_number(b, 0, KEYS("head_dim", "attention_head_dim"), 1, DIM_MAX,
                            hidden / k->heads ? hidden / k->heads : 1, &k->key_dim)) < 0)
         return rc;

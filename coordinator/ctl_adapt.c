@@ -14,6 +14,7 @@
 #include "common/conf.h"
 #include "common/hf_config.h"
 #include "common/outline_config.h"
+#include "common/outline_infer.h"
 
 #define FILES_MAX    100000u
 #define TOKENS_STEP  (4ull << 20) /* of one optimizer step */
@@ -114,8 +115,16 @@ static int read_model(struct adapt *a, struct err *err)
     struct model_spec *spec = xcalloc(1, sizeof *spec);
     struct err own = {0};
     int rc = check_links(a->model_dir, err);
-    if (rc == 0 && (rc = outline_read(config, &a->outline, err)) == 0)
-        rc = tensor_list_read(a->model_dir, &a->tensors, err);
+    if (rc == 0 && (rc = outline_read(config, &a->outline, &own)) < 0)
+        err_set(err, rc, "%s", own.text);
+    /* A broken or missing file stays one; keys that do not tell enough may be made up for. */
+    if (rc == 0 || rc == -EINVAL || rc == -ENOTSUP) {
+        int keys = rc;
+        rc = tensor_list_read(a->model_dir, &a->tensors, keys < 0 ? &own : err);
+        if (keys < 0 && (rc < 0 || outline_infer(config, &a->tensors, own.text, &a->outline,
+                                                 &(struct err){0}) < 0))
+            rc = keys;
+    }
     if (rc == 0) {
         a->runs = hf_config_read(config, spec, &own) == 0;
         snprintf(a->why_not, sizeof a->why_not, "%s", own.text);

@@ -29,8 +29,8 @@ void adapt_shortfall(const struct adapt *a, char out[160])
     else if (m->total > a->cluster.gpu_memory)
         snprintf(out, 160, "the least is %.1f GB a GPU", (double)m->total / 1e9);
     else
-        snprintf(out, 160, "the least is %.1f GB a GPU with %.1f GB of the host's memory, which has "
-                 "%.1f GB for each GPU", (double)m->total / 1e9, (double)m->host / 1e9,
+        snprintf(out, 160, "the least is %.1f GB a GPU with %.1f GB of the host's memory, which "
+                 "has %.1f GB for each GPU", (double)m->total / 1e9, (double)m->host / 1e9,
                  (double)host / 1e9);
 }
 

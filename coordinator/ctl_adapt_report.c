@@ -98,7 +98,8 @@ static void write_plan_rows(const struct adapt *a, FILE *f)
         bool runs = adapt_engine_runs(a, c, lacks);
         fprintf(f, "| %u | %u | %u | %u | %u | %u | %u x %u | %s | %s | %s | %.1f | %.2f | %.0f | "
                 "%.1f%% | %s%s |\n", i + 1, c->fsdp, c->ep, c->expert_shard, c->sp, c->tp,
-                c->micro_batch, c->accumulation, recompute_names[c->recompute], offload_names[c->offload],
+                c->micro_batch, c->accumulation, recompute_names[c->recompute],
+                offload_names[c->offload],
                 a->job.is_lora ? base_names[c->base] : c->is_f32 ? "f32" : "bf16",
                 gb(p->memory.total), p->time.total, p->time.tokens_per_s, 100 * p->time.mfu,
                 runs ? "yes" : "lacks ", runs ? "" : lacks);
@@ -159,9 +160,10 @@ static void write_best(const struct adapt *a, FILE *f)
 /* The fastest plan of each way to store a frozen base. */
 static void write_bases(const struct adapt *a, FILE *f)
 {
-    fprintf(f, "\n## How the frozen base is stored\n\nGB of one GPU, of the fastest plan of each:\n\n"
-            "| base | FSDP | EP | expert shard | weights | gradients | optimizer | activations | "
-            "buffers | total | tokens/s |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+    fprintf(f, "\n## How the frozen base is stored\n\nGB of one GPU, of the fastest plan of each:\n"
+            "\n| base | FSDP | EP | expert shard | weights | gradients | optimizer | activations | "
+            "buffers | total | tokens/s |\n"
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");
     for (int base = 0; base < BASE_PRECISIONS; base++) {
         uint32_t i = 0;
         while (i < a->all->n_plans && a->all->plans[i].choice.base != (enum base_precision)base)

@@ -108,10 +108,13 @@ def files_are_fit_for_use(folder):
         if shutil.which("shellcheck"):
             checked = subprocess.run(["shellcheck", path], capture_output=True, text=True)
             expect(checked.returncode == 0, checked.stdout)
+        else:
+            print("SKIPPED: shellcheck is not installed, so", script, "was only parsed")
     try:
         import yaml
     except ImportError:
         yaml = None
+        print("SKIPPED: no module yaml, so YAML files were not read")
     for name in ("job.yaml", "cluster.yaml", "launch-k8s.yaml"):
         with open(os.path.join(folder, name)) as f:
             expect(not yaml or list(yaml.safe_load_all(f)), name)
@@ -166,6 +169,18 @@ def an_unknown_family_is_counted_by_its_tensors(folder):
     expect(any("extra_proj" in line for line in d["checkpoint"]["disagreements"]), d["checkpoint"])
     expect(any("novel_moe" in line for line in d["model"]["inferred"]), d["model"])
     expect(not d["today"]["model_runs"] and "novel_moe" in d["today"]["reason"], d["today"])
+    # Keys that tell nothing but the type and how many experts a token uses.
+    write(folder, "config.json", {"model_type": "odd_moe", "router": {"experts_per_tok": 1}})
+    d = adapt(folder)
+    m = d["model"]
+    expect((m["parameters_total"], m["parameters_active"]) ==
+           (wanted, wanted - 2 * 3 * 3 * 32 * 64), m)
+    expect(m["layers"] == [{"kind": "mixer+moe", "count": 2}], m["layers"])
+    expect(d["checkpoint"]["unknown"] == 0 and d["plans"], d["checkpoint"])
+    expect(any("layers are those of the tensors" in line for line in m["inferred"]), m)
+    # Of a known family the keys must be right, whatever the tensors show.
+    write(folder, "config.json", {"model_type": "mixtral"})
+    refused("a known family without keys", folder, "'hidden_size' is missing")
 
 
 # ---- hostile folders
