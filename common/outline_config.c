@@ -17,8 +17,8 @@
 static const char known[] =
     "bailing_moe_v2 dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe glm4_moe_lite "
     "glm5_next glm_moe_dsa gpt_oss granitemoe hunyuan jamba kimi_k2 kimi_k25 kimi_k3 kimi_k31 "
-    "kimi_linear llama4 minimax_m1 minimax_m2 mixtral nemotron_h olmoe phimoe qwen2_moe qwen3_5_moe "
-    "qwen3_moe qwen3_next";
+    "kimi_linear llama4 minimax_m1 minimax_m2 mixtral nemotron_h olmoe phimoe qwen2_moe "
+    "qwen3_5_moe qwen3_moe qwen3_next";
 
 /* ---- values --------------------------------------------------------------------------------- */
 
