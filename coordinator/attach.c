@@ -186,6 +186,7 @@ void attach_hello(struct coord *c, struct turn *t, uint64_t peer, const Ballast_
     w->memory_bytes = hello->memory_bytes;
     w->cores = hello->cores;
     w->pid = hello->pid;
+    fleet_set_gpu(w, hello->gpu);
     fleet_set_peer(&c->fleet, w, peer);
     fleet_heard(&c->fleet, w, t->now_ns);
     if (w->record_state != BALLAST__WORKER_STATE__WORKER_IDLE ||
@@ -212,6 +213,7 @@ void attach_heartbeat(struct coord *c, struct turn *t, uint64_t peer, const Ball
     bool is_newest = is_news(c, t, w, e);
     if (is_newest) {
         w->beat_seq = e->seq;
+        fleet_set_gpu(w, beat->gpu);
         send_alive(c, t, w);
     }
     hold(c, t, w, beat->ranks, beat->n_ranks, is_newest);

@@ -62,6 +62,8 @@ const struct ctl_command ctl_commands[] = {
     {"workers", "", 0, 0, "", "the fleet: states, heartbeats and what runs where",
      "  ballast workers\n"
      "  ballast workers --json\n", ctl_workers},
+    {"worker show", "NAME", 1, 1, "", "one worker, and the health of its GPU",
+     "  ballast worker show node3-0\n", ctl_worker_show},
     {"worker drain", "NAME", 1, 1, "r", "give a worker no new work",
      "  ballast worker drain node3-0 --reason 'fan is loud'\n", ctl_worker_drain},
     {"worker resume", "NAME", 1, 1, "r", "give a drained worker work again",

@@ -147,6 +147,11 @@ const char *ctl_state_short(const Ballast__Job *job);
 const char *ctl_state_color(Ballast__JobState state);
 bool ctl_state_is_ended(Ballast__JobState state);
 const char *ctl_worker_state_name(Ballast__WorkerState state);
+/* What a bit of GpuHealth.throttle_reasons means; false beyond the last. */
+bool ctl_throttle_reason(unsigned bit, const char **out_name);
+/* A line of what is shown of one thing; nothing where the text is empty. */
+void ctl_print_line(const char *key, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* ---- ctl_json.c: JSON of what the coordinator says */
 
@@ -191,6 +196,7 @@ int ctl_logs(struct ctl *c);
 int ctl_events(struct ctl *c);
 int ctl_metrics(struct ctl *c);
 int ctl_workers(struct ctl *c);
+int ctl_worker_show(struct ctl *c);
 int ctl_worker_drain(struct ctl *c);
 int ctl_worker_resume(struct ctl *c);
 int ctl_adapt(struct ctl *c);

@@ -125,56 +125,39 @@ int ctl_jobs(struct ctl *c)
 
 /* ---- one job -------------------------------------------------------------------------------- */
 
-static void show_line(const char *key, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void show_line(const char *key, const char *format, ...)
-{
-    char text[2048];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    if (!*text)
-        return;
-    printf("%-16s ", key);
-    ctl_print_escaped(stdout, text, strlen(text), false);
-    putchar('\n');
-}
-
 static void show_instant(const char *key, int64_t ns)
 {
     char text[CLOCK_STAMP_BYTES];
     if (!ns)
         return;
     clock_stamp(ns, text);
-    show_line(key, "%s", text);
+    ctl_print_line(key, "%s", text);
 }
 
 static void show_job_lines(const Ballast__Job *job)
 {
-    show_line("id", "%" PRIu64, job->id);
-    show_line("name", "%s", job->name);
-    show_line("user", "%s", job->user);
-    show_line("state", "%s%s", ctl_state_name(job->state), job->held ? " (held)" : "");
-    show_line("reason", "%s", job->reason);
-    show_line("exit", "%s", job->exit);
-    show_line("step", "%" PRIu64 " of %" PRIu64, job->step, job->steps);
+    ctl_print_line("id", "%" PRIu64, job->id);
+    ctl_print_line("name", "%s", job->name);
+    ctl_print_line("user", "%s", job->user);
+    ctl_print_line("state", "%s%s", ctl_state_name(job->state), job->held ? " (held)" : "");
+    ctl_print_line("reason", "%s", job->reason);
+    ctl_print_line("exit", "%s", job->exit);
+    ctl_print_line("step", "%" PRIu64 " of %" PRIu64, job->step, job->steps);
     if (job->checkpoint_step)
-        show_line("checkpoint step", "%" PRIu64, job->checkpoint_step);
+        ctl_print_line("checkpoint step", "%" PRIu64, job->checkpoint_step);
     if (isfinite(job->loss))
-        show_line("loss", "%.4f", job->loss);
+        ctl_print_line("loss", "%.4f", job->loss);
     if (isfinite(job->validation_loss))
-        show_line("validation loss", "%.4f", job->validation_loss);
+        ctl_print_line("validation loss", "%.4f", job->validation_loss);
     if (job->tokens_per_second > 0)
-        show_line("tokens/s", "%.0f", job->tokens_per_second);
+        ctl_print_line("tokens/s", "%.0f", job->tokens_per_second);
     if (isfinite(job->imbalance))
-        show_line("imbalance", "%.3f", job->imbalance);
-    show_line("attempt", "%" PRIu32 ", %" PRIu32 " restarts", job->attempt, job->n_restarts);
-    show_line("priority", "%" PRId32, job->priority);
-    show_line("workers", "%" PRIu32, job->gang_size);
+        ctl_print_line("imbalance", "%.3f", job->imbalance);
+    ctl_print_line("attempt", "%" PRIu32 ", %" PRIu32 " restarts", job->attempt, job->n_restarts);
+    ctl_print_line("priority", "%" PRId32, job->priority);
+    ctl_print_line("workers", "%" PRIu32, job->gang_size);
     for (size_t i = 0; i < job->n_workers; i++)
-        show_line("", "rank %zu: %s", i, job->workers[i]);
+        ctl_print_line("", "rank %zu: %s", i, job->workers[i]);
     show_instant("submitted", job->submitted_at_ns);
     show_instant("started", job->started_at_ns);
     show_instant("ended", job->ended_at_ns);

@@ -139,6 +139,35 @@ struct json *ctl_json_spec(const Ballast__JobSpec *spec)
 
 /* ---- the rest ------------------------------------------------------------------------------- */
 
+static struct json *json_gpu(const Ballast__GpuHealth *g)
+{
+    struct json *o = json_new_object(), *reasons = json_new_array();
+    const char *reason;
+    for (unsigned i = 0; ctl_throttle_reason(i, &reason); i++)
+        if (g->throttle_reasons >> i & 1)
+            json_push(reasons, json_new_string(reason));
+    json_put(o, "name", json_new_string(g->name));
+    json_put(o, "utilization", json_new_double(g->utilization));
+    json_put(o, "memory_used_bytes", json_new_u64(g->memory_used_bytes));
+    json_put(o, "memory_bytes", json_new_u64(g->memory_bytes));
+    json_put(o, "temperature_celsius", json_new_u64(g->temperature_celsius));
+    json_put(o, "power_watts", json_new_double(g->power_watts));
+    json_put(o, "power_limit_watts", json_new_double(g->power_limit_watts));
+    json_put(o, "sm_clock_mhz", json_new_u64(g->sm_clock_mhz));
+    json_put(o, "memory_clock_mhz", json_new_u64(g->memory_clock_mhz));
+    json_put(o, "throttle_reasons", reasons);
+    json_put(o, "ecc_corrected", json_new_u64(g->ecc_corrected));
+    json_put(o, "ecc_uncorrected", json_new_u64(g->ecc_uncorrected));
+    json_put(o, "rows_remapped_corrected", json_new_u64(g->rows_remapped_corrected));
+    json_put(o, "rows_remapped_uncorrected", json_new_u64(g->rows_remapped_uncorrected));
+    json_put(o, "row_remap_pending", json_new_bool(g->row_remap_pending));
+    json_put(o, "row_remap_failed", json_new_bool(g->row_remap_failed));
+    json_put(o, "last_xid", g->last_xid ? json_new_u64(g->last_xid) : NULL);
+    json_put(o, "nvlink_errors", json_new_u64(g->nvlink_errors));
+    json_put(o, "sick", known_text(g->sick));
+    return o;
+}
+
 struct json *ctl_json_worker(const Ballast__Worker *worker)
 {
     struct json *o = json_new_object();
@@ -156,6 +185,7 @@ struct json *ctl_json_worker(const Ballast__Worker *worker)
     json_put(o, "reason", json_new_string(worker->reason));
     json_put(o, "version", json_new_string(worker->version));
     json_put(o, "pid", json_new_u64(worker->pid));
+    json_put(o, "gpu", worker->gpu ? json_gpu(worker->gpu) : NULL);
     return o;
 }
 

@@ -207,6 +207,32 @@ bool ctl_state_is_ended(Ballast__JobState state)
            state == BALLAST__JOB_STATE__JOB_CANCELLED;
 }
 
+void ctl_print_line(const char *key, const char *format, ...)
+{
+    char text[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (!*text)
+        return;
+    printf("%-16s ", key);
+    ctl_print_escaped(stdout, text, strlen(text), false);
+    putchar('\n');
+}
+
+bool ctl_throttle_reason(unsigned bit, const char **out_name)
+{
+    static const char *const names[] = {
+        "idle", "application_clocks", "power_cap", "hardware_slowdown", "sync_boost",
+        "software_thermal", "hardware_thermal", "hardware_power_brake", "display_clocks",
+    };
+    if (bit >= sizeof names / sizeof *names)
+        return false;
+    *out_name = names[bit];
+    return true;
+}
+
 const char *ctl_worker_state_name(Ballast__WorkerState state)
 {
     static const char *const names[] = {
@@ -218,6 +244,7 @@ const char *ctl_worker_state_name(Ballast__WorkerState state)
         [BALLAST__WORKER_STATE__WORKER_LOST]    = "LOST",
         [BALLAST__WORKER_STATE__WORKER_DRAINED] = "DRAINED",
         [BALLAST__WORKER_STATE__WORKER_GONE]    = "GONE",
+        [BALLAST__WORKER_STATE__WORKER_SICK]    = "SICK",
     };
     return (size_t)state < sizeof names / sizeof *names ? names[state] : names[0];
 }

@@ -1,7 +1,8 @@
-/* ctl_worker.c - the fleet: the list, drain and resume */
+/* ctl_worker.c - the fleet: the list, one worker and its GPU, drain and resume */
 #include "coordinator/ctl.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,8 +14,8 @@ static const struct ctl_column columns[] = {
 };
 static const struct ctl_column wide_columns[] = {
     {"NAME", false}, {"NODE", false}, {"STATE", false}, {"DEVICE", false}, {"HB", true},
-    {"JOB", true}, {"RANK", true}, {"MEMORY", true}, {"CORES", true}, {"PID", true},
-    {"VERSION", false}, {"REASON", false},
+    {"JOB", true}, {"RANK", true}, {"MEMORY", true}, {"CORES", true}, {"GPU", true},
+    {"TEMP", true}, {"POWER", true}, {"PID", true}, {"VERSION", false}, {"REASON", false},
 };
 
 static const char *state_color(Ballast__WorkerState state)
@@ -23,11 +24,24 @@ static const char *state_color(Ballast__WorkerState state)
     case BALLAST__WORKER_STATE__WORKER_BUSY:    return "32";
     case BALLAST__WORKER_STATE__WORKER_LATE:
     case BALLAST__WORKER_STATE__WORKER_SUSPECT: return "33";
+    case BALLAST__WORKER_STATE__WORKER_SICK:
     case BALLAST__WORKER_STATE__WORKER_LOST:    return "31";
     case BALLAST__WORKER_STATE__WORKER_DRAINED:
     case BALLAST__WORKER_STATE__WORKER_GONE:    return "35";
     default:                                    return NULL;
     }
+}
+
+static void add_gpu(struct ctl_table *t, const Ballast__GpuHealth *g)
+{
+    if (!g) {
+        for (int i = 0; i < 3; i++)
+            ctl_table_cell(t, "-");
+        return;
+    }
+    ctl_table_cell(t, "%.0f%%", g->utilization * 100);
+    ctl_table_cell(t, "%" PRIu32 " C", g->temperature_celsius);
+    ctl_table_cell(t, "%.0f W", g->power_watts);
 }
 
 static void add_worker(struct ctl_table *t, const Ballast__Worker *w, bool is_wide)
@@ -50,6 +64,7 @@ static void add_worker(struct ctl_table *t, const Ballast__Worker *w, bool is_wi
         ctl_bytes_text(w->memory_bytes, bytes);
         ctl_table_cell(t, "%s", bytes);
         ctl_table_cell(t, "%" PRIu32, w->cores);
+        add_gpu(t, w->gpu);
         ctl_table_cell(t, "%" PRIu32, w->pid);
         ctl_table_cell(t, "%s", w->version);
     }
@@ -96,6 +111,85 @@ int ctl_workers(struct ctl *c)
         if (!reply->n_workers)
             ctl_hint(c, "no worker has come yet: ballast-worker --config FILE");
     }
+    return CTL_OK;
+}
+
+static void show_throttling(uint64_t bits)
+{
+    char text[256] = "";
+    const char *reason;
+    for (unsigned i = 0; ctl_throttle_reason(i, &reason); i++)
+        if (bits >> i & 1)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", *text ? ", " : "",
+                     reason);
+    ctl_print_line("throttled", "%s", *text ? text : "no");
+}
+
+static void show_gpu(const Ballast__GpuHealth *g)
+{
+    char used[32], all[32];
+    ctl_bytes_text(g->memory_used_bytes, used);
+    ctl_bytes_text(g->memory_bytes, all);
+    ctl_print_line("gpu", "%s", g->name);
+    ctl_print_line("health", "%s", g->sick[0] ? g->sick : "well");
+    ctl_print_line("utilization", "%.0f%%", g->utilization * 100);
+    ctl_print_line("memory", "%s of %s", used, all);
+    ctl_print_line("temperature", "%" PRIu32 " C", g->temperature_celsius);
+    ctl_print_line("power", "%.0f of %.0f W", g->power_watts, g->power_limit_watts);
+    ctl_print_line("clocks", "%" PRIu32 " MHz, memory %" PRIu32 " MHz", g->sm_clock_mhz,
+                   g->memory_clock_mhz);
+    show_throttling(g->throttle_reasons);
+    ctl_print_line("ecc errors", "%" PRIu64 " corrected, %" PRIu64 " not", g->ecc_corrected,
+                   g->ecc_uncorrected);
+    ctl_print_line("row remaps", "%" PRIu32 " corrected, %" PRIu32 " not%s%s",
+                   g->rows_remapped_corrected, g->rows_remapped_uncorrected,
+                   g->row_remap_pending ? ", one waits for a reset" : "",
+                   g->row_remap_failed ? ", one failed" : "");
+    if (g->last_xid)
+        ctl_print_line("last xid", "%" PRIu64, g->last_xid);
+    ctl_print_line("nvlink errors", "%" PRIu64, g->nvlink_errors);
+}
+
+static void show_one(const Ballast__Worker *w)
+{
+    char bytes[32];
+    ctl_bytes_text(w->memory_bytes, bytes);
+    ctl_print_line("name", "%s", w->name);
+    ctl_print_line("node", "%s", w->node);
+    ctl_print_line("state", "%s", ctl_worker_state_name(w->state));
+    ctl_print_line("reason", "%s", w->reason);
+    ctl_print_line("device", "%s", w->device);
+    ctl_print_line("heartbeat", "%.1f s ago", (double)w->heartbeat_age_ms / 1e3);
+    if (w->job_id)
+        ctl_print_line("job", "%" PRIu64 ", attempt %" PRIu32 ", rank %" PRIu32, w->job_id,
+                       w->attempt, w->rank);
+    ctl_print_line("host", "%s, %" PRIu32 " cores", bytes, w->cores);
+    ctl_print_line("process", "%" PRIu32 ", version %s", w->pid, w->version);
+    if (w->gpu)
+        show_gpu(w->gpu);
+}
+
+int ctl_worker_show(struct ctl *c)
+{
+    Ballast__WorkerListRequest request = BALLAST__WORKER_LIST_REQUEST__INIT;
+    const ProtobufCMessage *message;
+    int rc = ctl_call(c, BALLAST__METHOD__METHOD_WORKER_LIST, &request.base, &message);
+    if (rc != CTL_OK)
+        return rc;
+    const Ballast__WorkerListReply *reply = (const Ballast__WorkerListReply *)message;
+    const Ballast__Worker *found = NULL;
+    for (size_t i = 0; i < reply->n_workers; i++)
+        if (!strcmp(reply->workers[i]->name, c->args[0]))
+            found = reply->workers[i];
+    if (!found)
+        return ctl_fail(c, CTL_NOT_FOUND, "there is no worker '%s'; ballast workers lists them",
+                        c->args[0]);
+    if (ctl_is_json(c))
+        ctl_json_one(c, "Worker", reply->seq, ctl_json_worker(found));
+    else if (c->format == CTL_NAME)
+        printf("%s\n", found->name);
+    else
+        show_one(found);
     return CTL_OK;
 }
 

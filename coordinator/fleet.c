@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/gpu.h"
+
 void fleet_init(struct fleet *f, const struct fleet_config *config)
 {
     *f = (struct fleet){.config = *config};
@@ -14,6 +16,7 @@ static void worker_destroy(struct worker *w)
     free(w->name);
     free(w->node);
     free(w->record_reason);
+    fleet_set_gpu(w, NULL);
     free(w->device);
     free(w->version);
     free(w);
@@ -180,9 +183,21 @@ void fleet_heard(struct fleet *f, struct worker *w, uint64_t now_ns)
     fleet_set_health(f, w, HEALTH_ALIVE);
 }
 
+static bool is_sick(const struct worker *w)
+{
+    return w->gpu && w->gpu->sick[0];
+}
+
 bool fleet_is_usable(const struct worker *w)
 {
-    return (w->health == HEALTH_ALIVE || w->health == HEALTH_LATE) && w->peer && !w->is_drained;
+    return (w->health == HEALTH_ALIVE || w->health == HEALTH_LATE) && w->peer && !w->is_drained &&
+           !is_sick(w);
+}
+
+void fleet_set_gpu(struct worker *w, const Ballast__GpuHealth *gpu)
+{
+    gpu_free(w->gpu);
+    w->gpu = gpu_dup(gpu);
 }
 
 bool fleet_is_free(const struct worker *w, uint64_t now_ns)
@@ -285,6 +300,8 @@ static Ballast__WorkerState state_of(const struct worker *w)
     }
     if (w->is_drained)
         return BALLAST__WORKER_STATE__WORKER_DRAINED;
+    if (is_sick(w))
+        return BALLAST__WORKER_STATE__WORKER_SICK;
     return w->job || w->holds_foreign ? BALLAST__WORKER_STATE__WORKER_BUSY
                                       : BALLAST__WORKER_STATE__WORKER_IDLE;
 }
@@ -293,6 +310,8 @@ static const char *reason_of(const struct worker *w)
 {
     if (w->health == HEALTH_EXPECTED)
         return "has not come back since the coordinator started";
+    if (w->health == HEALTH_ALIVE && !w->is_drained && is_sick(w))
+        return w->gpu->sick;
     if (w->health == HEALTH_ALIVE && !w->is_drained && w->holds_foreign && !w->job)
         return "ends an attempt that is not wanted any more";
     return w->record_reason;
@@ -317,5 +336,6 @@ Ballast__Worker *fleet_describe(const struct worker *w, uint64_t now_ns, struct 
     out->reason = arena_strdup(arena, reason_of(w));
     out->version = arena_strdup(arena, w->version);
     out->pid = w->pid;
+    out->gpu = gpu_dup_in(arena, w->gpu);
     return out;
 }

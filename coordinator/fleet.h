@@ -9,7 +9,7 @@
  *
  * EXPECTED is a worker known from the records that has not come back since the coordinator
  * started; it becomes LOST after the restart grace. GONE said goodbye. Drained is a person's
- * wish beside all of that. */
+ * wish beside all of that, and so is the health of its GPU: one that is sick gets no new work. */
 #ifndef COORDINATOR_FLEET_H
 #define COORDINATOR_FLEET_H
 
@@ -45,6 +45,7 @@ struct worker {
     record_seq  claim_seq;      /* of the record that assigned it, while state is rebuilt */
     uint64_t    free_from_ns;   /* trainers of a life before may live until then */
     bool        holds_foreign;  /* its last report had a live attempt that is not wanted */
+    Ballast__GpuHealth *gpu;    /* its last word about it; NULL: none */
     uint8_t     resume_key[IDEMPOTENCY_KEY_BYTES]; /* of the last resume */
 };
 
@@ -88,6 +89,9 @@ void fleet_set_health(struct fleet *f, struct worker *w, enum health health);
 /* A newer word of its present life: alive, with a full lease. */
 void fleet_heard(struct fleet *f, struct worker *w, uint64_t now_ns);
 
+/* What it says about its GPU, copied; NULL: nothing. */
+void fleet_set_gpu(struct worker *w, const Ballast__GpuHealth *gpu);
+
 uint64_t fleet_interval_ns(const struct fleet *f);
 
 /* Notes that it has been told the present interval; returns it in milliseconds. */
@@ -101,7 +105,7 @@ uint64_t fleet_tick(struct fleet *f, uint64_t now_ns, struct arena *arena,
 /* A full lease for everybody: nobody is blamed for the time in which nobody listened. */
 void fleet_renew(struct fleet *f, uint64_t now_ns);
 
-/* Attached and not suspect: its word is fresh enough to start something there. */
+/* Attached and not suspect, drained or sick: something may be started there. */
 bool fleet_is_usable(const struct worker *w);
 bool fleet_is_free(const struct worker *w, uint64_t now_ns);
 bool fleet_is_attached(const struct worker *w);

@@ -40,6 +40,8 @@ static const struct check_bound bounds[] = {
     ROW(hello, "version", TEXT_FREE, 0, NAME_BYTES_MAX),
     ROW(hello, "ranks", 0, 0, RANK_STATES_MAX),
     ROW(heartbeat, "ranks", 0, 0, RANK_STATES_MAX),
+    ROW(gpu_health, "name", TEXT_FREE, 0, NAME_BYTES_MAX),
+    ROW(gpu_health, "sick", TEXT_FREE, 0, REASON_BYTES_MAX),
     ROW(rank_state, "job_id", 0, 1, UINT64_MAX),
     ROW(rank_state, "attempt", 0, 1, UINT32_MAX),
     ROW(rank_state, "rank", 0, 0, RANKS_MAX - 1),

@@ -86,8 +86,8 @@ static inline void download(struct coll *c, void *x, const void *tensor, size_t 
         memcpy(x, tensor, n_bytes);
 }
 
-static inline void check_all_reduce(struct rank *r, struct coll *c, const struct coll_group *g, uint32_t k,
-                             float *x, float *tensor, size_t n)
+static inline void check_all_reduce(struct rank *r, struct coll *c, const struct coll_group *g,
+                                    uint32_t k, float *x, float *tensor, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         x[i] = value(k, c->rank, i);
@@ -104,8 +104,8 @@ static inline void check_all_reduce(struct rank *r, struct coll *c, const struct
 }
 
 static inline void check_scatter_gather(struct rank *r, struct coll *c, const struct coll_group *g,
-                                 uint32_t k, float *x, float *tensor, float *y, size_t n,
-                                 size_t n_blocks)
+                                        uint32_t k, float *x, float *tensor, float *y, size_t n,
+                                        size_t n_blocks)
 {
     size_t whole = n * n_blocks * g->n_ranks * sizeof *x;
     for (size_t i = 0; i < n * n_blocks * g->n_ranks; i++)
@@ -132,8 +132,8 @@ static inline int64_t n_rows(uint32_t k, uint32_t a, uint32_t b)
     return next(&s) % 3 == 0 ? 0 : next(&s) % 40;
 }
 
-static inline void check_rows(struct rank *r, struct coll *c, const struct coll_group *g, uint32_t k,
-                       float *x, float *tensor, float *y, size_t row_floats)
+static inline void check_rows(struct rank *r, struct coll *c, const struct coll_group *g,
+                              uint32_t k, float *x, float *tensor, float *y, size_t row_floats)
 {
     int64_t send[WORLD_MAX], recv[WORLD_MAX];
     int32_t mine[WORLD_MAX], all[WORLD_MAX * WORLD_MAX];

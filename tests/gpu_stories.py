@@ -167,7 +167,8 @@ def example(o):
             (shutil.copytree if os.path.isdir(source) else copy_file)(source, target)
         os.symlink(os.path.join(c.folder, "text"), os.path.join(c.folder, "example", "text"))
         d, n_steps = degrees(o.ranks), 40 if o.rehearse else 120
-        job = c.submit(os.path.join(c.folder, "example", "job.yaml"), "--set", f"train.steps={n_steps}",
+        job = c.submit(os.path.join(c.folder, "example", "job.yaml"),
+                       "--set", f"train.steps={n_steps}",
                        "--set", f"parallel.workers={d['workers']}",
                        "--set", f"parallel.fsdp_shard_degree={d['fsdp']}",
                        "--set", f"parallel.expert_parallel_degree={d['ep']}",

@@ -54,6 +54,7 @@ void agent_destroy(struct agent *a)
     free((char *)a->config.node);
     free((char *)a->config.device);
     free((char *)a->config.version);
+    gpu_free(a->gpu);
     free(a->leave_reason);
     free(a);
 }

@@ -120,6 +120,10 @@ void agent_log_grown(struct agent *a, struct agent_turn *t, job_id job, uint32_t
 /* For the next heartbeats. */
 void agent_measured(struct agent *a, uint64_t loop_lag_ms, uint64_t memory_used_bytes);
 
+/* What is known about its GPU now, copied: in all it says of itself from now on. NULL: nothing. One
+ * that becomes sick is noted, and the coordinator gives it no new work. */
+void agent_gpu(struct agent *a, struct agent_turn *t, const Ballast__GpuHealth *gpu);
+
 /* The daemon has been told to end: stops the trainer (bounded), says goodbye, accepts no START.
  * agent_may_exit becomes true when all that is done; what is not acknowledged by then is lost to
  * the coordinator, which sees the worker GONE. */

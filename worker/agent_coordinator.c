@@ -18,6 +18,7 @@ void agent_say_hello(struct agent *a, struct agent_turn *t)
     h->cores = a->config.cores;
     h->pid = a->config.pid;
     h->n_ranks = agent_describe_all(a, &t->arena, &h->ranks);
+    h->gpu = gpu_dup_in(&t->arena, a->gpu);
     struct effect *e = agent_say(a, t, BALLAST__KIND__KIND_REQUEST, BALLAST__METHOD__METHOD_HELLO,
                                  &h->base);
     e->envelope.request_id = a->hello_request_id = ++a->next_request_id;
@@ -36,6 +37,7 @@ void agent_beat(struct agent *a, struct agent_turn *t)
     h->n_ranks = agent_describe_all(a, &t->arena, &h->ranks);
     h->loop_lag_ms = a->loop_lag_ms;
     h->memory_used_bytes = a->memory_used_bytes;
+    h->gpu = gpu_dup_in(&t->arena, a->gpu);
     agent_say(a, t, BALLAST__KIND__KIND_NOTICE, BALLAST__METHOD__METHOD_HEARTBEAT, &h->base);
     a->beats[a->n_beats++ % BEATS_MAX] = (struct beat){.seq = a->seq, .sent_ns = t->now_ns};
     a->next_beat_ns = t->now_ns + a->interval_ns;

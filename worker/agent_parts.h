@@ -8,6 +8,7 @@
 #ifndef WORKER_AGENT_PARTS_H
 #define WORKER_AGENT_PARTS_H
 
+#include "proto/gpu.h"
 #include "worker/agent.h"
 #include "worker/outbox.h"
 
@@ -80,6 +81,7 @@ struct agent {
     Ballast__Code refused_with; /* of the last refusal, to note it once */
 
     uint64_t loop_lag_ms, memory_used_bytes;
+    Ballast__GpuHealth *gpu; /* NULL: nothing is known */
     bool     is_leaving, has_said_goodbye;
     char    *leave_reason;
 };

@@ -1,6 +1,8 @@
 /* agent_trainer.c - what trainers say and how they end, as the worker's core sees it */
 #include "worker/agent_parts.h"
 
+#include <string.h>
+
 /* ---- trainer ------------------------------------------------------------------------------- */
 
 /* What a trainer says of plans only grows. True if it is news. */
@@ -149,4 +151,18 @@ void agent_measured(struct agent *a, uint64_t loop_lag_ms, uint64_t memory_used_
 {
     a->loop_lag_ms = loop_lag_ms;
     a->memory_used_bytes = memory_used_bytes;
+}
+
+void agent_gpu(struct agent *a, struct agent_turn *t, const Ballast__GpuHealth *gpu)
+{
+    const char *before = a->gpu ? a->gpu->sick : "", *now = gpu ? gpu->sick : "";
+    bool is_news = strcmp(before, now) != 0;
+    if (is_news)
+        agent_note(t, arena_printf(&t->arena, "worker=%s device=%s msg=\"%s%s\"", a->config.name,
+                                   a->config.device, now[0] ? "gets no new work: " : "",
+                                   now[0] ? now : "the GPU is well again"));
+    gpu_free(a->gpu);
+    a->gpu = gpu_dup(gpu);
+    if (is_news && a->is_attached)
+        a->next_beat_ns = t->now_ns; /* before a job is given to it */
 }

@@ -2,7 +2,7 @@
  *
  * Everything runs on one uv loop. Every event is one turn: inputs go in, effects come out and are
  * carried out in order. A spawn that fails is an input of the next turn, so that effects never
- * run inside effects. */
+ * run inside effects. The GPU is looked at on another thread: a look may take long. */
 #include "worker/control.h"
 
 #include <assert.h>
@@ -26,7 +26,10 @@
 #include "common/version.h"
 #include "proto/check.h"
 #include "worker/attempts.h"
+#include "worker/gpu_health.h"
 #include "worker/spool.h"
+
+#define GPU_LOOK_MS 5000 /* between looks at the GPU */
 
 struct control {
     const struct worker_config *config; /* borrowed */
@@ -36,6 +39,11 @@ struct control {
     uv_timer_t timer;
     uv_signal_t signals[3];
     struct attempts *attempts;
+    struct gpu_health *gpu; /* NULL: none to look at */
+    const Ballast__GpuHealth *gpu_said; /* by the last look */
+    uv_timer_t gpu_timer;
+    uv_work_t gpu_look;
+    bool is_looking; /* gpu_look is under way */
     uint64_t seq; /* of the newest message, to be shown */
     uint64_t timer_due_ns; /* 0: not armed */
     int lock_fd;
@@ -187,6 +195,7 @@ static void close_all(struct control *c)
     attempts_destroy(c->attempts);
     c->attempts = NULL;
     uv_close((uv_handle_t *)&c->timer, NULL);
+    uv_close((uv_handle_t *)&c->gpu_timer, NULL);
     for (size_t i = 0; i < sizeof c->signals / sizeof *c->signals; i++)
         uv_close((uv_handle_t *)&c->signals[i], NULL);
 }
@@ -205,6 +214,33 @@ static void on_timer(uv_timer_t *timer)
     agent_measured(c->agent, lag_ns / NS_PER_MS, attempts_resident_bytes(c->attempts));
     attempts_tell_failed(c->attempts, &t);
     turn_end(c, &t);
+}
+
+/* ---- the GPU -------------------------------------------------------------------------------- */
+
+static void look_at_gpu(uv_work_t *look)
+{
+    struct control *c = look->data;
+    c->gpu_said = gpu_health_look(c->gpu);
+}
+
+static void on_looked(uv_work_t *look, int status)
+{
+    struct control *c = look->data;
+    c->is_looking = false;
+    if (status < 0 || c->is_closing)
+        return;
+    struct agent_turn t;
+    turn_begin(c, &t);
+    agent_gpu(c->agent, &t, c->gpu_said);
+    turn_end(c, &t);
+}
+
+static void on_gpu_timer(uv_timer_t *timer)
+{
+    struct control *c = timer->data;
+    if (!c->is_looking)
+        c->is_looking = uv_queue_work(&c->loop, &c->gpu_look, look_at_gpu, on_looked) == 0;
 }
 
 static void on_signal(uv_signal_t *handle, int number)
@@ -306,6 +342,10 @@ int control_run(const struct worker_config *config, struct err *err)
     }
     uv_timer_init(&c.loop, &c.timer);
     c.timer.data = &c;
+    uv_timer_init(&c.loop, &c.gpu_timer);
+    c.gpu_timer.data = c.gpu_look.data = &c;
+    if ((c.gpu = gpu_health_create(config->device)))
+        uv_timer_start(&c.gpu_timer, on_gpu_timer, 0, GPU_LOOK_MS);
     for (size_t i = 0; i < sizeof c.signals / sizeof *c.signals; i++)
         uv_signal_init(&c.loop, &c.signals[i]);
     c.agent = make_agent(config);
@@ -324,6 +364,7 @@ int control_run(const struct worker_config *config, struct err *err)
     }
     uv_run(&c.loop, UV_RUN_DEFAULT);
     assert(uv_loop_close(&c.loop) == 0);
+    gpu_health_destroy(c.gpu);
     agent_destroy(c.agent);
     log_info("msg=\"worker ended\"");
 out_lock:
