@@ -114,12 +114,15 @@ const struct ctl_command ctl_commands[] = {
      "\n"
      "  ballast top\n"
      "  ballast top --once\n", ctl_top},
-    {"balance", "", 0, 0, "LGMSBO", "place experts for loads in a file; needs no coordinator",
+    {"balance", "", 0, 0, "LgGMSBO", "place experts for loads in a file; needs no coordinator",
      "Without a column 'window' the loads are balanced as they are. With one they are a history:\n"
      "each window is planned from what came before and scored on the next, with its shares fixed\n"
      "and split anew. With --previous the placement in force stays unless moving pays.\n"
+     "FILE may also be a trace of Megatron's routers or tokens per expert (a file of JSON lines, or\n"
+     "the folder with those of all ranks), vLLM's load statistics, or a dump of SGLang's recorder.\n"
      "\n"
      "  ballast balance --loads loads.csv --devices 32\n"
+     "  ballast balance --loads tokens_per_expert/ --window-steps 20 --devices 32\n"
      "  ballast balance --loads loads.csv --devices 64 --nodes 8 --json\n"
      "  ballast balance --loads loads.csv --devices 8 --placement-out placement.csv\n"
      "  ballast balance --loads new.csv --devices 8 --previous placement.csv\n", ctl_balance},

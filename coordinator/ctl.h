@@ -48,7 +48,7 @@ struct ctl {
     const char *window;
     uint64_t timeout_ms;       /* 0: the command's own */
     const char *loads, *previous, *placement_out;
-    uint64_t devices, nodes, slots_per_device; /* 0: not given */
+    uint64_t devices, nodes, slots_per_device, window_steps; /* 0: not given */
     const char *cluster, *train, *out; /* of adapt */
     uint64_t sequence_length;          /* 0: its own */
 

@@ -8,7 +8,7 @@
 #include "coordinator/balance.h"
 #include "coordinator/bound.h"
 #include "common/split.h"
-#include "coordinator/ctl_loads.h"
+#include "coordinator/ctl_trace.h"
 
 #define EFFORT_ALL_US   50000 /* for all layers of a window together */
 #define EFFORT_MIN_US   300
@@ -176,7 +176,8 @@ static int start(struct run *r)
     struct err err;
     uint32_t n_devices = (uint32_t)c->devices;
     uint32_t n_slots = (uint32_t)c->slots_per_device;
-    if (loads_read(c->loads, &r->loads, &err) < 0)
+    if ((trace_is_one(c->loads) ? trace_read(c->loads, (uint32_t)c->window_steps, &r->loads, &err)
+                                : loads_read(c->loads, &r->loads, &err)) < 0)
         return ctl_fail(c, CTL_USAGE, "%s", err.text);
     uint32_t n_layers = r->loads.n_layers, n_experts = r->loads.n_experts;
     if (!n_slots && !c->previous)
@@ -222,7 +223,7 @@ static int check_options(const struct ctl *c)
 {
     if (!c->loads)
         return ctl_fail(c, CTL_USAGE, "--loads is missing: a CSV file with the columns layer, "
-                        "expert, load");
+                        "expert, load, or a trace of another system");
     if (!c->devices || c->devices > RANKS_MAX)
         return ctl_fail(c, CTL_USAGE, "--devices must be 1 to %u", RANKS_MAX);
     if (c->nodes > c->devices || (c->nodes && c->devices % c->nodes))

@@ -46,8 +46,9 @@ static const struct option_row rows[] = {
     {'j', "job", "ID", "only of this job", true, false},
     {'p', "phases", NULL, "where the time of a step goes", false, false},
     {'C', "csv", NULL, "comma-separated, for other programs", false, false},
-    {'L', "loads", "FILE", "CSV with the columns layer, expert, load and maybe window", false,
-     false},
+    {'L', "loads", "FILE", "CSV with the columns layer, expert, load and maybe window; or a trace",
+     false, false},
+    {'g', "window-steps", "N", "steps of a trace that make one window (1)", false, false},
     {'G', "devices", "N", "devices that hold the experts", false, false},
     {'M', "nodes", "N", "nodes that the devices are dealt to, in order (1)", false, false},
     {'S', "slots-per-device", "N", "experts a device can hold (what is needed and one more)", false,
@@ -207,6 +208,7 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
     case 'v': return read_revision(c, r, arg);
     case '1': c->once = true; return -1;
     case 'L': c->loads = arg; return -1;
+    case 'g': return read_number(c, r, arg, &c->window_steps);
     case 'G': return read_number(c, r, arg, &c->devices);
     case 'M': return read_number(c, r, arg, &c->nodes);
     case 'S': return read_number(c, r, arg, &c->slots_per_device);
