@@ -40,8 +40,8 @@ static double difference(double a, double b)
 }
 
 /* The larger of |a - b| / |b| and the worst single element's share, so that neither many small
- * errors nor one large one hides. */
-static double error_of(const double *a, const double *b, int64_t n)
+ * errors nor one large one hides. The root mean square of b counts as scale at least. */
+static double error_of(const double *a, const double *b, int64_t n, double scale)
 {
     double sum = 0, norm = 0, lone = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -49,6 +49,7 @@ static double error_of(const double *a, const double *b, int64_t n)
         sum += d * d;
         norm += isfinite(b[i]) ? b[i] * b[i] : 0;
     }
+    norm = fmax(norm, (double)n * scale * scale);
     double rms = sqrt(norm / (double)(n > 0 ? n : 1));
     for (int64_t i = 0; i < n; i++) {
         double d = difference(a[i], b[i]);
@@ -120,7 +121,8 @@ static void compare(const struct op_case *c, struct trial *reference, struct tri
             continue;
         double *a = trial_values(t, x), *b = trial_values(reference, y);
         bool is_integer = x->number == NUMBER_I32 || x->number == NUMBER_I64;
-        double error = is_integer ? share_of(a, b, x->n, x->allowed) : error_of(a, b, x->n);
+        double error = is_integer ? share_of(a, b, x->n, x->allowed)
+                                  : error_of(a, b, x->n, x->scale);
         free(a);
         free(b);
         if (!(error <= tolerance)) {

@@ -97,6 +97,10 @@ int32_t *inout_i32(struct trial *t, const char *name, const int32_t *before, int
 int64_t *inout_i64(struct trial *t, const char *name, const int64_t *before, int64_t n,
                    double allowed);
 
+/* Of an output whose true numbers cancel: they are as close to the definition as sums of numbers of
+ * this size can be, so errors are taken relative to it where the numbers themselves are smaller. */
+void out_scale(struct trial *t, const void *out, double scale);
+
 /* What no one compares: NaN before the op, as saved states. */
 void *scratch_bytes(struct trial *t, size_t n_bytes);
 

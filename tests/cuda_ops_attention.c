@@ -74,6 +74,13 @@ static void attention(struct trial *t)
         attend(t, &x, o, lse);
 }
 
+/* Of the gradients of queries and of rotary keys: over one key the softmax is constant, and what
+ * remains of them is the rounding of d_o . v, which is of this size before it cancels. */
+static double cancelled(int64_t n, int64_t n_docs, float scale, int64_t n_values)
+{
+    return n == n_docs ? scale * sqrt((double)n_values) : 0;
+}
+
 static void attention_backward(struct trial *t)
 {
     struct dense x = dense_of(t);
@@ -84,6 +91,9 @@ static void attention_backward(struct trial *t)
     elem *dq = out_elems(t, "dq", n_rows * (t->d[3] + t->d[4]));
     elem *dkv = out_elems(t, "dkv", n_rows * (t->d[3] + t->d[5]));
     elem *dk_rope = inout_elems(t, "dk_rope", n * x.rope_stride + 1, 1);
+    double scale = cancelled(n, t->d[1], x.shape.scale, t->d[5]);
+    out_scale(t, dq, scale);
+    out_scale(t, dk_rope, scale);
     t->flops = dense_flops(&x, 5); /* five products; q k twice counts once */
     attend(t, &x, o, lse);
     TRIAL_RUN(t)
@@ -234,6 +244,10 @@ static void sparse_attention_backward(struct trial *t)
     elem *dq_rope = inout_elems(t, "dq_rope", n_rows * x.rope_stride + 1, 1);
     elem *d_latent = out_elems(t, "d_latent", n * latent);
     elem *dk_rope = inout_elems(t, "dk_rope", n * x.rope_stride + 1, 1);
+    double scale = cancelled(n, t->d[1], x.shape.scale, latent);
+    out_scale(t, dq, scale);
+    out_scale(t, dq_rope, scale);
+    out_scale(t, dk_rope, scale);
     t->flops = sparse_flops(&x, t->d[1], 3, 2);
     attend_sparse(t, &x, o, lse);
     TRIAL_RUN(t)

@@ -24,6 +24,7 @@ struct tensor {
     size_t  n_bytes;    /* without the guard */
     int64_t n;
     double  allowed; /* share of integers that may differ */
+    double  scale;   /* the least that errors are relative to; 0: the numbers alone */
     bool    is_compared;
 };
 
