@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "common/hf_config.h"
 #include "common/json.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
@@ -355,6 +356,74 @@ static void a_damaged_fixture_is_one_clear_line(void **state)
     free(path);
 }
 
+/* ---- bfloat16, played by weights that are rounded once more ---- */
+
+struct case_of_bf16 {
+    struct model_spec *spec;
+    struct tensor_map map;
+    struct fixture fixture;
+    struct validation v;
+};
+
+static void run_rounded(struct case_of_bf16 *c, const char *path)
+{
+    struct err err = {0};
+    c->spec = xcalloc(1, sizeof *c->spec);
+    assert_int_equal(hf_config_read(path, c->spec, &err), 0);
+    assert_int_equal(tensor_map_init(c->spec, &c->map, &err), 0);
+    assert_int_equal(fixture_open(path, c->spec, &c->fixture, &err), 0);
+    struct stack_config config = { .spec = c->spec, .map = &c->map, .degrees = { 1, 1, 1, 0 },
+                                   .tokens_max = validation_tokens_max(&c->fixture) };
+    uint32_t n_steps = c->fixture.n_steps < 3 ? c->fixture.n_steps : 3;
+    const char *adapter = n_steps ? c->fixture.lora_start : NULL;
+    assert_int_equal(validation_run(&config, path, &c->fixture, n_steps,
+                                    (struct validation_moves){0}, ROUNDED_RUNS + 1, &c->v, &err),
+                     0);
+    if (adapter)
+        assert_int_equal(validation_lora(&config, adapter, &c->v, &err), 0);
+    assert_int_equal(validation_add_rounded(&config, adapter, &c->v, &err), 0);
+    c->v.elem = ELEM_BF16;
+}
+
+static struct verdict verdict_on(const struct case_of_bf16 *c)
+{
+    struct verdict verdict;
+    struct err err = {0};
+    assert_int_equal(verdict_of(&c->v, &c->map, &verdict, &err), 0);
+    return verdict;
+}
+
+static void bf16_may_be_off_as_far_as_rounded_weights_are(void **state)
+{
+    (void)state;
+    need_fixture();
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        char *path = xasprintf("%s/../%s", fixture, families[f]);
+        struct case_of_bf16 c = {0};
+        run_rounded(&c, path);
+        struct verdict verdict = verdict_on(&c);
+        if (!verdict.is_met)
+            verdict_print(&verdict);
+        assert_true(verdict.is_met);
+        assert_true(verdict.rows[ROW_LOGITS].rounded > 3e-2); /* what the rule is for */
+
+        c.v.loss *= 1.05; /* a fault is not excused */
+        verdict = verdict_on(&c);
+        assert_false(verdict.is_met);
+        c.v.loss /= 1.05;
+        size_t n = (size_t)c.fixture.batch.n_rows * c.fixture.batch.length * c.spec->vocab;
+        for (size_t i = 0; i < n; i++)
+            c.v.logits[i] *= -1;
+        verdict = verdict_on(&c);
+        assert_false(verdict.is_met);
+        validation_fini(&c.v, &c.map);
+        fixture_close(&c.fixture);
+        tensor_map_fini(&c.map);
+        free(c.spec);
+        free(path);
+    }
+}
+
 /* ---- usage ---------------------------------------------------------------------------------- */
 
 static void wrong_options_are_usage_errors(void **state)
@@ -401,6 +470,7 @@ int main(void)
         cmocka_unit_test(moves_keep_the_curve_and_in_deterministic_mode_every_bit),
         cmocka_unit_test(dumps_hold_what_was_computed),
         cmocka_unit_test(a_wrong_weight_is_found_and_named),
+        cmocka_unit_test(bf16_may_be_off_as_far_as_rounded_weights_are),
         cmocka_unit_test(a_damaged_fixture_is_one_clear_line),
         cmocka_unit_test(wrong_options_are_usage_errors),
         cmocka_unit_test(a_layout_that_does_not_divide_is_named),

@@ -201,11 +201,13 @@ static int validate(const struct options *o, const struct model_spec *spec,
 
     if (o->lora && !f->lora.losses)
         return err_set(err, -EINVAL, "--lora: the fixture at %s trains no adapter", o->expect);
-    int rc = validation_run(&config, o->model, f, n_steps, o->moves, &v, err);
+    int rc = validation_run(&config, o->model, f, n_steps, o->moves, 0, &v, err);
     if (rc < 0)
         return rc;
     if (adapter && n_steps)
         rc = validation_lora(&config, adapter, &v, err);
+    if (rc == 0 && o->elem == ELEM_BF16)
+        rc = validation_add_rounded(&config, n_steps ? adapter : NULL, &v, err);
     if (rc == 0)
         rc = verdict_of(&v, map, &verdict, err);
     if (rc == 0 && o->dump)

@@ -39,6 +39,7 @@ struct curve {
 #define CURVES_MAX 2
 #define TWINS 3
 #define LORA_TWINS 8
+#define ROUNDED_RUNS 6
 
 struct fixture {
     struct safetensors *expected, *gradients; /* gradients may be NULL */
@@ -71,6 +72,9 @@ struct validation { /* what the ranks computed */
     enum elem_type elem; /* of the device */
     uint32_t n_steps;
     struct validation_moves moves;
+    uint32_t rounding;   /* of the weights that it began from: 1 to nearest, more: by chance */
+    struct validation *rounded; /* n_rounded runs to compare a bfloat16 one with; else NULL */
+    uint32_t n_rounded;
     uint32_t n_migrations;
     uint64_t moved_bytes;           /* over all ranks */
     double   pause_s, step_s;       /* of the slowest rank, sums over migrations and steps */
@@ -86,10 +90,12 @@ struct validation { /* what the ranks computed */
     double *twins[TWINS]; /* losses of a parting curve from weights moved by 1e-7, n_steps each */
 };
 
-/* Gives *out, ended with validation_fini; fixture and model_path are kept until then. */
+/* Gives *out, ended with validation_fini; fixture and model_path are kept until then. rounding 0:
+ * from the weights as they are, and with twins. */
 int  validation_run(const struct stack_config *config, const char *model_path,
                     const struct fixture *fixture, uint32_t n_steps,
-                    struct validation_moves moves, struct validation *out, struct err *err);
+                    struct validation_moves moves, uint32_t rounding, struct validation *out,
+                    struct err *err);
 void validation_fini(struct validation *v, const struct tensor_map *map);
 
 /* Tokens that a rank holds at most in one call. */
@@ -102,8 +108,18 @@ int validation_loss(struct stack *s, const struct token_rows *rows, uint32_t tur
 /* Moves all weights, or where there are adapters these, by one part in ten million, which is their
  * last bit or two. */
 void validation_move_start(struct stack *s, uint32_t twin);
+/* A hash. */
+uint64_t validation_mix(uint64_t x);
 /* All ranks go to the same random placement. Collective. */
 int validation_migrate(struct stack *s, struct validation *v, uint32_t step, struct err *err);
+
+/* ---- rounded weights (validate_rounded.c) ---- */
+
+void validation_round_start(struct stack *s, uint32_t rounding);
+/* Runs v's quantities ROUNDED_RUNS times in float32 from rounded weights, into v->rounded. adapter:
+ * as validation_lora was given; NULL: none. */
+int  validation_add_rounded(const struct stack_config *config, const char *adapter,
+                            struct validation *v, struct err *err);
 
 /* ---- adapters (validate_lora.c) ---- */
 
@@ -126,6 +142,7 @@ void lora_validation_destroy(struct lora_validation *l);
 /* A quantity's element that is furthest above, or least below, its tolerance. */
 struct worst {
     double value, tolerance;
+    double rounded; /* what rounded weights alone give there; 0: nobody ran them */
     char   where[160]; /* empty: the fixture does not say */
 };
 

@@ -1,6 +1,8 @@
 /* validate_compare.c - how far a run is from its fixture, as a table
  *
- * Tensors are compared by the Frobenius norm of the difference over that of the expected. */
+ * Tensors are compared by the Frobenius norm of the difference over that of the expected. A run in
+ * bfloat16 may be off by its tolerance, or by twice what rounded weights alone give for the same
+ * quantity; along a curve, up to the same step. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -29,16 +31,39 @@ static const struct tolerances tolerances[] = {
 
 /* ---- distances ------------------------------------------------------------------------------ */
 
-/* NaN counts as infinitely far. */
-static void worst_note(struct worst *w, double value, double tolerance, const char *where)
+#define ROUNDED_TIMES 2
+
+/* How far a run is off in a quantity: about and i say which one. */
+typedef double off_fn(const struct validation *v, const void *about, uint64_t i);
+
+static double furthest_rounded(const struct validation *v, off_fn *off, const void *about,
+                               uint64_t i)
 {
+    double most = 0;
+    for (uint32_t k = 0; k < v->n_rounded; k++)
+        most = fmax(most, off(&v->rounded[k], about, i)); /* a NaN is no measure */
+    return most;
+}
+
+/* NaN counts as infinitely far. */
+static void worst_note(struct worst *w, double value, double tolerance, double rounded,
+                       const char *where)
+{
+    tolerance = fmax(tolerance, ROUNDED_TIMES * rounded);
     if (isnan(value))
         value = INFINITY;
     if (!w->where[0] || value / tolerance > w->value / w->tolerance) {
         w->value = value;
         w->tolerance = tolerance;
+        w->rounded = rounded;
         snprintf(w->where, sizeof w->where, "%s", where);
     }
+}
+
+static void note(const struct validation *v, struct worst *w, off_fn *off, const void *about,
+                 double tolerance, const char *where)
+{
+    worst_note(w, off(v, about, 0), tolerance, furthest_rounded(v, off, about, 0), where);
 }
 
 static double distance(const float *mine, const struct st_view *expected, double floor)
@@ -65,6 +90,74 @@ static double relative(double mine, double expected)
     return fabs(mine - expected) / fabs(expected);
 }
 
+static double logits_off(const struct validation *v, const void *about, uint64_t i)
+{
+    (void)i;
+    return distance(v->logits, about, 0);
+}
+
+static double loss_off(const struct validation *v, const void *about, uint64_t i)
+{
+    (void)about, (void)i;
+    return relative(v->loss, v->fixture->loss);
+}
+
+static double packed_logits_off(const struct validation *v, const void *about, uint64_t i)
+{
+    (void)i;
+    return distance(v->packed_logits, about, 0);
+}
+
+static double packed_loss_off(const struct validation *v, const void *about, uint64_t i)
+{
+    (void)about, (void)i;
+    return relative(v->packed_loss, v->fixture->packed_loss);
+}
+
+static double packed_norm_off(const struct validation *v, const void *about, uint64_t i)
+{
+    (void)about, (void)i;
+    return relative(v->packed_norm, v->fixture->packed_norm);
+}
+
+/* Of entry i of the map. */
+static double gradient_off(const struct validation *v, const void *about, uint64_t i)
+{
+    return distance(v->gradients[i], about, GRADIENT_FLOOR);
+}
+
+/* Of curve c at step i, where about is the fixture's. */
+static double curve_off(const struct validation *v, const void *about, uint64_t i)
+{
+    const struct curve *c = about;
+    return relative(v->curves[c - v->fixture->curves].losses[i], c->losses[i]);
+}
+
+static double curve_norm_off(const struct validation *v, const void *about, uint64_t i)
+{
+    const struct curve *c = about;
+    return relative(v->curves[c - v->fixture->curves].norms[i], c->norms[i]);
+}
+
+static double after_off(const struct validation *v, const void *about, uint64_t i)
+{
+    const struct curve *c = about;
+    (void)i;
+    return relative(v->curves[c - v->fixture->curves].after, c->after);
+}
+
+static double lora_off(const struct validation *v, const void *about, uint64_t i)
+{
+    (void)about;
+    return relative(v->lora->losses[i], v->fixture->lora.losses[i]);
+}
+
+/* Of entry i of the adapters' map. */
+static double adapter_off(const struct validation *v, const void *about, uint64_t i)
+{
+    return distance(v->lora->adapters[i], about, GRADIENT_FLOOR);
+}
+
 static double gradient_tolerance(const struct tolerances *t, const char *name)
 {
     size_t n = strlen(name);
@@ -89,10 +182,10 @@ static int compare_gradients(const struct validation *v, const struct tensor_map
             return err_set(err, -EINVAL, "%s: tensor '%s' has %llu elements, expected the "
                            "gradient of %llu", x->file, e->name,
                            (unsigned long long)x->n_elements, (unsigned long long)e->stored_count);
-        double d = distance(v->gradients[i], x, GRADIENT_FLOOR);
+        double d = gradient_off(v, x, i), rounded = furthest_rounded(v, gradient_off, x, i);
         double t = gradient_tolerance(&tolerances[v->elem], e->name);
-        worst_note(w, d, t, e->name);
-        if (!*out_first && !(d <= t))
+        worst_note(w, d, t, rounded, e->name);
+        if (!*out_first && !(d <= fmax(t, ROUNDED_TIMES * rounded)))
             *out_first = e->name;
         n_compared++;
     }
@@ -113,13 +206,16 @@ static double logits_tolerance(const struct validation *v)
     return is_gentle(v->fixture) ? t->logits_gentle : t->logits;
 }
 
-static void compare_steps(const double *mine, const double *expected, uint32_t n, double tolerance,
-                          struct worst *w)
+static void compare_steps(const struct validation *v, off_fn *off, const struct curve *c,
+                          double tolerance, struct worst *w)
 {
-    for (uint32_t i = 0; i < n; i++) {
+    double rounded = 0;
+
+    for (uint32_t i = 0; i < v->n_steps; i++) {
         char where[32];
         snprintf(where, sizeof where, "step %u", i + 1);
-        worst_note(w, relative(mine[i], expected[i]), tolerance, where);
+        rounded = fmax(rounded, furthest_rounded(v, off, c, i));
+        worst_note(w, off(v, c, i), tolerance, rounded, where);
     }
 }
 
@@ -136,13 +232,12 @@ static void compare_packed(const struct validation *v, struct worst *rows)
     const struct fixture *f = v->fixture;
     const struct st_view *logits = safetensors_find(f->expected, "packed_logits");
 
-    worst_note(&rows[ROW_PACKED_LOGITS], distance(v->packed_logits, logits, 0),
-               logits_tolerance(v), "packed row");
-    worst_note(&rows[ROW_PACKED_LOSS], relative(v->packed_loss, f->packed_loss),
-               tolerances[v->elem].loss, "packed row");
+    note(v, &rows[ROW_PACKED_LOGITS], packed_logits_off, logits, logits_tolerance(v),
+         "packed row");
+    note(v, &rows[ROW_PACKED_LOSS], packed_loss_off, NULL, tolerances[v->elem].loss, "packed row");
     if (!isnan(f->packed_norm))
-        worst_note(&rows[ROW_PACKED_NORM], relative(v->packed_norm, f->packed_norm),
-                   tolerances[v->elem].gradient, "packed row");
+        note(v, &rows[ROW_PACKED_NORM], packed_norm_off, NULL, tolerances[v->elem].gradient,
+             "packed row");
 }
 
 static void compare_curve(const struct validation *v, struct worst *rows)
@@ -151,13 +246,11 @@ static void compare_curve(const struct validation *v, struct worst *rows)
     const struct tolerances *t = &tolerances[v->elem];
     double tolerance = is_gentle(v->fixture) ? t->curve_gentle : t->curve;
 
-    compare_steps(v->curves[0].losses, c->losses, v->n_steps, tolerance, &rows[ROW_CURVE]);
+    compare_steps(v, curve_off, c, tolerance, &rows[ROW_CURVE]);
     if (c->norms)
-        compare_steps(v->curves[0].norms, c->norms, v->n_steps, t->curve_norm,
-                      &rows[ROW_CURVE_NORMS]);
+        compare_steps(v, curve_norm_off, c, t->curve_norm, &rows[ROW_CURVE_NORMS]);
     if (!isnan(v->curves[0].after) && !isnan(c->after))
-        worst_note(&rows[ROW_AFTER], relative(v->curves[0].after, c->after), tolerance,
-                   "first batch of the curve");
+        note(v, &rows[ROW_AFTER], after_off, c, tolerance, "first batch of the curve");
 }
 
 static double furthest(double *const *twins, uint32_t n, const double *losses, uint32_t i)
@@ -177,11 +270,11 @@ static void compare_parting_curve(const struct validation *v, struct verdict *ou
 {
     const struct curve *c = &v->fixture->curves[1];
     const struct tolerances *t = &tolerances[v->elem];
+    double rounded = 0;
 
     for (uint32_t i = 0; i < v->n_steps; i++) {
         double off = c->exact ? 10 * relative(c->losses[i], c->exact[i]) : 0;
         double twins = c->exact ? 10 * furthest(v->twins, TWINS, v->curves[1].losses, i) : 0;
-        double mine = relative(v->curves[1].losses[i], c->losses[i]);
         double strict = fmax(t->curve_gentle, off);
         char where[32];
         if (off > t->curve && !out->fixture_parts_at)
@@ -190,13 +283,17 @@ static void compare_parting_curve(const struct validation *v, struct verdict *ou
             out->twins_part_at = i + 1;
         bool parted = out->fixture_parts_at || out->twins_part_at;
         snprintf(where, sizeof where, "step %u", i + 1);
-        worst_note(&out->rows[ROW_PARTING_CURVE], mine, parted ? t->parted : strict, where);
+        rounded = fmax(rounded, furthest_rounded(v, curve_off, c, i));
+        worst_note(&out->rows[ROW_PARTING_CURVE], curve_off(v, c, i),
+                   parted ? t->parted : strict, rounded, where);
     }
 }
 
-static int compare_adapters(const struct lora_validation *l, const struct safetensors *expected,
-                            double tolerance, struct worst *w, struct err *err)
+static int compare_adapters(const struct validation *v, double tolerance, struct worst *w,
+                            struct err *err)
 {
+    const struct lora_validation *l = v->lora;
+    const struct safetensors *expected = v->fixture->lora_end;
     size_t n_compared = 0;
 
     for (size_t i = 0; i < l->map.n_entries; i++) {
@@ -208,7 +305,8 @@ static int compare_adapters(const struct lora_validation *l, const struct safete
             return err_set(err, -EINVAL, "%s: tensor '%s' has %llu elements, expected %llu",
                            x->file, e->name, (unsigned long long)x->n_elements,
                            (unsigned long long)e->count);
-        worst_note(w, distance(l->adapters[i], x, GRADIENT_FLOOR), tolerance, e->name);
+        worst_note(w, adapter_off(v, x, i), tolerance, furthest_rounded(v, adapter_off, x, i),
+                   e->name);
         n_compared++;
     }
     if (n_compared != safetensors_count(expected))
@@ -223,9 +321,10 @@ static int compare_lora(const struct validation *v, struct verdict *out, struct 
 {
     const struct tolerances *t = &tolerances[v->elem];
     const struct fixture *f = v->fixture;
+    double rounded = 0;
 
     for (uint32_t i = 0; i < v->n_steps; i++) {
-        double mine = relative(v->lora->losses[i], f->lora.losses[i]), allowed = t->curve_gentle;
+        double allowed = t->curve_gentle;
         char where[32];
         if (10 * furthest(v->lora->twins, LORA_TWINS, v->lora->losses, i) > t->curve &&
             !out->lora_twins_part_at)
@@ -233,12 +332,12 @@ static int compare_lora(const struct validation *v, struct verdict *out, struct 
         if (out->lora_twins_part_at)
             allowed = i < STEPS_TOGETHER ? t->flipped : t->parted;
         snprintf(where, sizeof where, "step %u", i + 1);
-        worst_note(&out->rows[ROW_LORA_CURVE], mine, allowed, where);
+        rounded = fmax(rounded, furthest_rounded(v, lora_off, NULL, i));
+        worst_note(&out->rows[ROW_LORA_CURVE], lora_off(v, NULL, i), allowed, rounded, where);
     }
     if (!f->lora_end || v->n_steps < f->n_steps)
         return 0;
-    return compare_adapters(v->lora, f->lora_end,
-                            out->lora_twins_part_at ? t->adapter_parted : t->adapter,
+    return compare_adapters(v, out->lora_twins_part_at ? t->adapter_parted : t->adapter,
                             &out->rows[ROW_LORA_ADAPTER], err);
 }
 
@@ -250,9 +349,8 @@ int verdict_of(const struct validation *v, const struct tensor_map *map, struct 
     struct verdict verdict = { .is_met = true };
     struct worst *rows = verdict.rows;
 
-    worst_note(&rows[ROW_LOGITS], distance(v->logits, logits, 0), logits_tolerance(v),
-               "batch 0");
-    worst_note(&rows[ROW_LOSS], relative(v->loss, f->loss), tolerances[v->elem].loss, "batch 0");
+    note(v, &rows[ROW_LOGITS], logits_off, logits, logits_tolerance(v), "batch 0");
+    note(v, &rows[ROW_LOSS], loss_off, NULL, tolerances[v->elem].loss, "batch 0");
     if (f->packed.n_rows)
         compare_packed(v, rows);
     if (f->n_curves)
@@ -281,9 +379,13 @@ void verdict_print(const struct verdict *v)
     printf("%-22s %-10s %-10s %s\n", "quantity", "worst", "allowed", "where");
     for (int i = 0; i < VERDICT_ROWS; i++) {
         const struct worst *w = &v->rows[i];
-        if (w->where[0])
-            printf("%-22s %-10.2e %-10.0e %s%s\n", row_names[i], w->value, w->tolerance, w->where,
-                   w->value <= w->tolerance ? "" : "  ABOVE TOLERANCE");
+        if (!w->where[0])
+            continue;
+        printf("%-22s %-10.2e %-10.1e %s%s", row_names[i], w->value, w->tolerance, w->where,
+               w->value <= w->tolerance ? "" : "  ABOVE TOLERANCE");
+        if (w->rounded > 0)
+            printf("  (rounded weights alone give %.1e)", w->rounded);
+        printf("\n");
     }
     if (v->fixture_parts_at)
         printf("the fixture's own float32 and float64 curves part at step %u\n",

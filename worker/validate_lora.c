@@ -21,7 +21,9 @@ static int load(struct stack *s, const struct job *j, struct err *err)
 
     if (rc == 0)
         rc = ckpt_load_adapters(j->adapter, s->shard, s->config->map, err);
-    return agree(s->coll, rc, err);
+    if ((rc = agree(s->coll, rc, err)) == 0 && j->v->rounding > 0)
+        validation_round_start(s, j->v->rounding);
+    return rc;
 }
 
 /* every: steps from move to move of experts; 0: they rest. */
@@ -73,7 +75,7 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
 
     if (rc == 0 && (rc = run_curve(s, j, j->v->moves.every, j->l->losses, err)) == 0)
         collect(s, j->l);
-    for (uint32_t k = 0; rc == 0 && k < LORA_TWINS; k++)
+    for (uint32_t k = 0; rc == 0 && k < LORA_TWINS && !j->v->rounding; k++)
         if ((rc = load(s, j, err)) == 0) {
             validation_move_start(s, k);
             rc = run_curve(s, j, 0, j->l->twins[k], err);

@@ -183,7 +183,7 @@ int validation_migrate(struct stack *s, struct validation *v, uint32_t step, str
     return rc;
 }
 
-static uint64_t mix(uint64_t x)
+uint64_t validation_mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -207,7 +207,8 @@ static void add_digest(const struct stack *s, struct validation *v)
             s->dev->ops->to_host(s->dev, bits + 2 * p.count, p.v, p.count * sizeof *bits);
         }
         for (uint64_t k = 0; k < 3 * p.count; k++)
-            sum += mix(mix(3 * i + k / p.count) ^ mix(p.first + k % p.count + 1) ^ bits[k]);
+            sum += validation_mix(validation_mix(3 * i + k / p.count) ^
+                                  validation_mix(p.first + k % p.count + 1) ^ bits[k]);
         free(bits);
     }
     __atomic_add_fetch(&v->digest, sum, __ATOMIC_RELAXED);
@@ -231,9 +232,17 @@ static int load_start(struct stack *s, const struct validation *v, struct err *e
 {
     int rc = ckpt_load_weights(v->model_path, s->shard, s->config->map, err);
 
-    if ((rc = agree(s->coll, rc, err)) == 0)
-        shard_zero_optimizer(s->shard);
-    return rc;
+    if ((rc = agree(s->coll, rc, err)) < 0)
+        return rc;
+    shard_zero_optimizer(s->shard);
+    if (v->rounding > 0)
+        validation_round_start(s, v->rounding);
+    return 0;
+}
+
+static bool moves_up(uint64_t tensor, uint64_t element, uint32_t twin)
+{
+    return validation_mix(validation_mix(tensor) ^ validation_mix(element + 1) ^ (twin + 1)) & 1;
 }
 
 void validation_move_start(struct stack *s, uint32_t twin)
@@ -248,7 +257,7 @@ void validation_move_start(struct stack *s, uint32_t twin)
         float *w = xcalloc(p.count, sizeof *w);
         shard_part_read(s->shard, &p, 0, p.count, w);
         for (uint64_t k = 0; k < p.count; k++)
-            w[k] *= mix(mix(i) ^ mix(p.first + k + 1) ^ (twin + 1)) & 1 ? 1 + 1e-7f : 1 - 1e-7f;
+            w[k] *= moves_up(i, p.first + k, twin) ? 1 + 1e-7f : 1 - 1e-7f;
         shard_part_write(s->shard, &p, 0, p.count, w);
         free(w);
     }
@@ -311,7 +320,7 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
     double value, norm, n_labels;
     int rc;
 
-    if ((rc = ckpt_load_weights(v->model_path, s->shard, s->config->map, err)) < 0 ||
+    if ((rc = load_start(s, v, err)) < 0 ||
         (rc = shard_refresh_all(s->shard, err)) < 0 ||
         (rc = logits(s, &f->batch, v->logits, err)) < 0 ||
         (rc = validation_loss(s, &f->batch, 0, true, &value, &norm, &n_labels, err)) < 0)
@@ -333,7 +342,7 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
     for (uint32_t c = 0; c < f->n_curves && v->n_steps; c++) {
         if ((rc = run_curve(s, v, c, err)) < 0)
             return rc;
-        for (uint32_t k = 0; k < TWINS && f->curves[c].exact; k++)
+        for (uint32_t k = 0; k < TWINS && f->curves[c].exact && !v->rounding; k++)
             if ((rc = run_twin(s, v, c, k, err)) < 0)
                 return rc;
     }
@@ -344,13 +353,13 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
 
 int validation_run(const struct stack_config *config, const char *model_path,
                    const struct fixture *f, uint32_t n_steps, struct validation_moves moves,
-                   struct validation *out, struct err *err)
+                   uint32_t rounding, struct validation *out, struct err *err)
 {
     const struct tensor_map *map = config->map;
     uint32_t vocab = config->spec->vocab;
     struct validation v = {
         .model_path = model_path, .fixture = f, .elem = config->elem, .n_steps = n_steps,
-        .moves = moves,
+        .moves = moves, .rounding = rounding,
         .packed_loss = NAN, .packed_norm = NAN,
     };
 
@@ -393,5 +402,8 @@ void validation_fini(struct validation *v, const struct tensor_map *map)
     }
     for (uint32_t k = 0; k < TWINS; k++)
         free(v->twins[k]);
+    for (uint32_t k = 0; k < v->n_rounded; k++)
+        validation_fini(&v->rounded[k], map);
+    free(v->rounded);
     *v = (struct validation){0};
 }
