@@ -231,27 +231,30 @@ static int agree_on_id(struct nccl *x, int32_t *out_words, struct err *err)
     return rc;
 }
 
-/* A group of its own ranks is a part of the world; one of all ranks is the world. A rank that has
- * nobody in its group takes part in the split, but gets nothing. */
+/* A group of its own ranks is a part of the world; one of all ranks is the world, and one rank
+ * needs none. Groups of one kind are equal in size, so all ranks split, or none does. What the
+ * split returns says nothing yet: the world has to be asked, and the group be there. */
 static int add_group(struct nccl *x, const struct coll_group *g, struct err *err)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    int rc, color = g->n_ranks > 1 ? (int)g->ranks[0] : NCCL_SPLIT_NOCOLOR;
+    int rc;
     assert(g->id != COLL_WORLD && g->id < COLL_GROUPS_MAX);
-    if (g->n_ranks == x->coll.world)
+    if (g->n_ranks == x->coll.world || g->n_ranks == 1)
         return 0;
     config.blocking = 0;
     config.splitShare = 1; /* they never work at the same time */
-    ncclResult_t r = ncclCommSplit(x->comms[COLL_WORLD], color, (int)g->me, &x->splitting,
-                                   &config);
-    if ((rc = settle(x, &x->comms[COLL_WORLD], r, "splitting the ranks", err)) < 0)
+    ncclResult_t r = ncclCommSplit(x->comms[COLL_WORLD], (int)g->ranks[0], (int)g->me,
+                                   &x->splitting, &config);
+    do {
+        r = r == ncclSuccess ? ncclInProgress : r;
+        rc = settle(x, &x->comms[COLL_WORLD], r, "splitting the ranks", err);
+        r = ncclInProgress;
+    } while (rc == 0 && !x->splitting);
+    if (rc < 0)
         return rc;
     x->comms[g->id] = x->splitting;
     x->splitting = NULL;
-    if (!x->comms[g->id])
-        return 0;
-    r = ncclInProgress;
-    return settle(x, &x->comms[g->id], r, "opening the communicator of a group", err);
+    return settle(x, &x->comms[g->id], ncclInProgress, "opening the communicator of a group", err);
 }
 
 static ncclComm_t *comm_of(struct nccl *x, const struct coll_group *g)
