@@ -28,6 +28,12 @@ struct st_tensor {
     uint64_t dims[TENSOR_DIMS_MAX]; /* row-major; a 0 makes it empty */
 };
 
+/* What a tensor's bytes add up to, taken slice by slice in any order: of its words, of the dtype's
+ * width, x[i], the sums of x[i] and of (i + 1) x[i] modulo 2^64. */
+struct st_sum {
+    uint64_t plain, weighted;
+};
+
 /* ---- reading ---- */
 
 struct safetensors;
@@ -53,6 +59,8 @@ const struct st_view *safetensors_find(const struct safetensors *st, const char 
 
 /* Elements first .. first + n as floats. F32, BF16 and F16; -ENOTSUP names any other dtype. */
 int st_read_f32(const struct st_view *v, uint64_t first, uint64_t n, float *out, struct err *err);
+/* Of the whole tensor, as it lies in the file. */
+struct st_sum st_sum(const struct st_view *v);
 /* The same of I32 as int32. */
 int st_read_i32(const struct st_view *v, uint64_t first, uint64_t n, int32_t *out,
                 struct err *err);
@@ -89,6 +97,8 @@ int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, cons
                  struct err *err);
 /* The whole of tensor i as it lies in a file: what its dtype and shape make in bytes. */
 int st_write_bytes(struct st_writer *w, size_t i, const uint8_t *bytes, struct err *err);
+/* Of what w has written of tensor i. */
+struct st_sum st_writer_sum(const struct st_writer *w, size_t i);
 /* Makes what was written durable and ends w, in every case. */
 int st_writer_close(struct st_writer *w, struct err *err);
 

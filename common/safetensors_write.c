@@ -16,6 +16,7 @@
 #include "common/bf16.h"
 #include "common/json.h"
 #include "common/mem.h"
+#include "common/safetensors_sum.h"
 
 #define ALIGN_BYTES 64u /* of the data in the file */
 #define CHUNK_ELEMENTS 16384u
@@ -25,6 +26,7 @@ struct st_writer {
     const struct st_layout *layout;
     char *path;
     int   fd;
+    struct st_sum *sums; /* of each tensor */
     uint16_t chunk[CHUNK_ELEMENTS];
 };
 
@@ -218,6 +220,7 @@ int st_writer_open(const char *path, const struct st_layout *l, struct st_writer
     w->layout = l;
     w->path = xstrdup(path);
     w->fd = fd;
+    w->sums = xcalloc(l->n_tensors, sizeof *w->sums);
     *out = w;
     return 0;
 }
@@ -259,8 +262,10 @@ int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, cons
     uint64_t total = elements_of(t), at = w->layout->offset[i];
     assert(first <= total && n <= total - first);
 
-    if (t->dtype == ST_F32)
+    if (t->dtype == ST_F32) {
+        st_sum_add(&w->sums[i], t->dtype, first, values, n);
         return write_all(w->fd, w->path, values, 4 * n, at + 4 * first, err);
+    }
     if (t->dtype != ST_BF16 && t->dtype != ST_F16)
         return err_set(err, -ENOTSUP, "%s: tensor '%.200s' is %s; F32, BF16 and F16 can be written",
                        w->path, t->name, st_dtype_name(t->dtype));
@@ -275,6 +280,7 @@ int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, cons
             rc = write_all(w->fd, w->path, w->chunk, 2 * some, at + 2 * first, err);
         if (rc < 0)
             return rc;
+        st_sum_add(&w->sums[i], t->dtype, first, w->chunk, some);
         values += some;
         first += some;
         n -= some;
@@ -288,13 +294,22 @@ int st_write_bytes(struct st_writer *w, size_t i, const uint8_t *bytes, struct e
     const struct st_tensor *t = &w->layout->tensors[i];
     uint64_t n = elements_of(t) * st_dtype_bits(t->dtype) / 8;
 
+    uint32_t bits = st_dtype_bits(t->dtype);
+
+    st_sum_add(&w->sums[i], t->dtype, 0, bytes, bits < 8 ? n : n / (bits / 8));
     return n ? write_all(w->fd, w->path, bytes, n, w->layout->offset[i], err) : 0;
+}
+
+struct st_sum st_writer_sum(const struct st_writer *w, size_t i)
+{
+    return w->sums[i];
 }
 
 int st_writer_close(struct st_writer *w, struct err *err)
 {
     int rc = finish(w->fd, w->path, 0, err);
     free(w->path);
+    free(w->sums);
     free(w);
     return rc;
 }

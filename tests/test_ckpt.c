@@ -331,6 +331,53 @@ static void a_damaged_checkpoint_is_refused_with_what_to_do(void **state)
     }
 }
 
+/* One bit of the last byte but 5, which is a tensor's. */
+static void flip_bit(const char *name)
+{
+    char full[200];
+    snprintf(full, sizeof full, "%s/%s", path, name);
+    FILE *f = fopen(full, "r+");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, -6, SEEK_END), 0);
+    int byte = fgetc(f);
+    assert_true(byte >= 0);
+    assert_int_equal(fseek(f, -6, SEEK_END), 0);
+    assert_int_equal(fputc(byte ^ 4, f), byte ^ 4);
+    fclose(f);
+}
+
+static void a_bit_that_flips_is_noticed(void **state)
+{
+    (void)state;
+    static const char *const files[] = {
+        "step-4/model.safetensors", "step-4/ballast/m/model.safetensors",
+        "step-4/ballast/v/model.safetensors",
+    };
+    char expect[64];
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        empty_path(NULL);
+        run((struct layout_degrees){4, 2, 2, 0}, save, (struct job){.step = 4});
+        run((struct layout_degrees){2, 1, 2, 0}, load, (struct job){.step = 4});
+        flip_bit(files[i]);
+        snprintf(expect, sizeof expect, "%s: tensor '", files[i]);
+        run((struct layout_degrees){2, 1, 2, 0}, load, (struct job){.step = 4, .expect = expect});
+        run((struct layout_degrees){1, 1, 1, 0}, load,
+            (struct job){.step = 4, .expect = "' is damaged: its checksum is "});
+        flip_bit(files[i]);
+        run((struct layout_degrees){1, 1, 1, 0}, load, (struct job){.step = 4});
+    }
+}
+
+static void a_checkpoint_without_checksums_is_an_older_one(void **state)
+{
+    (void)state;
+    char full[200];
+    run((struct layout_degrees){4, 2, 2, 0}, save, (struct job){.step = 4});
+    snprintf(full, sizeof full, "%s/step-4/ballast/checksums.json", path);
+    assert_int_equal(unlink(full), 0);
+    run((struct layout_degrees){2, 2, 1, 0}, load, (struct job){.step = 4});
+}
+
 static void two_runs_never_share_a_path(void **state)
 {
     (void)state;
@@ -452,6 +499,8 @@ int main(void)
         CASE(a_crash_leaves_the_old_or_the_new),
         CASE(a_full_disk_leaves_the_old),
         CASE(a_damaged_checkpoint_is_refused_with_what_to_do),
+        CASE(a_bit_that_flips_is_noticed),
+        CASE(a_checkpoint_without_checksums_is_an_older_one),
         CASE(two_runs_never_share_a_path),
         CASE(initial_weights_do_not_know_the_layout),
     };

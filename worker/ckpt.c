@@ -286,7 +286,9 @@ int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out
 {
     char *folder = step_folder(c, step);
     struct ckpt_state state = {0};
-    int rc = read_all(c, folder, &state, err);
+    int rc = ckpt_sums_check(folder, c->coll, err);
+    if (rc == 0)
+        rc = read_all(c, folder, &state, err);
     if (rc == 0 && state.step != step)
         rc = err_set(err, -EINVAL, "%s: state.json is of step %" PRIu64, folder, state.step);
     if (rc < 0)
@@ -329,7 +331,7 @@ static int create_all(const struct ckpt_config *c, const struct ckpt_carried *ca
 }
 
 static int write_all(const struct ckpt_config *c, bool has_carried, const char *tmp,
-                     struct err *err)
+                     struct ckpt_sums *sums, struct err *err)
 {
     int rc = 0;
     for (int what = 0; what < CKPT_WHATS && rc == 0; what++) {
@@ -338,6 +340,8 @@ static int write_all(const struct ckpt_config *c, bool has_carried, const char *
             continue;
         char *path = xasprintf("%s%s", tmp, folders_of[what]);
         t.is_one_of_many = has_carried && what == CKPT_WEIGHTS;
+        t.sums = sums;
+        t.place = what == CKPT_ADAPTERS ? "/" PEFT_TENSORS_FILE : folders_of[what];
         rc = ckpt_files_write(&t, path, err);
         free(path);
     }
@@ -345,10 +349,12 @@ static int write_all(const struct ckpt_config *c, bool has_carried, const char *
 }
 
 static int commit(const struct ckpt_config *c, const char *tmp, const char *folder,
-                  const struct ckpt_state *state, struct err *err)
+                  const struct ckpt_state *state, const struct ckpt_sums *sums, struct err *err)
 {
     static const char *const outer[] = {"/ballast", ""};
     int rc = ckpt_state_write(c, tmp, state, err);
+    if (rc == 0)
+        rc = ckpt_sums_write(sums, tmp, err);
     for (int i = CKPT_M; i < CKPT_WHATS + 2 && rc == 0; i++) {
         if (i < CKPT_WHATS && !is_kept(c, i))
             continue;
@@ -390,6 +396,7 @@ static int save_into(const struct ckpt_config *c, const struct ckpt_state *state
 {
     bool is_first = c->coll->rank == 0;
     struct ckpt_carried carried = {0};
+    struct ckpt_sums sums = {0};
     int rc = is_first && !c->lora ? ckpt_carried_open(c->model_path, c->map, &carried, err) : 0;
     double has_carried = carried.n > 0;
 
@@ -397,9 +404,11 @@ static int save_into(const struct ckpt_config *c, const struct ckpt_state *state
         (rc = c->coll->ops->all_reduce_f64(c->coll, &c->coll->world_group, COLL_MAX, &has_carried,
                                            1, err)) == 0 &&
         (rc = agree(c->coll, is_first ? create_all(c, &carried, tmp, err) : 0, err)) == 0 &&
-        (rc = agree(c->coll, write_all(c, has_carried > 0, tmp, err), err)) == 0)
-        rc = agree(c->coll, is_first ? commit(c, tmp, folder, state, err) : 0, err);
+        (rc = agree(c->coll, write_all(c, has_carried > 0, tmp, &sums, err), err)) == 0 &&
+        (rc = ckpt_sums_gather(&sums, c->coll, err)) == 0)
+        rc = agree(c->coll, is_first ? commit(c, tmp, folder, state, &sums, err) : 0, err);
     ckpt_carried_close(&carried);
+    ckpt_sums_fini(&sums);
     return rc;
 }
 

@@ -277,6 +277,9 @@ static int write_file(const struct ckpt_tensors *t, const struct file *f, const 
             rc = f->bytes[i] ? st_write_bytes(w, i, f->bytes[i], err)
                              : write_part(t, w, i, &p, chunk, err);
     }
+    for (size_t i = 0; i < f->n && t->sums; i++)
+        ckpt_sums_add(t->sums, t->place, f->tensors[i].name,
+                      w ? st_writer_sum(w, i) : (struct st_sum){0});
     if (w) {
         int closed = st_writer_close(w, rc == 0 ? err : NULL);
         rc = rc == 0 ? closed : rc;

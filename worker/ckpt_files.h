@@ -8,6 +8,7 @@
 #include "worker/ckpt.h"
 #include "worker/ckpt_carried.h"
 #include "worker/ckpt_forms.h"
+#include "worker/ckpt_sums.h"
 #include "worker/shard.h"
 
 /* Weights are those of the model; adapters beside them are one file, as PEFT has it. Masters: the
@@ -23,6 +24,8 @@ struct ckpt_tensors {
     uint64_t       file_bytes_max; /* a tensor larger than that has a file of its own */
     bool           is_one_of_many; /* the folder gets more files of tensors, so there is an index */
     enum base_precision precision; /* of matrices that are read */
+    struct ckpt_sums *sums;        /* gets those of what is written; NULL: none wanted */
+    const char    *place;          /* of that, in the checkpoint */
 };
 
 /* By one rank: makes folder with files of their final size; carried, for is_one_of_many, are whole
