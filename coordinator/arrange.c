@@ -34,10 +34,6 @@ void arrange_init(struct arrange *a, const struct search_problem *problem,
     size_t n = (size_t)problem->n_experts * SCENARIOS;
     a->load = xcalloc(a->n_phases * n, sizeof *a->load);
     a->n_judges = a->n_phases > 2 ? ARRANGE_JUDGES_MAX : 1;
-    a->judge = xcalloc(a->n_judges * n, sizeof *a->judge);
-    for (uint32_t i = 0; i < a->n_judges; i++)
-        scenario_draw(belief, problem->n_devices, scenario_hash(problem->seed ^ (JUDGE_SEED + i)),
-                      a->judge + i * n);
 }
 
 void arrange_fini(struct arrange *a)
@@ -45,6 +41,17 @@ void arrange_fini(struct arrange *a)
     free(a->load);
     free(a->judge);
     *a = (struct arrange){ 0 };
+}
+
+static void draw_judges(struct arrange *a)
+{
+    size_t n = (size_t)a->problem.n_experts * SCENARIOS;
+    if (a->judge)
+        return;
+    a->judge = xcalloc(a->n_judges * n, sizeof *a->judge);
+    for (uint32_t i = 0; i < a->n_judges; i++)
+        scenario_draw(a->belief, a->problem.n_devices,
+                      scenario_hash(a->problem.seed ^ (JUDGE_SEED + i)), a->judge + i * n);
 }
 
 /* The same phase sees the same scenarios, whatever is being arranged. */
@@ -121,8 +128,9 @@ void arrange_steps(struct arrange *a, const struct placement *start, struct plac
     search_destroy(s);
 }
 
-void arrange_judge(const struct arrange *a, const struct placement *p, float *out)
+void arrange_judge(struct arrange *a, const struct placement *p, float *out)
 {
+    draw_judges(a);
     size_t n = (size_t)a->problem.n_experts * SCENARIOS;
     struct search *s = search_create(&a->problem, p, a->judge);
     search_ratios(s, out);

@@ -13,7 +13,7 @@ struct arrange {
     uint32_t n_drawn;  /* phases whose scenarios are there already */
     float   *load;     /* (n_phases, n_experts, SCENARIOS) */
     uint32_t n_judges; /* draws that only the judge sees */
-    float   *judge;    /* (n_judges, n_experts, SCENARIOS) */
+    float   *judge;    /* (n_judges, n_experts, SCENARIOS); NULL before the first is judged */
 };
 
 /* problem's weights are made even. Ended with arrange_fini; belief is kept until then. */
@@ -38,6 +38,6 @@ void arrange_exactly(const double *load, const double *speed, bool keep_homes,
                      struct placement *p);
 
 /* Max over mean time in n_judges * SCENARIOS scenarios that no arrangement has seen. */
-void arrange_judge(const struct arrange *a, const struct placement *p, float *out);
+void arrange_judge(struct arrange *a, const struct placement *p, float *out);
 
 #endif

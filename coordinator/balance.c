@@ -186,7 +186,7 @@ struct candidate {
     double net; /* over the horizon, in windows */
 };
 
-static void judge(const struct balance *b, const struct arrange *a, struct candidate *c)
+static void judge(const struct balance *b, struct arrange *a, struct candidate *c)
 {
     c->n_judged = a->n_judges * SCENARIOS;
     if (!b->policy.is_known) {
@@ -206,14 +206,13 @@ static double mean_ratio(const struct candidate *c)
     return sum / c->n_judged;
 }
 
-/* Gain, price and risk of c against staying with `stay`, which is in force. */
-static void weigh(const struct balance *b, const struct candidate *stay, struct candidate *c)
+/* Gain and risk of c against staying with `stay`, which is in force; what moves cost comes on top:
+ * returns what c is worth at best. */
+static double measure(const struct balance *b, const struct candidate *stay, struct candidate *c)
 {
     const struct balance_policy *p = &b->policy;
     struct balance_verdict *v = &c->verdict;
     double mean, square = 0;
-    struct plan plan;
-    plan_init(&plan, &stay->placement, &c->placement, p->n_nodes, &p->costs);
     v->ratio_before = mean_ratio(stay);
     v->ratio_after = mean_ratio(c);
     mean = v->ratio_before - v->ratio_after;
@@ -223,11 +222,22 @@ static void weigh(const struct balance *b, const struct candidate *stay, struct 
     }
     v->gain = p->horizon_windows * mean;
     v->risk = p->horizon_windows * p->risk * sqrt(square / (c->n_judged - 1) / c->n_judged);
+    return v->gain - v->risk;
+}
+
+/* Gain, risk and price. */
+static void weigh(const struct balance *b, const struct candidate *stay, struct candidate *c)
+{
+    const struct balance_policy *p = &b->policy;
+    struct balance_verdict *v = &c->verdict;
+    struct plan plan;
+    double most = measure(b, stay, c);
+    plan_init(&plan, &stay->placement, &c->placement, p->n_nodes, &p->costs);
     v->cost = b->is_free ? 0 : plan.seconds * (1 - p->hidden_share) / p->window_s;
     v->n_moves = plan.n_moves;
     v->n_rounds = plan.n_rounds;
     v->n_bytes = plan.n_bytes;
-    c->net = v->gain - v->risk - v->cost;
+    c->net = most - v->cost;
     plan_fini(&plan);
 }
 
@@ -280,9 +290,16 @@ static bool speeds_differ(const struct balance *b)
     return false;
 }
 
+/* A candidate, and how it does in the judge's scenarios. Fresh ones are the same whatever they
+ * start from, up to the names of devices, so one is made and judged once a decision. */
 static void make(const struct balance *b, struct arrange *a, const struct placement *from,
-                 enum balance_kind kind, struct candidate *c)
+                 enum balance_kind kind, struct candidate *fresh, struct candidate *c)
 {
+    if (kind == BALANCE_FRESH && fresh->n_judged) {
+        *c = *fresh;
+        placement_init_like(&c->placement, &fresh->placement);
+        return;
+    }
     struct placement *p = &c->placement;
     placement_init_like(p, from);
     c->verdict = (struct balance_verdict){ .kind = kind };
@@ -294,7 +311,18 @@ static void make(const struct balance *b, struct arrange *a, const struct placem
         arrange_fresh(a, from, p);
     if (b->policy.is_known)
         arrange_exactly(a->belief->mean, b->policy.speed, kind == BALANCE_COPIES, p);
-    if (kind == BALANCE_FRESH && !speeds_differ(b))
+    judge(b, a, c);
+    if (kind == BALANCE_FRESH) {
+        *fresh = *c;
+        placement_init_like(&fresh->placement, p);
+    }
+}
+
+/* Names and slots as near to `from` as can be; worth the same. */
+static void settle(const struct balance *b, const struct placement *from, struct candidate *c)
+{
+    struct placement *p = &c->placement;
+    if (c->verdict.kind == BALANCE_FRESH && !speeds_differ(b))
         plan_align(p, from, b->policy.n_nodes);
     placement_keep_slots(p, from);
     placement_share_evenly(p);
@@ -314,7 +342,7 @@ static float move_price(const struct balance *b)
 
 /* The best of all kinds against `stay`, which is in force; a copy of stay if none is better. */
 static void best_against(const struct balance *b, struct arrange *a, const struct candidate *stay,
-                         struct candidate *best)
+                         struct candidate *fresh, struct candidate *best)
 {
     *best = *stay;
     best->net = 0;
@@ -325,12 +353,16 @@ static void best_against(const struct balance *b, struct arrange *a, const struc
         struct candidate c;
         if (b->barred[kind] || (kind == BALANCE_STEPS && b->is_free))
             continue;
-        make(b, a, &stay->placement, kind, &c);
-        judge(b, a, &c);
-        weigh(b, stay, &c);
         double margin = 0;
         if (kind == BALANCE_FRESH && best->verdict.kind == BALANCE_COPIES && !b->policy.is_known)
             margin = HOME_MARGIN * best->verdict.ratio_after * b->policy.horizon_windows;
+        make(b, a, &stay->placement, kind, fresh, &c);
+        /* Names and price take longer than the search; most candidates cannot win any more. */
+        c.net = measure(b, stay, &c);
+        if (c.net > best->net + margin) {
+            settle(b, &stay->placement, &c);
+            weigh(b, stay, &c);
+        }
         if (c.net > best->net + margin) {
             placement_fini(&best->placement);
             *best = c;
@@ -358,7 +390,7 @@ static bool has_nothing_to_do(const struct balance *b, struct balance_verdict *v
 /* Goes on from the best as if it were in force, until nothing is left that would be proposed then:
  * so the plan of a plan is empty. */
 static void go_on(struct balance *b, struct arrange *a, const struct candidate *stay,
-                  struct candidate *best)
+                  struct candidate *fresh, struct candidate *best)
 {
     bool is_free = b->is_free;
     for (uint32_t i = 0; i < REPEATS_MAX && (is_free || is_worth_it(b, best)); i++) {
@@ -366,7 +398,7 @@ static void go_on(struct balance *b, struct arrange *a, const struct candidate *
         if (is_even_enough(b, best))
             return;
         b->is_free = false;
-        best_against(b, a, best, &next);
+        best_against(b, a, best, fresh, &next);
         bool goes_on = is_worth_it(b, &next);
         b->is_free = is_free;
         if (goes_on)
@@ -384,7 +416,7 @@ static void go_on(struct balance *b, struct arrange *a, const struct candidate *
 static void decide(struct balance *b, struct arrange *a, const struct placement *in_force,
                    struct placement *out, struct balance_verdict *verdict)
 {
-    struct candidate stay = { .verdict.kind = BALANCE_STAY }, best;
+    struct candidate stay = { .verdict.kind = BALANCE_STAY }, fresh = { .n_judged = 0 }, best;
     placement_init_like(&stay.placement, in_force);
     judge(b, a, &stay);
     if (is_even_enough(b, &stay) && !b->is_free) {
@@ -392,11 +424,12 @@ static void decide(struct balance *b, struct arrange *a, const struct placement 
         placement_fini(&stay.placement);
         return;
     }
-    best_against(b, a, &stay, &best);
-    go_on(b, a, &stay, &best);
+    best_against(b, a, &stay, &fresh, &best);
+    go_on(b, a, &stay, &fresh, &best);
     say_why(b, &stay, best.verdict.kind == BALANCE_STAY ? &stay : &best, verdict);
     placement_copy(out, verdict->kind == BALANCE_STAY ? in_force : &best.placement);
     placement_fini(&best.placement);
+    placement_fini(&fresh.placement);
     placement_fini(&stay.placement);
 }
 

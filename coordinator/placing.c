@@ -221,8 +221,11 @@ void placing_begin(struct coord *c, struct turn *t, struct job *j, const char *c
     p->bytes = s->n_bytes;
     p->predicted_gain_s = s->gain_s;
     p->predicted_cost_s = s->cost_s;
+    /* Measured, as what comes after will be; the planner's own measure, of whole windows, does not
+     * see how uneven single steps are, so it tells the change only. */
     p->imbalance_before = isnan(w->imbalance) ? s->imbalance_before : w->imbalance;
-    p->imbalance_predicted = s->imbalance_predicted;
+    p->imbalance_predicted =
+        fmax(1, p->imbalance_before * s->imbalance_predicted / s->imbalance_before);
     p->automatic = !key;
     p->cause = arena_strdup(&t->arena, cause);
     p->at_step = j->live_step;

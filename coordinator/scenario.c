@@ -38,14 +38,20 @@ static void draw_expert(double mean, double sd, uint64_t random, float out[SCENA
     uint32_t flip = (uint32_t)random % SCENARIOS, add = (uint32_t)(random >> 8) % SCENARIOS;
     uint32_t odd = (uint32_t)(random >> 16) % SCENARIOS | 1;
     uint64_t within = scenario_hash(random);
-    float cv = (float)(sd / mean), drift = 1 - cv * cv / 9, sum = 0;
+    float cv = (float)(sd / mean), drift = 1 - cv * cv / 9, sum[4] = { 0 };
     for (uint32_t k = 0; k < SCENARIOS; k++) {
         uint32_t order = ((k ^ flip) * odd + add) % SCENARIOS;
-        float x = drift + stratum(order * 16 + (within >> (4 * k) & 15)) * cv / 3;
-        out[k] = x > 0 ? x * x * x : 0;
-        sum += out[k];
+        out[k] = stratum(order * 16 + (within >> (4 * k) & 15));
     }
-    float scale = sum > 0 ? (float)mean * SCENARIOS / sum : 0;
+    for (uint32_t k = 0; k < SCENARIOS; k++) {
+        float x = drift + out[k] * cv / 3;
+        x = x > 0 ? x : 0;
+        out[k] = x * x * x;
+    }
+    for (uint32_t k = 0; k < SCENARIOS; k++) /* four sums, so that none waits for the other */
+        sum[k % 4] += out[k];
+    float all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    float scale = all > 0 ? (float)mean * SCENARIOS / all : 0;
     for (uint32_t k = 0; k < SCENARIOS; k++)
         out[k] *= scale;
 }
