@@ -59,6 +59,17 @@ __device__ __forceinline__ void write_level(const gradients_block<T, D> &b, cons
     }
 }
 
+/* What an element is that x was stored in. */
+template <typename T>
+__device__ __forceinline__ float as_stored(float x)
+{
+    T element;
+    store(&element, x);
+    return load(&element);
+}
+
+/* In db a pair's term at its later row must be the one at its earlier row, as dg is the sum of both
+ * for all rows before: so k and q are as rounded here as they were in the products. */
 template <typename T, int D>
 __device__ __forceinline__ void add_level(const gradients_block<T, D> &b, channel &c, int n)
 {
@@ -69,14 +80,14 @@ __device__ __forceinline__ void add_level(const gradients_block<T, D> &b, channe
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         int at = (c.e.eight * 8 + r) * F + c.e.channel;
-        float of_k = factor[r] * b.shared->of_k[at];
-        c.dk[r] += of_k;
+        float of_k = b.shared->of_k[at], k = as_stored<T>(factor[r] * c.k[r]);
+        c.dk[r] += factor[r] * of_k;
         if (later) {
-            float of_q = factor[r] * b.shared->of_q[at];
-            c.dq[r] += of_q;
-            c.db[r] += c.q[r] * of_q + c.k[r] * of_k;
+            float of_q = b.shared->of_q[at], q = as_stored<T>(factor[r] * c.q[r]);
+            c.dq[r] += factor[r] * of_q;
+            c.db[r] += q * of_q + k * of_k;
         } else {
-            c.db[r] -= c.k[r] * of_k;
+            c.db[r] -= k * of_k;
         }
     }
 }
