@@ -1,6 +1,6 @@
 /* coll.h - collectives among the ranks of one attempt
  *
- * Two tables exist: host (coll_host.c, shared memory of one machine) and nccl (coll_nccl.c, ranks
+ * Two tables exist: host (coll_host.c, shared memory of one machine) and nccl (coll_gpu.c, ranks
  * with a GPU each); coll_choose.h says which when.
  *
  * A group is an ordered list of ranks; every member calls the same operations in the same order.

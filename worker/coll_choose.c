@@ -11,7 +11,7 @@
 #include "common/mem.h"
 #include "common/version.h"
 #if BALLAST_HAS_CUDA
-#include "worker/coll_nccl.h"
+#include "worker/coll_gpu.h"
 #endif
 
 /* What a rank tells the others; int32, as words travel. */
@@ -92,7 +92,7 @@ static int open_nccl(struct coll **io_coll, struct device *dev, const struct lay
         coll_group_of(&l->ep, COLL_EP), coll_group_of(&l->expert_shard, COLL_EXPERT_SHARD),
         coll_group_of(&l->expert_replica, COLL_EXPERT_REPLICA),
     };
-    return coll_nccl_open(*io_coll, dev, groups, sizeof groups / sizeof *groups, io_coll, err);
+    return coll_gpu_open(*io_coll, dev, groups, sizeof groups / sizeof *groups, io_coll, err);
 #else
     (void)io_coll, (void)dev, (void)l;
     return err_set(err, -ENOTSUP, "collectives: this build has no NCCL");

@@ -1,19 +1,45 @@
-/* coll_nccl.h - collectives of ranks that have a GPU each
+/* coll_nccl.h - NCCL's communicators of one rank
  *
- * Private to coll_choose; only in builds with GPU code. Arguments are as in coll.h. Tensors travel
- * through NCCL on the device's one stream: a call returns once it is in that stream, so ops and
- * calls happen in the order in which they were made, and nothing waits for the device. Words,
- * rendezvous, aborts and the flight recorder are the host collectives'. */
+ * Private to coll_gpu. Launches are on the device's stream and return once they are in it. A launch
+ * carries the note of its call (call_note), which is marked as left when the device is done. They
+ * fail with -ECANCELED and the reason when any rank has aborted, died, or met an error of NCCL. */
 #ifndef WORKER_COLL_NCCL_H
 #define WORKER_COLL_NCCL_H
 
-#include "worker/coll.h"
+#include "worker/coll_call.h"
 
-/* Over the ranks of host, which coll_host_open gave, on dev, whose GPU no other rank has; both are
- * kept until close. groups: those that calls will name besides the world's; every rank has groups
- * of the same ids, in the same order. Collective. Takes host and gives *out_coll; on failure host
- * is still the caller's, and aborted. */
-int coll_nccl_open(struct coll *host, struct device *dev, const struct coll_group *groups,
-                   uint32_t n_groups, struct coll **out_coll, struct err *err);
+struct nccl;
+
+/* Over the ranks of host, which is kept until close, and aborted on failure. Collective. */
+int  nccl_open(struct host *host, struct device *dev, const struct coll_group *groups,
+               uint32_t n_groups, struct nccl **out, struct err *err);
+/* Whoever still waits in it is aborted. */
+void nccl_close(struct nccl *x);
+
+struct nccl_blocks {
+    const uint8_t *in;
+    uint8_t *out;
+    size_t n, n_blocks, in_stride, out_stride; /* bytes from one block to the next */
+    enum elem_type type;
+    enum coll_op op; /* of reduce, which takes one block; scatter sums */
+};
+
+int nccl_gather(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *blocks,
+                uint32_t note, struct err *err);
+int nccl_scatter(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *blocks,
+                 uint32_t note, struct err *err);
+int nccl_reduce(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *block,
+                uint32_t note, struct err *err);
+
+/* Bytes to and from one member; the own ones are copied. */
+struct nccl_part {
+    const void *send;
+    void *recv;
+    size_t n_send, n_recv;
+};
+
+/* parts: one for each member. */
+int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_part *parts,
+                  uint32_t note, struct err *err);
 
 #endif
