@@ -162,12 +162,13 @@ static uint32_t count_layers(const struct tensor_list *list)
 
 static int add_layers(struct work *w, struct err *err)
 {
-    struct outline_block *blocks = xcalloc(2, sizeof *blocks);
+    struct outline_block *mixer = xcalloc(1, sizeof *mixer), *ffn = xcalloc(1, sizeof *ffn);
     int rc = 0;
     w->o->n_layers = count_layers(w->list);
     for (uint32_t l = 0; rc == 0 && l < w->o->n_layers; l++)
-        rc = add_layer(w, l, &blocks[0], &blocks[1], err);
-    free(blocks);
+        rc = add_layer(w, l, mixer, ffn, err);
+    free(mixer);
+    free(ffn);
     return rc;
 }
 

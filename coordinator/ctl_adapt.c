@@ -112,7 +112,6 @@ static void count(struct adapt *a)
 static int read_model(struct adapt *a, struct err *err)
 {
     char *config = xasprintf("%s/config.json", a->model_dir);
-    struct model_spec *spec = xcalloc(1, sizeof *spec);
     struct err own = {0};
     int rc = check_links(a->model_dir, err);
     if (rc == 0 && (rc = outline_read(config, &a->outline, &own)) < 0)
@@ -126,10 +125,9 @@ static int read_model(struct adapt *a, struct err *err)
             rc = keys;
     }
     if (rc == 0) {
-        a->runs = hf_config_read(config, spec, &own) == 0;
+        a->runs = hf_config_read(config, a->spec, &own) == 0;
         snprintf(a->why_not, sizeof a->why_not, "%s", own.text);
     }
-    free(spec);
     free(config);
     return rc;
 }
@@ -172,6 +170,7 @@ static void search(struct adapt *a)
         today.base[BASE_BF16] &= a->job.is_lora;
     strategy_search(&a->job, &all, world, a->all);
     strategy_search(&a->job, &today, world, a->today);
+    adapt_choose_today(a);
     if (a->all->n_plans)
         a->n_neighbours = strategy_neighbours(&a->job, &a->all->plans[0], a->neighbours);
     find_fewest(a, &all);
@@ -220,6 +219,7 @@ static void adapt_free(struct adapt *a)
     free(a->outline);
     free(a->all);
     free(a->today);
+    free(a->spec);
     free(a->model_dir);
     free(a->name);
     free(a);
@@ -233,6 +233,7 @@ int ctl_adapt(struct ctl *c)
     a->c = c;
     a->all = xcalloc(1, sizeof *a->all);
     a->today = xcalloc(1, sizeof *a->today);
+    a->spec = xcalloc(1, sizeof *a->spec);
     if (c->train && strcmp(c->train, "full") && strcmp(c->train, "lora"))
         code = ctl_fail(c, CTL_USAGE, "--train: expected full or lora");
     else if (c->sequence_length && (c->sequence_length < 64 || c->sequence_length > 10000000))

@@ -5,6 +5,7 @@
 #ifndef COORDINATOR_CTL_ADAPT_H
 #define COORDINATOR_CTL_ADAPT_H
 
+#include "common/model_spec.h"
 #include "common/outline_check.h"
 #include "coordinator/ctl.h"
 #include "coordinator/operators.h"
@@ -39,6 +40,9 @@ struct adapt {
     struct strategy_limits engine;
     bool     runs;          /* the model itself is one that the engine trains */
     char     why_not[1024]; /* else */
+    struct model_spec *spec; /* if it runs */
+    bool     today_fits;    /* by the engine's own account of memory */
+    uint32_t today_plan;    /* index in today->plans */
 };
 
 /* What the engine takes of a plan: each key is put into a job and checked as a job file is. */
@@ -46,10 +50,12 @@ struct strategy_limits adapt_engine(void);
 /* Whether it runs the plan, and if not the keys that it lacks, as in "train.precision bf16". */
 bool adapt_engine_runs(const struct adapt *a, const struct plan_choice *p, char out_lacks[256]);
 
+/* Fills today_fits and today_plan. */
+void adapt_choose_today(struct adapt *a);
 /* The plan of the job file: the fastest that runs today, else the one of least memory. */
 const struct strategy_plan *adapt_job_plan(const struct adapt *a);
-/* A job of that plan. Gives, ended with adapt_job_free. */
-Ballast__JobSpec *adapt_job(const struct adapt *a);
+/* A job of a plan. Gives, ended with adapt_job_free. */
+Ballast__JobSpec *adapt_job(const struct adapt *a, const struct strategy_plan *p);
 void adapt_job_free(Ballast__JobSpec *spec);
 
 struct json *adapt_json(const struct adapt *a);

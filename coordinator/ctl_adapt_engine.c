@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/job_memory.h"
 #include "proto/job_spec.h"
+
+#define PLANS_TRIED 40u /* of the fastest; each costs a map of the model's tensors */
 
 static void set(Ballast__JobSpec *spec, const char *key, const char *text)
 {
@@ -72,6 +75,7 @@ struct strategy_limits adapt_engine(void)
         l.offload[i] = takes("parallel.offload", offload_names[i]);
     for (int i = 0; i < BASE_PRECISIONS; i++)
         l.base[i] = takes("model.base_precision", base_names[i]);
+    l.base[BASE_FP8] = false; /* it is taken, but unpacked on load: plans mean it packed */
     return l;
 }
 
@@ -96,7 +100,7 @@ bool adapt_engine_runs(const struct adapt *a, const struct plan_choice *p, char 
     if (!l->offload[p->offload])
         lack(out_lacks, "offload", offload_names[p->offload]);
     if (a->job.is_lora && !l->base[p->base])
-        lack(out_lacks, "base_precision", base_names[p->base]);
+        lack(out_lacks, "packed base_precision", base_names[p->base]);
     return !out_lacks[0];
 }
 
@@ -104,7 +108,7 @@ bool adapt_engine_runs(const struct adapt *a, const struct plan_choice *p, char 
 
 const struct strategy_plan *adapt_job_plan(const struct adapt *a)
 {
-    return a->today->n_plans ? &a->today->plans[0] : &a->today->least;
+    return a->today_fits ? &a->today->plans[a->today_plan] : &a->today->least;
 }
 
 static bool model_has(const struct outline *o, const char *name)
@@ -121,9 +125,8 @@ static bool model_does(const struct outline *o, enum outline_op op)
     return operator_layers(o, op) > 0;
 }
 
-static void set_train(const struct adapt *a, Ballast__JobSpec *s)
+static void set_train(const struct adapt *a, const struct strategy_plan *p, Ballast__JobSpec *s)
 {
-    const struct strategy_plan *p = adapt_job_plan(a);
     set(s, "train.mode", a->job.is_lora ? "lora" : "full");
     set(s, "train.steps", "1000");
     set_number(s, "train.global_batch", a->job.global_batch);
@@ -152,18 +155,44 @@ static void set_parallel(const struct plan_choice *p, Ballast__JobSpec *s)
     set(s, "parallel.offload", offload_names[p->offload]);
 }
 
-Ballast__JobSpec *adapt_job(const struct adapt *a)
+Ballast__JobSpec *adapt_job(const struct adapt *a, const struct strategy_plan *p)
 {
-    const struct plan_choice *p = &adapt_job_plan(a)->choice;
     Ballast__JobSpec *s = job_create();
     set(s, "name", a->name);
     set(s, "model.path", a->model_dir);
-    set(s, "model.base_precision", base_names[p->base]);
+    set(s, "model.base_precision", base_names[p->choice.base]);
     set(s, "data.train", "[data/train.bin]");
     set(s, "data.format", "u32");
     set_number(s, "data.sequence_length", a->job.sequence_length);
     set(s, "checkpoint.path", "checkpoints");
-    set_train(a, s);
-    set_parallel(p, s);
+    set_train(a, p, s);
+    set_parallel(&p->choice, s);
     return s;
+}
+
+/* ---- the plan that fits --------------------------------------------------------------------- */
+
+/* By the account that submit gives. */
+static bool fits_today(const struct adapt *a, const struct strategy_plan *p)
+{
+    Ballast__JobSpec *spec = adapt_job(a, p);
+    struct layout layout = {0};
+    struct memory_plan memory;
+    const char *key;
+    bool fits = layout_init(job_spec_degrees(spec), a->spec->n_experts, 0, &layout, NULL) == 0 &&
+                job_memory(spec, a->spec, layout.degrees, &memory, &key, NULL) == 0 &&
+                memory.total + a->cluster.gpu_reserve <= a->cluster.gpu_memory;
+    layout_fini(&layout);
+    adapt_job_free(spec);
+    return fits;
+}
+
+void adapt_choose_today(struct adapt *a)
+{
+    uint32_t n = a->today->n_plans < PLANS_TRIED ? a->today->n_plans : PLANS_TRIED;
+    a->today_fits = !a->runs && n > 0;
+    for (uint32_t i = 0; a->runs && !a->today_fits && i < n; i++) {
+        a->today_plan = i;
+        a->today_fits = fits_today(a, &a->today->plans[i]);
+    }
 }

@@ -25,12 +25,12 @@ static uint32_t job_gpus(const struct adapt *a)
 
 static void write_job(const struct adapt *a, FILE *f)
 {
-    Ballast__JobSpec *spec = adapt_job(a);
+    Ballast__JobSpec *spec = adapt_job(a, adapt_job_plan(a));
     fprintf(f, "# Written by ballast adapt; see REPORT.md. Put tokens (u32) into "
             "data/train.bin, or change data.\n");
     if (!a->runs)
         fprintf(f, "# The engine does not train this model yet; see operators-missing.md.\n");
-    else if (!a->today->n_plans)
+    else if (!a->today_fits)
         fprintf(f, "# It does not fit this cluster; see REPORT.md.\n");
     fields_print_yaml(&job_spec_table, spec, f);
     adapt_job_free(spec);

@@ -146,14 +146,15 @@ static void print_fewest(const struct adapt *a)
             printf("fewest       %u GPUs of %.0f GB do not hold it with %s weights\n", RANKS_MAX,
                    (double)a->cluster.gpu_memory / 1e9, of);
     }
-    if (a->runs && !a->today->n_plans)
+    const struct strategy_plan *p = adapt_job_plan(a);
+    if (a->runs && !a->today_fits)
         printf("today        nothing that the engine runs fits; the least is %.1f GB a GPU\n",
-               (double)a->today->least.memory.total / 1e9);
+               (double)p->memory.total / 1e9);
     else if (a->runs)
         printf("today        the engine runs fsdp %" PRIu32 ", experts %" PRIu32 ", %s: %.1f GB a "
-               "GPU, %.0f tokens/s\n", a->today->plans[0].choice.fsdp,
-               a->today->plans[0].choice.ep, a->today->plans[0].choice.is_f32 ? "f32" : "bf16",
-               (double)a->today->plans[0].memory.total / 1e9, a->today->plans[0].time.tokens_per_s);
+               "GPU, %.0f tokens/s\n", p->choice.fsdp, p->choice.ep,
+               p->choice.is_f32 ? "f32" : "bf16", (double)p->memory.total / 1e9,
+               p->time.tokens_per_s);
 }
 
 void adapt_print(const struct adapt *a)

@@ -204,7 +204,7 @@ static void write_today(const struct adapt *a, FILE *f)
                 "until its operators are there.\n");
         return;
     }
-    if (a->today->n_plans)
+    if (a->today_fits)
         fprintf(f, "`job.yaml` is the fastest plan that the engine runs: %.0f tokens/s.\n\n",
                 p->time.tokens_per_s);
     else
