@@ -161,6 +161,21 @@ __device__ static void load_stage(char *stage, const CUtensorMap *a, const CUten
                            b_is_shared ? 0 : g.b_slot, barrier);
 }
 
+/* Rows first .. first + n - 1 of the tile of c into the second cache, where they are read and
+ * written soon. */
+__device__ static void fetch_rows(const cuda_tile_job &job, const cuda_tile_group &g,
+                                  const place &p, int first, int n)
+{
+    int64_t size = job.c_type == ELEM_BF16 ? 2 : 4, end = min(g.m - p.row, (int64_t)first + n);
+    uint32_t n_bytes = (uint32_t)(min(g.n - p.col, (int64_t)COLS) * size) & ~15u;
+    for (int64_t r = first; r < end && n_bytes > 0; r++) {
+        const char *at = (const char *)g.c + ((p.row + r) * job.c_stride + p.col) * size;
+        if ((uintptr_t)at % 16 == 0)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(at), "r"(n_bytes)
+                         : "memory");
+    }
+}
+
 /* Where in the ring one is; both sides count alike. */
 struct turn {
     int stage;
@@ -205,16 +220,21 @@ __device__ __forceinline__ void multiply(float (&d)[COLS / 2], const char *stage
     }
 }
 
-/* Two neighbouring elements of c, of which the second may be beyond its end. */
+/* Two neighbouring elements of c, of which the second may be beyond its end: it reads as 0. */
 template <typename C>
-__device__ __forceinline__ void write_pair(C *c, float x, float y, bool both, bool in_pairs,
-                                           float alpha, float beta)
+__device__ __forceinline__ float2 read_pair(const C *c, bool both, bool in_pairs)
 {
-    x *= alpha, y *= alpha;
-    if (beta != 0) {
-        x += beta * load(c);
-        y += both ? beta * load(c + 1) : 0;
-    }
+    if (!both || !in_pairs)
+        return make_float2(load(c), both ? load(c + 1) : 0);
+    if constexpr (sizeof(C) == 2)
+        return unpack_bf16(*(const uint32_t *)c);
+    else
+        return *(const float2 *)c;
+}
+
+template <typename C>
+__device__ __forceinline__ void write_pair(C *c, float x, float y, bool both, bool in_pairs)
+{
     if (both && in_pairs) {
         if constexpr (sizeof(C) == 2)
             *(uint32_t *)c = pack_bf16(x, y);
@@ -227,27 +247,81 @@ __device__ __forceinline__ void write_pair(C *c, float x, float y, bool both, bo
         store(c + 1, y);
 }
 
+/* The warpgroup's rows of c: what a lane has of them, pair j of its row h being d[4 j + 2 h]. */
 template <typename C>
-__device__ static void write_tile(const float (&d)[COLS / 2], const cuda_tile_job &job,
-                                  const cuda_tile_group &g, int64_t row0, int64_t col0)
+struct own_rows {
+    C      *at[2]; /* NULL beyond the group's rows */
+    int     n_cols;
+    bool    in_pairs;
+};
+
+template <typename C>
+__device__ __forceinline__ own_rows<C> find_rows(const cuda_tile_job &job, const cuda_tile_group &g,
+                                                 int64_t row0, int64_t col0)
 {
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x / 32 & 3;
     C *c = (C *)g.c;
-    int64_t n_rows = g.m; /* g lies in memory, which what is written could be, for the compiler */
-    int n_cols = (int)min(g.n - col0, (int64_t)COLS);
-    bool in_pairs = job.c_stride % 2 == 0 && ((uintptr_t)c & (2 * sizeof(C) - 1)) == 0;
-#pragma unroll
+    own_rows<C> own;
+    own.n_cols = (int)min(g.n - col0, (int64_t)COLS);
+    own.in_pairs = job.c_stride % 2 == 0 && ((uintptr_t)c & (2 * sizeof(C) - 1)) == 0;
     for (int h = 0; h < 2; h++) {
         int64_t row = row0 + 16 * warp + lane / 4 + 8 * h;
-        C *at = c + row * job.c_stride + col0;
-        if (row >= n_rows)
+        own.at[h] = row < g.m ? c + row * job.c_stride + col0 : NULL;
+    }
+    return own;
+}
+
+/* d = alpha d + beta c. Many reads are on their way at once: one after another they would take
+ * longer than the products of a small group. */
+template <typename C>
+__device__ __forceinline__ void add_tile(float (&d)[COLS / 2], const own_rows<C> &own, float alpha,
+                                         float beta)
+{
+    constexpr int AT_ONCE = 16;
+    int lane_col = (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j0 = 0; j0 < COLS / 8; j0 += AT_ONCE) {
+            float2 before[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                int col = 8 * (j0 + j) + lane_col;
+                before[j] = own.at[h] && col < own.n_cols
+                                ? read_pair(own.at[h] + col, col + 1 < own.n_cols, own.in_pairs)
+                                : make_float2(0, 0);
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                float *pair = &d[4 * (j0 + j) + 2 * h];
+                pair[0] = alpha * pair[0] + beta * before[j].x;
+                pair[1] = alpha * pair[1] + beta * before[j].y;
+            }
+        }
+}
+
+template <typename C>
+__device__ static void write_tile(float (&d)[COLS / 2], const cuda_tile_job &job,
+                                  const cuda_tile_group &g, int64_t row0, int64_t col0)
+{
+    const own_rows<C> own = find_rows<C>(job, g, row0, col0);
+    int lane_col = (int)threadIdx.x % 4 * 2;
+    if (job.beta != 0)
+        add_tile(d, own, job.alpha, job.beta);
+    else if (job.alpha != 1)
+#pragma unroll
+        for (int i = 0; i < COLS / 2; i++)
+            d[i] *= job.alpha;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (!own.at[h])
             continue;
 #pragma unroll
         for (int j = 0; j < COLS / 8; j++) {
-            int col = 8 * j + lane % 4 * 2;
-            if (col < n_cols)
-                write_pair(at + col, d[4 * j + 2 * h], d[4 * j + 2 * h + 1], col + 1 < n_cols,
-                           in_pairs, job.alpha, job.beta);
+            int col = 8 * j + lane_col;
+            if (col < own.n_cols)
+                write_pair(own.at[h] + col, d[4 * j + 2 * h], d[4 * j + 2 * h + 1],
+                           col + 1 < own.n_cols, own.in_pairs);
         }
     }
 }
@@ -285,11 +359,14 @@ __device__ static void produce(char *ring, shared_state *state, const CUtensorMa
     for (int32_t tile = blockIdx.x / PAIR; tile < n_tiles; tile += gridDim.x / PAIR) {
         place p = find_place<PAIR>(groups, state, n_groups, tile);
         cuda_tile_group g = groups[p.group];
+        int32_t n_steps = ((int32_t)g.k + DEPTH - 1) / DEPTH, rows = (ROWS + n_steps - 1) / n_steps;
         for (int32_t k = 0; k < (int32_t)g.k; k += DEPTH) {
             barrier_wait(&state->empty[t.stage], t.parity ^ 1); /* at once, the first time */
             load_stage<PAIR, A_T, B_T>(ring + t.stage * STAGE_BYTES, a, b, g, p,
                                        job.shared_b != NULL, k, blockIdx.x % PAIR,
                                        &state->full[t.stage]);
+            if (job.beta != 0 && k / DEPTH * rows < ROWS)
+                fetch_rows(job, g, p, k / DEPTH * rows, min(rows, ROWS - k / DEPTH * rows));
             turn_next(&t);
         }
     }
