@@ -101,6 +101,13 @@ class GpuCluster(Cluster):
                       + self.run("events", "--job", job).stdout)
         return super().__exit__(kind, value, trace)
 
+    def wait_step(self, job, step, seconds=40):
+        def there():
+            j = self.show(job)
+            expect(j["state"] not in ("FAILED", "CANCELLED"), f"job {job}: {j['reason']}")
+            return j["step"] >= step and j
+        return until(there, seconds, f"job {job} at step {step}")
+
     def travel(self, job):
         """How the tensors of a job travel, in its own words."""
         found = re.findall(r"tensors travel through (.*)", self.ok("logs", job, "--rank", 0))

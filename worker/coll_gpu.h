@@ -11,8 +11,8 @@
 
 /* Over the ranks of host, which coll_host_open gave, on dev, whose GPU no other rank has; both are
  * kept until close. groups: those that calls will name besides the world's; every rank has groups
- * of the same ids and sizes, in the same order. Collective. Takes host and gives *out_coll; on failure host
- * is still the caller's, and aborted. */
+ * of the same ids and sizes, in the same order. Collective. Takes host and gives *out_coll; on
+ * failure host is still the caller's, and aborted. */
 int coll_gpu_open(struct coll *host, struct device *dev, const struct coll_group *groups,
                   uint32_t n_groups, struct coll **out_coll, struct err *err);
 

@@ -158,19 +158,21 @@ static int fail(struct nccl *x, ncclResult_t r, const char *what, struct err *er
 }
 
 /* Waits until *comm has taken up what was asked of it with result r. The device may still be at
- * work on it. */
+ * work on it. Success says nothing yet where a call only begins something: *comm knows. */
 static int settle(struct nccl *x, ncclComm_t *comm, ncclResult_t r, const char *what,
                   struct err *err)
 {
-    int rc = 0;
-    for (uint32_t i = 0; r == ncclInProgress && rc == 0; i++) {
-        pthread_mutex_unlock(&x->lock);
-        if (i < 100)
-            sched_yield();
-        else
-            nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
-        pthread_mutex_lock(&x->lock);
-        if ((rc = shm_check(&x->host->shm, err)) < 0)
+    for (uint32_t i = 0; r == ncclInProgress || (r == ncclSuccess && i == 0); i++) {
+        if (i > 0) {
+            pthread_mutex_unlock(&x->lock);
+            if (i < 100)
+                sched_yield();
+            else
+                nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+            pthread_mutex_lock(&x->lock);
+        }
+        int rc = shm_check(&x->host->shm, err);
+        if (rc < 0)
             return rc;
         ncclResult_t asked = ncclCommGetAsyncError(*comm, &r);
         r = asked == ncclSuccess ? r : asked;
@@ -211,8 +213,8 @@ static int agree_on_id(struct nccl *x, int32_t *out_words, struct err *err)
 }
 
 /* A group of its own ranks is a part of the world; one of all ranks is the world, and one rank
- * needs none. Groups of one kind are equal in size, so all ranks split, or none does. What the
- * split returns says nothing yet: the world has to be asked, and the group be there. */
+ * needs none. Groups of one kind are equal in size, so all ranks split, or none does. The group
+ * is there when the split is over. */
 static int add_group(struct nccl *x, const struct coll_group *g, struct err *err)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -225,7 +227,6 @@ static int add_group(struct nccl *x, const struct coll_group *g, struct err *err
     ncclResult_t r = ncclCommSplit(x->comms[COLL_WORLD], (int)g->ranks[0], (int)g->me,
                                    &x->splitting, &config);
     do {
-        r = r == ncclSuccess ? ncclInProgress : r;
         rc = settle(x, &x->comms[COLL_WORLD], r, "splitting the ranks", err);
         r = ncclInProgress;
     } while (rc == 0 && !x->splitting);
