@@ -88,6 +88,22 @@ int optim_decay_parse(const char *word, enum optim_decay *out, struct err *err)
     return rc;
 }
 
+/* Whether p lies right behind the parts that before is made of. What is treated alike is then one op:
+ * an op for each tensor of each expert takes longer than their numbers do. */
+static bool follows(const struct shard_part *before, const struct shard_part *p)
+{
+    return before->count > 0 && before->gradients + before->count == p->gradients &&
+           before->weights + before->count == p->weights;
+}
+
+/* And begins anew. */
+static void add_squares(struct device *dev, double *acc, struct shard_part *parts)
+{
+    if (parts->count > 0)
+        dev->ops->sum_squares(dev, acc, parts->gradients, (int64_t)parts->count);
+    parts->count = 0;
+}
+
 int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
                struct device *dev, double n_tokens, double *out_norm, struct err *err)
 {
@@ -100,15 +116,25 @@ int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
             n_experts = (uint32_t)map->entries[i].expert + 1;
     size_t n = 1 + (size_t)map->n_units * n_experts; /* all that is dense, then (unit, expert) */
     double *acc = shard_accumulators(s, n), sum = 0;
+    struct shard_part parts = {0};
+    size_t parts_at = 0;
     if (!acc)
         return err_set(err, -ENOMEM, "no memory for %zu sums of squares", n);
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         struct shard_part p;
         size_t at = e->expert < 0 ? 0 : 1 + (size_t)e->unit * n_experts + (uint32_t)e->expert;
-        if (tensor_is_trained(e) && shard_part(s, e, &p) && p.is_first)
-            dev->ops->sum_squares(dev, &acc[at], p.gradients, (int64_t)p.count);
+        if (!tensor_is_trained(e) || !shard_part(s, e, &p) || !p.is_first)
+            continue;
+        if (at == parts_at && follows(&parts, &p)) {
+            parts.count += p.count;
+            continue;
+        }
+        add_squares(dev, &acc[parts_at], &parts);
+        parts = p;
+        parts_at = at;
     }
+    add_squares(dev, &acc[parts_at], &parts);
     double *sums = xcalloc(n, sizeof *sums);
     dev->ops->to_host(dev, sums, acc, n * sizeof *sums);
     rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, sums, n, err);
@@ -143,6 +169,14 @@ int optim_muon(struct shard *s, const struct tensor_map *map, const struct model
     return muon_step(s, map, &step, err);
 }
 
+static void update(struct device *dev, const struct shard_part *parts,
+                   const struct adamw_config *config)
+{
+    if (parts->count > 0)
+        dev->ops->adamw(dev, parts->weights, parts->m, parts->v, parts->gradients,
+                        (int64_t)parts->count, config);
+}
+
 void optim_step(struct shard *s, const struct tensor_map *map, struct device *dev,
                 const struct optim_config *config, uint64_t step, double lr, double n_tokens,
                 double norm)
@@ -153,6 +187,7 @@ void optim_step(struct shard *s, const struct tensor_map *map, struct device *de
         .correction1 = (float)(1 - pow(config->beta1, (double)step)),
         .correction2 = (float)(1 - pow(config->beta2, (double)step)),
     };
+    struct shard_part parts = {0};
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         struct shard_part p;
@@ -161,9 +196,16 @@ void optim_step(struct shard *s, const struct tensor_map *map, struct device *de
             continue;
         bool decays = config->decay == DECAY_ALL || (config->decay == DECAY_MATRICES &&
                                                      e->is_matrix);
-        a.weight_decay = decays ? (float)config->weight_decay : 0;
-        dev->ops->adamw(dev, p.weights, p.m, p.v, p.gradients, (int64_t)p.count, &a);
+        float weight_decay = decays ? (float)config->weight_decay : 0;
+        if (weight_decay == a.weight_decay && follows(&parts, &p)) {
+            parts.count += p.count;
+            continue;
+        }
+        update(dev, &parts, &a);
+        parts = p;
+        a.weight_decay = weight_decay;
     }
+    update(dev, &parts, &a);
 }
 
 /* ---- the router's correction bias ----------------------------------------------------------- */
