@@ -176,6 +176,21 @@ static void trainer_says(struct bench *b, job_id job, uint32_t attempt, Ballast_
     finish(b);
 }
 
+/* Rank's word after a step, with the time until its next one. */
+static void trainer_goes_on(struct bench *b, uint64_t step, uint64_t patience_ms)
+{
+    Ballast__RankState s = BALLAST__RANK_STATE__INIT;
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    s.phase = PHASE(RUNNING);
+    s.step = step;
+    s.patience_ms = patience_ms;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STATE;
+    m.state = &s;
+    begin(b);
+    agent_trainer_message(b->a, &b->turn, 7, 1, &m);
+    finish(b);
+}
+
 static void trainer_steps(struct bench *b, job_id job, uint64_t step)
 {
     Ballast__StepReport r = BALLAST__STEP_REPORT__INIT;
@@ -332,6 +347,39 @@ static void a_closed_channel_must_be_followed_by_the_end(void **state)
     assert_null(effect(b, EFFECT_KILL, 0));
     pass(b, 1.1);
     assert_non_null(effect(b, EFFECT_KILL, 0));
+}
+
+static void live_for(struct bench *b, int seconds)
+{
+    for (int i = 0; i < seconds; i++) {
+        pass(b, 1);
+        alive(b);
+        assert_null(effect(b, EFFECT_KILL, 0));
+    }
+}
+
+static void a_trainer_that_hangs_is_killed(void **state)
+{
+    struct bench *b = *state;
+    start(b, 7, 1);
+    live_for(b, 40); /* it loads, and says nothing */
+    trainer_goes_on(b, 4, 7500);
+    live_for(b, 7);
+    trainer_goes_on(b, 5, 7500);
+    live_for(b, 7);
+    trainer_goes_on(b, 6, 0); /* a checkpoint takes its time */
+    live_for(b, 60);
+    trainer_goes_on(b, 6, 7500);
+    live_for(b, 8); /* late, but perhaps it was this daemon that slept */
+    trainer_goes_on(b, 7, 7500); /* so it was */
+    live_for(b, 8);
+    pass(b, 1);
+    assert_non_null(effect(b, EFFECT_KILL, 0));
+    trainer_exits(b, 7, 1, 0, 9);
+    assert_int_equal(reported(b)->phase, PHASE(FAILED));
+    assert_true(reported(b)->retryable);
+    assert_string_equal(reported(b)->text,
+                        "the trainer has come no further for 9.0 s after step 7");
 }
 
 /* ---- coordinator --------------------------------------------------------------------------- */
@@ -712,6 +760,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ATTACHED(a_start_spawns_once),
         ATTACHED(how_a_trainer_ended),
+        ATTACHED(a_trainer_that_hangs_is_killed),
         ATTACHED(an_end_is_said_until_it_is_recorded),
         ATTACHED(a_stop_is_bounded),
         ATTACHED(a_stop_for_a_start_that_never_came_is_final),

@@ -325,6 +325,29 @@ static void a_nan_of_one_rank_costs_a_batch(void **state)
     assert_string_equal(t.text[0], t.text[1]);
 }
 
+/* One rank leaves out a collective: the others say for whom they wait, and where it is. */
+static void a_rank_that_skips_a_collective_is_named(void **state)
+{
+    (void)state;
+    struct trial t;
+    trial_failpoint = "skip-all-to-all:600:error"; /* 8 passes of 2 layers, 4 each: 8th step */
+    start(&t, 2, "run", "  fsdp_shard_degree: 2\n  expert_parallel_degree: 2\n"
+                        DATA TRAIN(64, ""));
+    uint64_t began = clock_now_ns();
+    finish(&t);
+    trial_failpoint = NULL;
+    assert_true(was_soon(began, 60)); /* not the 10 minutes of a first step */
+    assert_all(&t, BALLAST__RANK_PHASE__RANK_FAILED, 1);
+    assert_true(t.step[0] >= 4);
+    assert_true(t.retryable[0] && t.retryable[1]);
+    /* Either may speak: each waits for the other, in a group that both are in. */
+    static const char *const said[] = {"rank 0 ", "rank 1 ", " waited ", " for: ", "all_to_all ",
+                                       " of layer "};
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++)
+        if (!strstr(t.text[0], said[i]))
+            fail_msg("no '%s' in '%s'", said[i], t.text[0]);
+}
+
 static void a_failed_checkpoint_costs_only_itself(void **state)
 {
     (void)state;
@@ -414,6 +437,7 @@ int main(void)
         CASE(a_nan_does_what_the_job_says),
         CASE(a_nan_is_named_by_the_first_layer_that_has_it),
         CASE(a_nan_of_one_rank_costs_a_batch),
+        CASE(a_rank_that_skips_a_collective_is_named),
         CASE(a_failed_checkpoint_costs_only_itself),
         CASE(changed_settings_hold_from_one_step_on_all_ranks),
     };

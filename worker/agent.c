@@ -102,6 +102,7 @@ static void tick_trainers(struct agent *a, struct agent_turn *t)
                                    "trainer\"", x->job, x->attempt, why));
         agent_stop(a, t, x, BALLAST__STOP_MODE__STOP_NOW, STOP_GRACE_NS, why);
     }
+    agent_look_for_hang(t, x);
     if (t->now_ns >= x->kill_ns)
         agent_kill(t, x);
 }
@@ -205,7 +206,7 @@ uint64_t agent_next_deadline_ns(const struct agent *a)
     for (size_t i = 0; i < a->n_attempts; i++) {
         const struct attempt *x = &a->attempts[i];
         if (x->life == LIFE_LIVE) {
-            next_ns = min_u64(next_ns, x->kill_ns);
+            next_ns = min_u64(next_ns, min_u64(x->kill_ns, x->late_ns));
             if (a->fence_ns && x->stop_mode < BALLAST__STOP_MODE__STOP_NOW)
                 next_ns = min_u64(next_ns, a->lease_from_ns + a->fence_ns);
         }

@@ -43,6 +43,9 @@ struct attempt {
     uint32_t           forwarded_revision; /* newest settings that it was told */
     Ballast__StopMode  stop_mode; /* UNKNOWN: not told to stop */
     uint64_t           kill_ns;   /* UINT64_MAX: no reason to */
+    uint64_t           heard_ns, late_ns; /* the trainer's last word, and when it is late;
+                                           * UINT64_MAX: it may take its time */
+    bool               is_late;   /* it gets a moment more, should this daemon have slept */
 
     bool               is_acked;  /* its end is recorded */
     bool               has_spool, is_log_closed;
@@ -123,6 +126,11 @@ void agent_kill_by(struct attempt *x, uint64_t at_ns);
 /* A repetition changes nothing. */
 void agent_stop(struct agent *a, struct agent_turn *t, struct attempt *x, Ballast__StopMode mode,
                 uint64_t grace_ns, const char *reason);
+
+/* ---- agent_trainer.c ----------------------------------------------------------------------- */
+
+/* Kills a trainer whose word is overdue. */
+void agent_look_for_hang(struct agent_turn *t, struct attempt *x);
 
 /* ---- agent_coordinator.c ------------------------------------------------------------------- */
 

@@ -1,7 +1,11 @@
 /* agent_trainer.c - what trainers say and how they end, as the worker's core sees it */
 #include "worker/agent_parts.h"
 
+#include <inttypes.h>
 #include <string.h>
+
+#define LATE_NS         NS_PER_S
+#define PATIENCE_MS_MAX (86400u * 1000u)
 
 /* ---- trainer ------------------------------------------------------------------------------- */
 
@@ -27,9 +31,19 @@ static bool merge_plan(struct attempt *x, const Ballast__RankState *s)
     return is_news;
 }
 
+/* When its next word is due. */
+static void heard(struct attempt *x, const Ballast__RankState *s, uint64_t now_ns)
+{
+    uint64_t ms = s->patience_ms < PATIENCE_MS_MAX ? s->patience_ms : PATIENCE_MS_MAX;
+    x->heard_ns = now_ns;
+    x->late_ns = ms ? now_ns + ms * NS_PER_MS : UINT64_MAX;
+    x->is_late = false;
+}
+
 static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attempt *x,
                              const Ballast__RankState *s)
 {
+    heard(x, s, t->now_ns);
     bool is_news = s->checkpoint_step > x->checkpoint_step;
     is_news |= merge_plan(x, s);
     if (s->settings_revision > x->settings_revision) {
@@ -68,6 +82,26 @@ static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attem
     }
     if (is_news)
         agent_report(a, t, x);
+}
+
+void agent_look_for_hang(struct agent_turn *t, struct attempt *x)
+{
+    if (t->now_ns < x->late_ns)
+        return;
+    if (!x->is_late) {
+        x->is_late = true;
+        x->late_ns = t->now_ns + LATE_NS;
+        return;
+    }
+    double silent_s = (double)(t->now_ns - x->heard_ns) / NS_PER_S;
+    char *why = arena_printf(&t->arena, "the trainer has come no further for %.1f s after step "
+                             "%" PRIu64, silent_s, x->step);
+    agent_note(t, arena_printf(&t->arena, "job=%" PRIu64 " attempt=%u rank=%u msg=\"%s, killing "
+                               "it\"", x->job, x->attempt, x->rank, why));
+    x->late_ns = UINT64_MAX;
+    if (!*x->text)
+        agent_set_text(x, why);
+    agent_kill(t, x);
 }
 
 void agent_trainer_message(struct agent *a, struct agent_turn *t, job_id job, uint32_t attempt,

@@ -294,6 +294,12 @@ static int gpu_all_gather_i32(struct coll *c, const struct coll_group *g, const 
     return host->ops->all_gather_i32(host, g, in, n, out, err);
 }
 
+static void gpu_set_patience(struct coll *c, uint64_t timeout_ns)
+{
+    struct coll *host = &gpu_of(c)->host->coll;
+    host->ops->set_patience(host, timeout_ns);
+}
+
 static void gpu_trace(struct coll *c, FILE *out)
 {
     struct coll *host = &gpu_of(c)->host->coll;
@@ -343,6 +349,7 @@ static const struct coll_ops gpu_ops = {
     .barrier         = gpu_barrier,
     .all_reduce_f64  = gpu_all_reduce_f64,
     .all_gather_i32  = gpu_all_gather_i32,
+    .set_patience    = gpu_set_patience,
     .trace           = gpu_trace,
     .abort           = gpu_abort,
 };

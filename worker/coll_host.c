@@ -226,6 +226,11 @@ static void host_trace(struct coll *c, FILE *out)
     }
 }
 
+static void host_set_patience(struct coll *c, uint64_t timeout_ns)
+{
+    atomic_store(&host_of(c)->shm.call_timeout_ns, timeout_ns);
+}
+
 static void host_abort(struct coll *c)
 {
     shm_abort(&host_of(c)->shm, "rank %u was stopped", c->rank);
@@ -257,6 +262,7 @@ static const struct coll_ops host_ops = {
     .barrier         = host_barrier,
     .all_reduce_f64  = host_all_reduce_f64,
     .all_gather_i32  = host_all_gather_i32,
+    .set_patience    = host_set_patience,
     .trace           = host_trace,
     .abort           = host_abort,
 };

@@ -260,7 +260,8 @@ static int sleep_until_changed(struct shm *s, const struct coll_group *g, struct
                                uint32_t old, struct err *err)
 {
     static const struct timespec slice = {.tv_nsec = LOOK_AROUND_NS};
-    uint64_t deadline = s->call_timeout_ns ? clock_now_ns() + s->call_timeout_ns : UINT64_MAX;
+    /* As where others are stopped: only time between looks counts. */
+    uint64_t looked_ns = clock_now_ns(), waited_ns = 0;
     int rc;
     while (atomic_load(&b->generation) == old) {
         if ((rc = shm_check(s, err)) < 0)
@@ -273,7 +274,10 @@ static int sleep_until_changed(struct shm *s, const struct coll_group *g, struct
             continue;
         if (!s->is_watched)
             shm_look(s);
-        if (clock_now_ns() >= deadline)
+        uint64_t timeout_ns = s->call_timeout_ns, now = clock_now_ns(), since = now - looked_ns;
+        looked_ns = now;
+        waited_ns += since < 2 * LOOK_AROUND_NS ? since : 2 * LOOK_AROUND_NS;
+        if (timeout_ns && waited_ns >= timeout_ns)
             return atomic_load(&b->generation) != old ? 0 : timed_out(s, g, err);
     }
     return 0;

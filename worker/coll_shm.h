@@ -48,7 +48,8 @@ struct shm {
     size_t   map_bytes, arena_bytes, arenas_at, ranks_at, rank_stride, arena_used;
     uint32_t rank, world;
     uint32_t n_spins; /* before a waiting rank gives its core away */
-    uint64_t call_timeout_ns, stopped_timeout_ns;
+    _Atomic uint64_t call_timeout_ns; /* a thread of its own may watch */
+    uint64_t stopped_timeout_ns;
     uint64_t looked_ns, stopped_ns; /* the last look; how long stopped_peer was seen stopped */
     uint32_t stopped_peer;
     bool     is_watched; /* a thread of its own looks; set by the thread that waits */

@@ -26,7 +26,6 @@
 #include "worker/run_lora.h"
 
 #define OPEN_TIMEOUT_NS (120 * NS_PER_S) /* from the first rank's START to the last one's */
-#define CALL_TIMEOUT_NS (600 * NS_PER_S) /* a member that lives but does not come */
 #define STOPPED_TIMEOUT_NS (30 * NS_PER_S) /* one that a signal has stopped */
 #define LOCK_PATIENCE_NS (10 * NS_PER_S) /* for the run that this one follows to end */
 
@@ -269,7 +268,7 @@ static int open_coll(struct run *run, struct err *err)
     struct coll_host_config c = {
         .id = run->start->coll_id.data, .rank = run->start->rank,
         .world = (uint32_t)run->start->n_gang, .open_timeout_ns = OPEN_TIMEOUT_NS,
-        .call_timeout_ns = CALL_TIMEOUT_NS, .stopped_timeout_ns = STOPPED_TIMEOUT_NS,
+        .call_timeout_ns = RUN_PATIENCE_NS, .stopped_timeout_ns = STOPPED_TIMEOUT_NS,
         .cancelled = &run->wishes->cancelled,
     };
     int rc = coll_host_open(&c, &run->coll, err);

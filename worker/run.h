@@ -27,6 +27,7 @@ struct run_wishes {
 };
 
 #define RUN_SUMS 8
+#define RUN_PATIENCE_NS (600 * NS_PER_S) /* with a rank that lives but does not come */
 
 enum nan_rule { NAN_STOP, NAN_SKIP, NAN_ROLLBACK };
 

@@ -23,6 +23,9 @@
 #include "worker/step.h"
 
 #define NOW_SECONDS 2 /* from STOP_NOW to the end, also of a rank in the midst of a product */
+#define STEPS_TO_KNOW     3     /* until their time says how long one may take */
+#define STEPS_OF_PATIENCE 10.0  /* of the slowest */
+#define PATIENCE_NS_MIN   (6 * NS_PER_S) /* what a busy machine does to a rank */
 #define LOG_INTERVAL_NS (200 * NS_PER_MS)
 #define SKIPS_MAX 10    /* in a row; a model that is spoiled does not recover */
 #define ROLLBACKS_MAX 3 /* without getting past the step that went wrong */
@@ -36,6 +39,9 @@ struct trainer {
     struct run run;
     uint64_t logged_ns;
     uint64_t n_rollbacks, n_skips, bad_step; /* of step bad_step; up to it, in a row */
+    double   slowest_s;   /* of this attempt's steps */
+    uint64_t n_timed;     /* of them */
+    uint64_t patience_ns; /* until the daemon's next word from here is late; 0: no bound */
     uint64_t n_failed_saves, n_skipped; /* of this attempt; batches, also by rollback */
 };
 
@@ -62,7 +68,39 @@ static void send_state(struct trainer *t, Ballast__RankPhase phase, const char *
     s.moved_bytes = facts.moved_bytes;
     s.pause_s = facts.pause_s;
     s.settings_revision = t->run.settings_revision;
+    s.patience_ms = t->patience_ns / NS_PER_MS;
     channel_send_state(t->channel, &s);
+}
+
+/* ---- patience ------------------------------------------------------------------------------- */
+
+/* What lasts as long as disks and networks let it: other ranks wait as long as for a first step,
+ * and the daemon is told that there is no bound. */
+static void take_time(struct trainer *t)
+{
+    t->patience_ns = 0;
+    t->run.coll->ops->set_patience(t->run.coll, RUN_PATIENCE_NS);
+    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, "", false);
+}
+
+/* A step that takes many times as long as the slowest one so far hangs. Who waits in a collective
+ * can say for whom, so it speaks before the daemon does. */
+static void expect_step(struct trainer *t)
+{
+    if (t->n_timed < STEPS_TO_KNOW)
+        return;
+    uint64_t bound_ns = (uint64_t)(STEPS_OF_PATIENCE * t->slowest_s * NS_PER_S);
+    bound_ns = bound_ns < PATIENCE_NS_MIN ? PATIENCE_NS_MIN : bound_ns;
+    bound_ns = bound_ns > RUN_PATIENCE_NS ? RUN_PATIENCE_NS : bound_ns;
+    t->run.coll->ops->set_patience(t->run.coll, bound_ns);
+    t->patience_ns = bound_ns + bound_ns / 4;
+    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, "", false);
+}
+
+static void time_step(struct trainer *t, const struct step_result *r)
+{
+    t->n_timed++;
+    t->slowest_s = r->step_s > t->slowest_s ? r->step_s : t->slowest_s;
 }
 
 static void send_step(struct trainer *t, const struct step_result *r, double validation_loss)
@@ -200,6 +238,7 @@ static double seconds_since(uint64_t began_ns)
 static int validate(struct trainer *t, struct step_result *r, double *out_loss, struct err *err)
 {
     uint64_t began = clock_now_ns();
+    take_time(t);
     spans_begin(t->run.dev, PHASE_VALIDATION, -1);
     int rc = step_validate(&t->run, err);
     spans_end(t->run.dev);
@@ -214,6 +253,7 @@ static int checkpoint(struct trainer *t, bool is_last, struct step_result *r, st
 {
     struct run *run = &t->run;
     uint64_t began = clock_now_ns();
+    take_time(t);
     spans_begin(run->dev, PHASE_CHECKPOINT, -1);
     int rc = ckpt_save(&run->ckpt, &run->state, err);
     spans_end(run->dev);
@@ -258,6 +298,7 @@ static int bad_step(struct trainer *t, const struct step_result *r, struct err *
     t->bad_step = step;
     if (t->n_rollbacks > ROLLBACKS_MAX)
         return err_set(err, -EDOM, "%s, again after %u rollbacks", what, ROLLBACKS_MAX);
+    take_time(t);
     int rc = run_restore(run, err);
     window_break(&run->window);
     run->state.next_sample = next_sample; /* not the same samples once more */
@@ -296,6 +337,7 @@ static int migrate(struct trainer *t, struct step_result *r, struct err *err)
 {
     struct run *run = &t->run;
     struct transfer_result moved;
+    take_time(t);
     spans_begin(run->dev, PHASE_MIGRATION, -1);
     int rc = plans_carry_out(t->plans, &moved, err);
     spans_end(run->dev);
@@ -337,7 +379,11 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
     const Ballast__JobSpec *s = run->spec;
     struct step_result r;
     double validation_loss = NAN;
+    expect_step(t);
+    failpoint("before-step");
     int rc = step_train(run, &r, err);
+    if (rc == 0)
+        time_step(t, &r);
     if (rc < 0 || (rc = report_load(t, &r, err)) < 0)
         return rc;
     if (r.settings > run->settings_revision)
@@ -394,6 +440,7 @@ static void wait_for_own_word(struct trainer *t)
 
 static int finish(struct trainer *t, int rc, const struct err *err)
 {
+    t->patience_ns = 0; /* how long an end may take, the daemon knows */
     if (rc == -ECANCELED)
         wait_for_own_word(t);
     /* A neighbour that was not training yet when all were told to save just stops. */
