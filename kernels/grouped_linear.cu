@@ -252,7 +252,7 @@ template <typename C>
 struct own_rows {
     C      *at[2]; /* NULL beyond the group's rows */
     int     n_cols;
-    bool    in_pairs;
+    bool    in_pairs, in_vectors; /* whether pairs, and eight in a row, can be written at once */
 };
 
 template <typename C>
@@ -264,6 +264,7 @@ __device__ __forceinline__ own_rows<C> find_rows(const cuda_tile_job &job, const
     own_rows<C> own;
     own.n_cols = (int)min(g.n - col0, (int64_t)COLS);
     own.in_pairs = job.c_stride % 2 == 0 && ((uintptr_t)c & (2 * sizeof(C) - 1)) == 0;
+    own.in_vectors = job.c_stride % 8 == 0 && own.n_cols % 8 == 0 && ((uintptr_t)c & 15) == 0;
     for (int h = 0; h < 2; h++) {
         int64_t row = row0 + 16 * warp + lane / 4 + 8 * h;
         own.at[h] = row < g.m ? c + row * job.c_stride + col0 : NULL;
@@ -300,6 +301,38 @@ __device__ __forceinline__ void add_tile(float (&d)[COLS / 2], const own_rows<C>
         }
 }
 
+/* Four lanes have two columns of each of four groups of eight; afterwards each has a whole group, so
+ * that it is one write. By all lanes of a warp. */
+__device__ __forceinline__ uint4 trade(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    uint32_t other = __shfl_xor_sync(~0u, odd ? a : b, 1);
+    (odd ? a : b) = other;
+    other = __shfl_xor_sync(~0u, odd ? c : d, 1);
+    (odd ? c : d) = other;
+    uint32_t first = __shfl_xor_sync(~0u, high ? a : c, 2);
+    uint32_t second = __shfl_xor_sync(~0u, high ? b : d, 2);
+    return high ? make_uint4(first, second, c, d) : make_uint4(a, b, first, second);
+}
+
+__device__ __forceinline__ void write_vectors(const float (&d)[COLS / 2],
+                                              const own_rows<bf16> &own)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < COLS / 8; j += 4) {
+            uint32_t pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                pairs[i] = pack_bf16(d[4 * (j + i) + 2 * h], d[4 * (j + i) + 2 * h + 1]);
+            uint4 eight = trade(pairs[0], pairs[1], pairs[2], pairs[3]);
+            int col = 8 * (j + (int)threadIdx.x % 4);
+            if (own.at[h] && col < own.n_cols)
+                *(uint4 *)(own.at[h] + col) = eight;
+        }
+}
+
 template <typename C>
 __device__ static void write_tile(float (&d)[COLS / 2], const cuda_tile_job &job,
                                   const cuda_tile_group &g, int64_t row0, int64_t col0)
@@ -312,6 +345,12 @@ __device__ static void write_tile(float (&d)[COLS / 2], const cuda_tile_job &job
 #pragma unroll
         for (int i = 0; i < COLS / 2; i++)
             d[i] *= job.alpha;
+    if constexpr (sizeof(C) == 2) {
+        if (own.in_vectors) {
+            write_vectors(d, own);
+            return;
+        }
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (!own.at[h])
