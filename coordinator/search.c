@@ -13,79 +13,17 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "coordinator/search_parts.h"
 
-#define QUADS (SCENARIOS / 4)
 #define SWAP_PARTNERS 8  /* devices tried per step */
 #define SWAP_PAIRS    24 /* pairs of slots tried per device, where there are more */
 #define REPLICA_COST  8  /* looking at a copy exchange, in swaps */
 #define GAIN_MIN      1e-5f /* of the objective: below is rounding */
 
-typedef float quad __attribute__((vector_size(16)));
-typedef int32_t quad_mask __attribute__((vector_size(16)));
-
-struct row {
-    quad q[QUADS];
-};
-
-/* One copy while its expert's shares are being found. */
-struct lane {
-    quad base, speed; /* the rest of its device's load; 0 where it stands above the level */
-};
-
-struct change {
-    uint32_t slot;
-    int32_t  before, after; /* experts */
-};
-
-struct search {
-    const struct search_problem *p;
-    uint32_t n_total, n_words;
-    const struct placement *start; /* kept by the caller */
-    int32_t    *expert;   /* (n_total) */
-    int32_t    *next;     /* (n_total) the next slot with the same expert, -1 */
-    int32_t    *head;     /* (n_experts) */
-    uint32_t   *n_copies; /* (n_experts) */
-    uint64_t   *held;     /* (n_devices, n_words) bits: what the start has where */
-    bool       *is_fixed; /* (n_total) */
-    struct row *load;     /* (n_experts) */
-    struct row *part;     /* (n_total) */
-    struct row *device;   /* (n_devices) sum of the parts */
-    float      *slowness; /* (n_devices) 1 / speed */
-    float      *cost;     /* (n_devices) */
-    uint32_t   *aside;    /* (n_devices) the step at which it could not be relieved, else 0 */
-    struct lane *lane;    /* (n_devices) scratch */
-    struct row  weight;   /* of each scenario's 8th powers */
-    uint64_t    random;
-    int64_t     effort;
-    uint32_t    n_moves;
-    struct change *change;
-    uint32_t    n_changes, change_cap;
-    struct search_step *step;
-    uint32_t   *step_change; /* changes made before each step */
-    uint32_t    n_steps, step_cap;
-};
-
 static uint32_t draw(struct search *s, uint32_t n)
 {
     s->random = scenario_hash(s->random);
     return (uint32_t)((s->random >> 32) * n >> 32);
-}
-
-static quad quad_max(quad a, quad b)
-{
-    quad_mask m = a > b;
-    return (quad)((m & (quad_mask)a) | (~m & (quad_mask)b));
-}
-
-static quad quad_min(quad a, quad b)
-{
-    quad_mask m = a < b;
-    return (quad)((m & (quad_mask)a) | (~m & (quad_mask)b));
-}
-
-static float quad_sum(quad a)
-{
-    return (a[0] + a[1]) + (a[2] + a[3]);
 }
 
 static quad power8(quad x)
@@ -133,102 +71,6 @@ static void link_slot(struct search *s, uint32_t slot, int32_t e)
     s->next[slot] = s->head[e];
     s->head[e] = (int32_t)slot;
     s->n_copies[e]++;
-}
-
-/* ---- shares ---------------------------------------------------------------------------------- */
-
-static void fill_two(struct search *s, int32_t e, uint32_t a, uint32_t b)
-{
-    struct row *la = &s->device[a / s->p->n_slots], *lb = &s->device[b / s->p->n_slots];
-    float slow_a = s->slowness[a / s->p->n_slots], slow_b = s->slowness[b / s->p->n_slots];
-    float to_a = slow_b / (slow_a + slow_b), to_b = slow_a / (slow_a + slow_b);
-    const quad zero = { 0 };
-    for (int i = 0; i < QUADS; i++) {
-        quad w = s->load[e].q[i];
-        quad base_a = la->q[i] - s->part[a].q[i], base_b = lb->q[i] - s->part[b].q[i];
-        /* Equal times: (base_a + x) * slow_a = (base_b + w - x) * slow_b. */
-        quad x = (base_b + w) * to_a - base_a * to_b;
-        x = quad_min(quad_max(x, zero), w);
-        s->part[a].q[i] = x;
-        s->part[b].q[i] = w - x;
-        la->q[i] = base_a + x;
-        lb->q[i] = base_b + (w - x);
-    }
-}
-
-/* Any number of copies: raise the level over all, drop those that stand above it already, until
- * nobody does. See split's fill. */
-static void fill_many(struct search *s, int32_t e, int quarter)
-{
-    struct lane *lane = s->lane;
-    quad w = s->load[e].q[quarter], level, changed;
-    uint32_t n = 0;
-    for (int32_t c = s->head[e]; c >= 0; c = s->next[c], n++) {
-        uint32_t g = (uint32_t)c / s->p->n_slots;
-        lane[n].base = s->device[g].q[quarter] - s->part[c].q[quarter];
-        lane[n].speed = (quad){ 1, 1, 1, 1 } / s->slowness[g];
-    }
-    do {
-        quad sum = w, speed = { 0 };
-        changed = (quad){ 0 };
-        for (uint32_t i = 0; i < n; i++) {
-            sum += (quad)((quad_mask)lane[i].base & (lane[i].speed > 0));
-            speed += lane[i].speed;
-        }
-        level = sum / speed;
-        for (uint32_t i = 0; i < n; i++) {
-            quad_mask stays = lane[i].base < level * lane[i].speed;
-            quad kept = (quad)((quad_mask)lane[i].speed & stays);
-            changed += lane[i].speed - kept;
-            lane[i].speed = kept;
-        }
-        /* Where nothing is to be given all stand above; then the parts are zero below. */
-    } while (quad_sum(changed) > 0);
-    uint32_t i = 0;
-    for (int32_t c = s->head[e]; c >= 0; c = s->next[c], i++) {
-        quad x = level * lane[i].speed - lane[i].base;
-        x = (quad)((quad_mask)x & (lane[i].speed > 0));
-        s->part[c].q[quarter] = x;
-        s->device[(uint32_t)c / s->p->n_slots].q[quarter] = lane[i].base + x;
-    }
-}
-
-static void fill(struct search *s, int32_t e)
-{
-    if (s->n_copies[e] == 2) {
-        fill_two(s, e, (uint32_t)s->head[e], (uint32_t)s->next[s->head[e]]);
-        return;
-    }
-    for (int i = 0; i < QUADS; i++)
-        fill_many(s, e, i);
-}
-
-static void add_part(struct search *s, uint32_t slot, float sign)
-{
-    struct row *d = &s->device[slot / s->p->n_slots];
-    for (int i = 0; i < QUADS; i++)
-        d->q[i] += sign * s->part[slot].q[i];
-}
-
-/* Everything anew from the shares' point of view; also rids sums of what rounding piled up. */
-static void refill_all(struct search *s, uint32_t n_sweeps)
-{
-    const struct row zero = { 0 };
-    for (uint32_t g = 0; g < s->p->n_devices; g++)
-        s->device[g] = zero;
-    for (uint32_t c = 0; c < s->n_total; c++) {
-        int32_t e = s->expert[c];
-        s->part[c] = zero;
-        if (e < 0)
-            continue;
-        for (int i = 0; i < QUADS; i++)
-            s->part[c].q[i] = s->load[e].q[i] / (float)s->n_copies[e];
-        add_part(s, c, 1);
-    }
-    for (uint32_t sweep = 0; sweep < n_sweeps; sweep++)
-        for (uint32_t e = 0; e < s->p->n_experts; e++)
-            if (s->n_copies[e] > 1)
-                fill(s, (int32_t)e);
 }
 
 /* The objective is sum over scenarios of weight * (sum of 8th powers)^(1/8), made linear here. */
@@ -305,7 +147,7 @@ static void settle(struct search *s, uint32_t g)
         int32_t e = s->expert[c];
         if (e < 0 || s->n_copies[e] < 2)
             continue;
-        fill(s, e);
+        search_fill(s, e);
         for (int32_t d = s->head[e]; d >= 0; d = s->next[d]) {
             uint32_t b = (uint32_t)d / s->p->n_slots;
             s->cost[b] = row_cost(s, &s->device[b], b);
@@ -410,7 +252,7 @@ static void try_replica(struct search *s, int32_t e, uint32_t b, struct candidat
     const struct row zero = { 0 };
     if (f >= 0) {
         /* Its part joins a sister's before it is filled anew: the sum must stay f's load. */
-        add_part(s, b, -1);
+        search_add_part(s, b, -1);
         unlink_slot(s, b);
         uint32_t sister = (uint32_t)s->head[f];
         for (int i = 0; i < QUADS; i++) {
@@ -418,11 +260,11 @@ static void try_replica(struct search *s, int32_t e, uint32_t b, struct candidat
             s->device[sister / s->p->n_slots].q[i] += s->part[b].q[i];
         }
         s->part[b] = zero;
-        fill(s, f);
+        search_fill(s, f);
     }
     link_slot(s, b, e);
     s->part[b] = zero;
-    fill(s, e);
+    search_fill(s, e);
     /* Devices that hold both e and f would be counted twice. */
     delta += touched_cost(s, e, true);
     for (int32_t c = f >= 0 ? s->head[f] : -1; c >= 0; c = s->next[c]) {
@@ -446,7 +288,7 @@ static void apply(struct search *s, const struct candidate *c)
     uint32_t ga = c->a / s->p->n_slots, gb = c->b / s->p->n_slots;
     int32_t ea = s->expert[c->a], eb = s->expert[c->b];
     const struct row zero = { 0 };
-    add_part(s, c->b, -1);
+    search_add_part(s, c->b, -1);
     if (c->expert >= 0) {
         struct row orphan = s->part[c->b];
         put(s, c->b, c->expert);
@@ -461,14 +303,14 @@ static void apply(struct search *s, const struct candidate *c)
         }
     } else {
         struct row t = s->part[c->a];
-        add_part(s, c->a, -1);
+        search_add_part(s, c->a, -1);
         put(s, c->b, PLACEMENT_EMPTY);
         put(s, c->a, eb);
         put(s, c->b, ea);
         s->part[c->a] = s->part[c->b];
         s->part[c->b] = t;
-        add_part(s, c->a, 1);
-        add_part(s, c->b, 1);
+        search_add_part(s, c->a, 1);
+        search_add_part(s, c->b, 1);
         settle(s, ga);
     }
     settle(s, gb);
@@ -543,7 +385,7 @@ void search_run(struct search *s, uint32_t n_candidates, float heat)
 void search_redraw(struct search *s, const float *load)
 {
     memcpy(s->load, load, s->p->n_experts * sizeof *s->load);
-    refill_all(s, 3);
+    search_refill(s, 3);
     reweigh(s);
 }
 

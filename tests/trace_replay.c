@@ -110,6 +110,7 @@ static void run_layer(const struct trace *t, uint32_t layer, enum replay_kind ki
         double ratio = resplit(now, load_of(t, i + 1, layer), policy->speed);
         double realised, predicted;
         out->ratio += ratio;
+        out->ratio_born += i >= REPLAY_BORN ? ratio : 0;
         out->uneven_s += (ratio - 1) * policy->window_s;
         out->n_losing += balance_realised(b, &realised, &predicted) && realised < 0;
     }
@@ -132,4 +133,5 @@ void replay_run(const struct trace *t, enum replay_kind kind, uint32_t n_devices
         placement_fini(&p);
     }
     out->ratio /= (double)(t->n_windows - 1) * t->n_layers;
+    out->ratio_born /= (double)(t->n_windows - 1 - REPLAY_BORN) * t->n_layers;
 }

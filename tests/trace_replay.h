@@ -19,8 +19,11 @@ void trace_fini(struct trace *t);
 
 enum replay_kind { REPLAY_NONE, REPLAY_PEER, REPLAY_OURS, REPLAY_ORACLE, REPLAY_KINDS };
 
+#define REPLAY_BORN 4 /* windows in which the routers of a new model find what they do */
+
 struct replay {
     double   ratio;          /* max over mean, mean over windows and layers */
+    double   ratio_born;     /* the same without the first REPLAY_BORN windows */
     uint32_t n_plans, n_moves;
     uint64_t n_bytes;
     double   uneven_s, move_s; /* of all layers */
