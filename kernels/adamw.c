@@ -27,9 +27,11 @@ static void adamw_range(void *arg, int64_t begin, int64_t end, struct cpu_thread
     }
 }
 
-void cpu_adamw(struct device *dev, float *w, float *m, float *v, const float *grad, int64_t n,
-               const struct adamw_config *config)
+void cpu_adamw(struct device *dev, float *w, float *m, float *v, float *w_elems, const float *grad,
+               int64_t n, const struct adamw_config *config)
 {
     struct adamw s = {w, m, v, grad, config};
     cpu_for(dev, n, cpu_grain(4), adamw_range, &s);
+    if (w_elems)
+        cpu_cast(dev, w_elems, w, n);
 }

@@ -499,8 +499,9 @@ struct device_ops {
                                  int64_t n, int64_t d, int64_t vocab);
 
     /* ---- optimizer: decoupled AdamW over n elements ---- */
-    void (*adamw)(struct device *dev, float *w, float *m, float *v, const float *grad, int64_t n,
-                  const struct adamw_config *config);
+    /* w_elems: what w becomes, as elements; NULL: not wanted. */
+    void (*adamw)(struct device *dev, float *w, float *m, float *v, elem_ptr w_elems,
+                  const float *grad, int64_t n, const struct adamw_config *config);
     /* Muon over a whole matrix of n_heads blocks (rows, cols), one below the other: each block is
      * orthogonalised by itself with its own scale. m is the momentum, as w. model.md part 7. */
     void (*muon)(struct device *dev, float *w, float *m, const float *grad, int32_t n_heads,

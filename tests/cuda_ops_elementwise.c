@@ -89,6 +89,7 @@ static void all_finite(struct trial *t)
 
 /* ---- optimizers ---- */
 
+/* n, elements. */
 static void adamw(struct trial *t)
 {
     int64_t n = t->d[0];
@@ -99,9 +100,10 @@ static void adamw(struct trial *t)
     const float *grad = in_floats(t, n, 1);
     float *w = inout_floats(t, "w", n, 1), *m = inout_floats(t, "m", n, 0.01f);
     float *v = inout_floats(t, "v", n, 0); /* no square is negative */
-    count(t, n, 7, 0);
+    elem *elems = t->d[1] ? out_elems(t, "w_elems", n) : NULL;
+    count(t, n, 7, t->d[1] ? 1 : 0);
     TRIAL_RUN(t)
-        t->dev->ops->adamw(t->dev, w, m, v, grad, n, &config);
+        t->dev->ops->adamw(t->dev, w, m, v, elems, grad, n, &config);
 }
 
 /* blocks, rows, cols, steps. A quintic that is not yet near 1 magnifies rounding. */
@@ -150,6 +152,9 @@ static const struct op_case cases[] = {
     {"all_finite", all_finite, {50000, 17, 1}},
     {"all_finite", all_finite, {256 << 20, -1, 0}, CASE_BENCH},
     SIZES(adamw),
+    {"adamw", adamw, {7, 1}},
+    {"adamw", adamw, {100003, 1}},
+    {"adamw", adamw, {256 << 20, 1}, CASE_BENCH},
     {"newton_schulz", newton_schulz, {1, 1, 1, 5}},
     {"newton_schulz", newton_schulz, {3, 16, 16, 5}},
     {"newton_schulz", newton_schulz, {2, 24, 40, 5}},

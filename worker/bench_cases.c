@@ -479,7 +479,7 @@ static void run_adamw(const struct bench_case *c, struct device *dev, float *con
                       float *const *out)
 {
     const struct adamw_config config = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 0.1f, 0.05f};
-    dev->ops->adamw(dev, out[0], out[1], out[2], in[0], c->n, &config);
+    dev->ops->adamw(dev, out[0], out[1], out[2], NULL, in[0], c->n, &config);
 }
 
 #define CASE(op, shape, declare, run, ...) {op, shape, declare, run, __VA_ARGS__}

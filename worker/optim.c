@@ -90,10 +90,12 @@ int optim_decay_parse(const char *word, enum optim_decay *out, struct err *err)
 
 /* Whether p lies right behind the parts that before is made of. What is treated alike is then one op:
  * an op for each tensor of each expert takes longer than their numbers do. */
-static bool follows(const struct shard_part *before, const struct shard_part *p)
+static bool follows(const struct device *dev, const struct shard_part *before,
+                    const struct shard_part *p)
 {
     return before->count > 0 && before->gradients + before->count == p->gradients &&
-           before->weights + before->count == p->weights;
+           before->weights + before->count == p->weights &&
+           elem_at(dev, before->elements, (int64_t)before->count) == p->elements;
 }
 
 /* And begins anew. */
@@ -126,7 +128,7 @@ int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
         size_t at = e->expert < 0 ? 0 : 1 + (size_t)e->unit * n_experts + (uint32_t)e->expert;
         if (!tensor_is_trained(e) || !shard_part(s, e, &p) || !p.is_first)
             continue;
-        if (at == parts_at && follows(&parts, &p)) {
+        if (at == parts_at && follows(dev, &parts, &p)) {
             parts.count += p.count;
             continue;
         }
@@ -172,8 +174,10 @@ int optim_muon(struct shard *s, const struct tensor_map *map, const struct model
 static void update(struct device *dev, const struct shard_part *parts,
                    const struct adamw_config *config)
 {
+    bool is_own_master = (const void *)parts->elements == (const void *)parts->weights;
     if (parts->count > 0)
-        dev->ops->adamw(dev, parts->weights, parts->m, parts->v, parts->gradients,
+        dev->ops->adamw(dev, parts->weights, parts->m, parts->v,
+                        is_own_master ? NULL : parts->elements, parts->gradients,
                         (int64_t)parts->count, config);
 }
 
@@ -197,7 +201,7 @@ void optim_step(struct shard *s, const struct tensor_map *map, struct device *de
         bool decays = config->decay == DECAY_ALL || (config->decay == DECAY_MATRICES &&
                                                      e->is_matrix);
         float weight_decay = decays ? (float)config->weight_decay : 0;
-        if (weight_decay == a.weight_decay && follows(&parts, &p)) {
+        if (weight_decay == a.weight_decay && follows(dev, &parts, &p)) {
             parts.count += p.count;
             continue;
         }

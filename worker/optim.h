@@ -47,8 +47,9 @@ int optim_decay_parse(const char *word, enum optim_decay *out, struct err *err);
 int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
                struct device *dev, double n_tokens, double *out_norm, struct err *err);
 
-/* AdamW's update of step (from 1) with gradients / n_tokens, clipped by norm as optim_norm gave it.
- * Buffers and tensors that the loss does not reach are left alone, decay included. */
+/* AdamW's update of step (from 1) with gradients / n_tokens, clipped by norm as optim_norm gave it,
+ * of master weights and of what is read of them. Buffers and tensors that the loss does not reach
+ * are left alone, decay included. */
 void optim_step(struct shard *s, const struct tensor_map *map, struct device *dev,
                 const struct optim_config *config, uint64_t step, double lr, double n_tokens,
                 double norm);

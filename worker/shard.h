@@ -109,6 +109,8 @@ int  shard_sum_replicas(struct shard *s, struct err *err);
 /* Once the owners' trained weights and the buffers have changed: all that is read of them follows,
  * here and in the copies of experts. Collective. */
 int  shard_refresh(struct shard *s, struct err *err);
+/* The same where the elements have followed already, as optim_step lets them. */
+int  shard_refresh_copies(struct shard *s, struct err *err);
 /* The same once all weights have, as after a checkpoint was read. */
 int  shard_refresh_all(struct shard *s, struct err *err);
 void shard_zero_gradients(struct shard *s);

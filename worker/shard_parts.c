@@ -165,6 +165,11 @@ int shard_refresh(struct shard *s, struct err *err)
     for (uint32_t l = 0; s->master && l < s->spec->n_layers; l++)
         if (slots_is_sparse(s->slots, l))
             cast(s, &s->layers[l], s->layers[l].slice * s->slots->n_slots);
+    return shard_refresh_copies(s, err);
+}
+
+int shard_refresh_copies(struct shard *s, struct err *err)
+{
     read_buffers(s);
     spans_begin(s->dev, PHASE_GATHER, -1);
     int rc = copies_send_part(s, SLOT_WEIGHTS, err);

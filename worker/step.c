@@ -199,7 +199,8 @@ static int update(struct run *run, double n_labels, struct step_result *r, struc
                                model_counters(run->model), run->bias_rule,
                                run->spec->moe_bias_update_rate, err);
         if (rc == 0)
-            rc = shard_refresh(run->shard, err);
+            rc = run->optim.kind == OPTIM_ADAMW ? shard_refresh_copies(run->shard, err)
+                                                : shard_refresh(run->shard, err);
     }
     return rc;
 }
