@@ -1,155 +1,45 @@
-/* memory_model.c - counts bytes layer by layer, in the order in which a step takes them
+/* memory_model.c - what a rank owns, and what it takes to compute with it
  *
- * The peak is in the backward of some layer: what all layers before it keep, what it keeps, and
- * the scratch of its backward. Small per-row sums are counted where they are as wide as a head. */
+ * Follows worker/shard.c, dispatch.c and kernels/ in what they take and when: a table that is
+ * measured against them (tests/test_memory_model.c) keeps both together. */
 #include "common/memory_model.h"
 
 #include <assert.h>
+#include <string.h>
 
-#define KDA_CHUNK_ROWS    64u   /* tokens per chunk of the recurrence */
-#define KDA_HEADS_AT_ONCE 32u   /* by the recurrence on a GPU */
-#define MARGIN_COUNTS     1001u /* 64-bit counts per layer and expert of quantile balancing */
-#define FLOAT_BYTES       4u
-#define PROCESS_BYTES     (16u << 20) /* a trainer without a model: code, stacks, scratch */
-
-/* Bytes per token, and per row that the router sends. */
-struct bytes {
-    uint64_t kept, scratch;
-};
+#define MARGIN_COUNTS 1001u /* 64-bit counts per layer and expert of quantile balancing */
+#define FLOAT_BYTES   4u
+#define MIB           ((uint64_t)1 << 20)
+/* A trainer without a model: heap, stacks, its share of the collectives' bookkeeping. */
+#define PROCESS_BYTES (MIB / 4)
+/* On a GPU: the context, its libraries' code and work space. */
+#define CONTEXT_BYTES (640 * MIB)
+#define GPU_SCRATCH_BYTES (72 * MIB) /* the least block of ops' scratch, and the ring of uploads */
+#define HUGE_PAGE_BYTES   (2 * MIB)  /* large blocks on a CPU are whole ones */
+#define PACK_BYTES        (MIB)      /* a thread's panels and scratch */
+#define LOGITS_BYTES      (8 * MIB)  /* of the head's loss, at once */
+#define LOGITS_ROWS_MIN   16u
 
 static uint64_t max(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
 }
 
-/* ---- what one token takes in a layer; e: bytes of an element --------------------------------- */
-
-static struct bytes kda(const struct model_spec *m, uint64_t e)
+static uint64_t min(uint64_t a, uint64_t b)
 {
-    uint64_t d = m->kda_head_dim, wide = d * m->kda_heads;
-    /* What the recurrence keeps of a chunk: with floats as the CPU does, else as the GPU. */
-    uint64_t square = KDA_CHUNK_ROWS * KDA_CHUNK_ROWS;
-    uint64_t chunk = e == FLOAT_BYTES ? e * (d * d + 2 * square + 2 * KDA_CHUNK_ROWS * d)
-                                      : e * d * d;
-    /* And what the GPU's backward takes for its chunks, for so many heads at once. */
-    uint64_t heads = m->kda_heads < KDA_HEADS_AT_ONCE ? m->kda_heads : KDA_HEADS_AT_ONCE;
-    uint64_t matrices = e == FLOAT_BYTES ? 0 : e * (5 * KDA_CHUNK_ROWS * d + square + d * d) +
-                                                   FLOAT_BYTES * (square + d);
-    return (struct bytes){
-        /* query, key, value three times; f, z, gate, output, gated; beta */
-        .kept = e * (13 * wide + m->kda_heads + (m->kda_gate_full_rank ? 1 : 2) * d) +
-                /* decay, three norms per head, the chunks' states */
-                FLOAT_BYTES * (wide + 3 * m->kda_heads) + m->kda_heads * chunk / KDA_CHUNK_ROWS,
-        .scratch = e * (6 * wide + m->kda_heads + d) + FLOAT_BYTES * wide +
-                   heads * matrices / KDA_CHUNK_ROWS,
-    };
+    return a < b ? a : b;
 }
 
-static struct bytes mla(const struct model_spec *m, uint64_t e)
-{
-    uint64_t q = (uint64_t)m->heads * (m->qk_nope_dim + m->qk_rope_dim);
-    uint64_t kv = (uint64_t)m->heads * (m->qk_nope_dim + m->v_dim);
-    uint64_t o = (uint64_t)m->heads * m->v_dim, gates = m->mla_output_gate ? 2 * o : 0;
-    uint64_t low = max(m->q_lora_rank, m->kv_lora_rank + m->qk_rope_dim);
-    /* With an indexer queries and outputs in the latent's space take the place of kv. */
-    uint64_t absorbed = 2ull * m->heads * m->kv_lora_rank;
-    uint64_t core = m->index_top_k ? absorbed : kv;
-    return (struct bytes){
-        .kept = e * (2 * m->q_lora_rank + q + 2 * m->kv_lora_rank + m->qk_rope_dim + core + o +
-                     gates) +
-                FLOAT_BYTES * (m->index_top_k + m->heads + 2),
-        .scratch = e * (o + gates + q + core + m->qk_rope_dim + 2 * low),
-    };
-}
+/* ---- what a rank owns ------------------------------------------------------------------------ */
 
-static struct bytes dense(uint64_t inter, uint64_t e)
+uint32_t memory_slots(const struct memory_input *in)
 {
-    return (struct bytes){3 * inter * e, 3 * inter * e};
-}
-
-/* Router, shared experts and the way of the token's own slots; not the rows that are served. */
-static struct bytes moe(const struct model_spec *m, uint64_t e)
-{
-    struct bytes shared = dense((uint64_t)m->n_shared_experts * m->expert_inter, e);
-    uint64_t slots = (uint64_t)m->top_k * m->latent;
-    uint64_t latents = 1 + (m->latent_moe ? 1 : 0) + (m->latent_norm ? 1 : 0);
-    return (struct bytes){
-        .kept = FLOAT_BYTES * (m->n_experts + 2 * m->top_k) + e * (slots + latents * m->latent) +
-                shared.kept,
-        .scratch = max(FLOAT_BYTES * (m->top_k + m->n_experts) +
-                           e * (m->n_experts + 2 * m->latent + slots), shared.scratch),
-    };
-}
-
-static struct bytes row(const struct model_spec *m, uint64_t e)
-{
-    uint64_t n = m->latent + 3ull * m->expert_inter;
-    return (struct bytes){n * e, n * e};
-}
-
-/* Rows of the residual bank that a mix reads at decoder layer l. */
-static uint64_t bank_rows(const struct model_spec *m, uint32_t l)
-{
-    return m->residual == RESIDUAL_ATTN_RES ? l / m->attn_res_block + 1 : 0;
-}
-
-/* ---- the whole step -------------------------------------------------------------------------- */
-
-static void layer_bytes(const struct memory_input *in, uint32_t l, uint64_t n_rows,
-                        uint64_t *out_kept, uint64_t *out_scratch)
-{
-    const struct model_spec *m = in->spec;
-    uint64_t e = in->elem_bytes, n_bank = bank_rows(m, l);
-    bool is_moe = m->layers[l].mlp == MLP_MOE;
-    struct bytes a = m->layers[l].attention == ATTENTION_KDA ? kda(m, e) : mla(m, e);
-    struct bytes b = is_moe ? moe(m, e) : dense(m->dense_inter, e);
-    uint64_t mixes = n_bank ? 2 * (e * m->hidden + FLOAT_BYTES * (n_bank + 1)) : 0;
-    uint64_t kept = a.kept + b.kept + 3 * e * m->hidden + mixes + 2 * FLOAT_BYTES;
-    uint64_t scratch = in->n_tokens * (e * m->hidden + max(a.scratch, b.scratch));
-    *out_kept = in->n_tokens * kept + (is_moe ? n_rows * row(m, e).kept : 0);
-    *out_scratch = scratch + (is_moe ? n_rows * row(m, e).scratch : 0);
-}
-
-static uint64_t activation_bytes(const struct memory_input *in)
-{
-    const struct model_spec *m = in->spec;
-    uint64_t e = in->elem_bytes, n_blocks = bank_rows(m, m->n_layers ? m->n_layers - 1 : 0);
-    uint64_t n_rows = in->n_tokens * m->top_k * 5 / 4; /* a quarter above an even load */
-    /* The residual stream after each layer, its gradients, tokens and labels. */
-    uint64_t kept = in->n_tokens * (e * (m->n_layers + 2 + n_blocks) * m->hidden +
-                                    FLOAT_BYTES * (2 + m->top_k));
-    uint64_t peak = kept + in->n_tokens * 4 * e * m->hidden; /* the head's */
-    for (uint32_t l = 0; l < m->n_layers; l++) {
-        uint64_t layer, scratch;
-        layer_bytes(in, l, n_rows, &layer, &scratch);
-        peak = max(peak, kept + layer + scratch);
-        if (!in->recompute)
-            kept += layer;
-    }
-    return peak;
+    return in->spec->n_experts / in->degrees.ep + in->n_spare;
 }
 
 static bool is_frozen(const struct memory_input *in)
 {
     return in->dense_adapters || in->expert_adapters;
-}
-
-/* Whole units and layers while they are used, and what travels. */
-static uint64_t buffer_bytes(const struct memory_input *in, const struct model_counts *counts)
-{
-    const struct model_spec *m = in->spec;
-    uint64_t both = in->elem_bytes + (is_frozen(in) ? 0 : FLOAT_BYTES); /* weight, gradient */
-    uint64_t vocabulary = (uint64_t)m->vocab * m->hidden;
-    uint64_t layer = (counts->total - counts->experts - counts->embedding) /
-                     (m->n_layers ? m->n_layers : 1);
-    uint64_t n = 0;
-    if (in->degrees.fsdp > 1)
-        n += both * (vocabulary + layer);
-    if (in->degrees.expert_shard > 1)
-        n += both * counts->per_expert * (m->n_experts / in->degrees.ep);
-    if (in->degrees.ep > 1)
-        n += 2 * in->n_tokens * m->top_k * m->latent * in->elem_bytes;
-    return n;
 }
 
 /* What a rank owns of numbers that there are of dense tensors and of each expert. */
@@ -163,6 +53,168 @@ static uint64_t owned(const struct memory_input *in, const struct model_counts *
     return dense / in->degrees.fsdp + (n_experts / in->degrees.ep + spare) * per_expert / n_shards;
 }
 
+/* ---- whole units while they are used --------------------------------------------------------- */
+
+#define POOL_MAX 64
+
+/* As shard_buffer_take does: a block serves what is at least half of it. */
+struct pool {
+    struct { uint64_t n_bytes; bool is_used; } blocks[POOL_MAX];
+    uint32_t n;
+    uint64_t sum;
+};
+
+static uint32_t pool_take(struct pool *p, uint64_t n_bytes)
+{
+    uint32_t best = POOL_MAX;
+    for (uint32_t i = 0; i < p->n; i++)
+        if (!p->blocks[i].is_used && p->blocks[i].n_bytes >= n_bytes &&
+            p->blocks[i].n_bytes / 2 <= n_bytes &&
+            (best == POOL_MAX || p->blocks[i].n_bytes < p->blocks[best].n_bytes))
+            best = i;
+    if (best == POOL_MAX && p->n < POOL_MAX) {
+        best = p->n++;
+        p->blocks[best].n_bytes = n_bytes;
+        p->sum += n_bytes;
+    }
+    if (best < POOL_MAX)
+        p->blocks[best].is_used = true;
+    return best;
+}
+
+static void pool_return(struct pool *p, uint32_t i)
+{
+    if (i < POOL_MAX)
+        p->blocks[i].is_used = false;
+}
+
+/* Numbers of unit u: 0 the embedding, then the layers, then the head. */
+static struct tensor_block unit_of(const struct memory_input *in, const struct model_counts *counts,
+                                   uint32_t u)
+{
+    const struct model_spec *m = in->spec;
+    if (in->map)
+        return in->map->units[u];
+    uint64_t vocabulary = (uint64_t)m->vocab * m->hidden;
+    uint64_t layers = counts->total - counts->experts - counts->embedding;
+    uint64_t n = u == 0 || u > m->n_layers ? vocabulary : layers / max(m->n_layers, 1);
+    return is_frozen(in) ? (struct tensor_block){.frozen = n} : (struct tensor_block){.trained = n};
+}
+
+/* One unit in use: its weights and, on the way back, its gradients; the same of its experts. */
+static void use_unit(const struct memory_input *in, struct pool *p, struct tensor_block unit,
+                     struct tensor_block experts, bool backward)
+{
+    uint64_t e = in->elem_bytes;
+    bool cuts_dense = in->degrees.fsdp > 1;
+    uint64_t n_experts = experts.trained + experts.frozen;
+    uint32_t w = POOL_MAX, g = POOL_MAX, we = POOL_MAX, ge = POOL_MAX, sum = POOL_MAX;
+    if (cuts_dense)
+        w = pool_take(p, e * (unit.trained + unit.frozen));
+    if (cuts_dense && backward && unit.trained)
+        g = pool_take(p, FLOAT_BYTES * unit.trained);
+    if (n_experts)
+        we = pool_take(p, e * n_experts);
+    if (experts.trained && backward) {
+        ge = pool_take(p, FLOAT_BYTES * experts.trained);
+        sum = pool_take(p, FLOAT_BYTES * experts.trained / in->degrees.expert_shard);
+    }
+    pool_return(p, sum);
+    pool_return(p, ge);
+    pool_return(p, we);
+    pool_return(p, g);
+    pool_return(p, w);
+}
+
+static uint64_t gathered_bytes(const struct memory_input *in, const struct model_counts *counts)
+{
+    const struct model_spec *m = in->spec;
+    struct pool pool = {0};
+    for (uint32_t i = 0; i < 2 * (m->n_layers + 2); i++) {
+        bool backward = i >= m->n_layers + 2;
+        uint32_t u = backward ? 2 * (m->n_layers + 2) - 1 - i : i;
+        struct tensor_block experts = {0};
+        if (u > 0 && u <= m->n_layers && m->layers[u - 1].mlp == MLP_MOE &&
+            in->degrees.expert_shard > 1) {
+            uint64_t n = in->spec->n_experts / in->degrees.ep;
+            struct tensor_block one = {.trained = is_frozen(in) ? 0 : counts->per_expert,
+                                       .frozen = is_frozen(in) ? counts->per_expert : 0};
+            if (in->map)
+                one = in->map->expert;
+            experts = (struct tensor_block){n * one.trained, n * one.frozen};
+        }
+        use_unit(in, &pool, unit_of(in, counts, u), experts, backward);
+    }
+    return pool.sum;
+}
+
+/* ---- what else it takes ---------------------------------------------------------------------- */
+
+static uint32_t n_sparse(const struct model_spec *m)
+{
+    uint32_t n = 0;
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        n += m->layers[l].mlp == MLP_MOE;
+    return n;
+}
+
+/* Rows on their way, and the order of the rows of every plan that is kept. */
+static uint64_t dispatch_bytes(const struct memory_input *in)
+{
+    const struct model_spec *m = in->spec;
+    uint64_t n_rows = memory_rows_max(m, in->n_tokens, in->degrees.ep, memory_slots(in));
+    uint64_t n_pairs = in->n_tokens * m->top_k, n_plans = in->recompute ? 1 : n_sparse(m);
+    bool travels = in->degrees.ep > 1;
+    if (!n_sparse(m))
+        return 0;
+    return n_plans * 8 * (3 * n_pairs + (travels ? 2 * n_rows : 0)) +
+           (travels ? 2 * max(n_pairs, n_rows) * m->latent * in->elem_bytes : 0);
+}
+
+/* Copies of experts are sent from their homes and their gradients back; experts that move wait in
+ * staging. As much as the spare slots hold. */
+static uint64_t staging_bytes(const struct memory_input *in, const struct model_counts *counts)
+{
+    if (!in->n_spare || in->degrees.ep == 1)
+        return 0;
+    uint64_t n = counts->per_expert / max(in->degrees.expert_shard, 1) * in->n_spare *
+                 n_sparse(in->spec);
+    return 2 * n * FLOAT_BYTES + n * (in->elem_bytes + (is_frozen(in) ? 0 : 3 * FLOAT_BYTES));
+}
+
+/* The largest of the ops' scratch, and each thread's own. */
+static uint64_t scratch_bytes(const struct memory_input *in)
+{
+    const struct model_spec *m = in->spec;
+    uint64_t n = in->n_tokens, wide = 0, rope = 0;
+    if (in->on_gpu)
+        return GPU_SCRATCH_BYTES;
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        if (m->layers[l].attention == ATTENTION_KDA)
+            wide = (uint64_t)m->kda_heads * m->kda_head_dim;
+        else
+            rope = (uint64_t)m->heads * m->qk_rope_dim;
+    uint64_t rows = min(n, max(LOGITS_ROWS_MIN, LOGITS_BYTES / FLOAT_BYTES / m->vocab));
+    uint64_t logits = rows * (8 + FLOAT_BYTES * (uint64_t)m->vocab);
+    return max(logits, FLOAT_BYTES * n * max(wide, rope)) + max(in->n_threads, 1) * PACK_BYTES;
+}
+
+/* A CPU's large blocks end on a huge page. */
+static uint64_t rounded(const struct memory_input *in, uint64_t n_bytes)
+{
+    if (in->on_gpu || n_bytes < HUGE_PAGE_BYTES)
+        return n_bytes;
+    return (n_bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+}
+
+static void add_up(struct memory_plan *plan)
+{
+    plan->buffers = plan->gathered + plan->dispatch + plan->staging + plan->counters +
+                    plan->scratch + plan->process;
+    plan->total = plan->weights + plan->gradients + plan->optimizer + plan->activations +
+                  plan->buffers;
+}
+
 struct memory_plan memory_model(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
@@ -171,17 +223,29 @@ struct memory_plan memory_model(const struct memory_input *in)
     uint64_t experts = in->packed_experts ? owned(in, &counts, 0, counts.per_expert) : 0;
     uint64_t adapters = owned(in, &counts, in->dense_adapters, in->expert_adapters);
     uint64_t trained = is_frozen(in) ? adapters : base;
-    uint64_t margins = in->count_margins ? 8ull * m->n_layers * m->n_experts * MARGIN_COUNTS : 0;
     uint64_t master = in->elem_bytes < FLOAT_BYTES ? FLOAT_BYTES : 0;
+    uint64_t n_counts = 8ull * m->n_layers * m->n_experts;
     assert(in->elem_bytes == 4 || in->elem_bytes == 2);
     struct memory_plan plan = {
         .weights = (base - experts + adapters) * in->elem_bytes + experts * 17 / 32 +
                    trained * master,
         .gradients = trained * FLOAT_BYTES,
         .optimizer = 2 * trained * FLOAT_BYTES,
-        .activations = activation_bytes(in),
-        .buffers = buffer_bytes(in, &counts) + margins + PROCESS_BYTES,
+        .activations = memory_activations(in),
+        .gathered = gathered_bytes(in, &counts),
+        .dispatch = dispatch_bytes(in),
+        .staging = staging_bytes(in, &counts),
+        /* On the device and, of a CPU in the same memory, for the host. */
+        .counters = (in->on_gpu ? 1 : 2) * n_counts * (in->count_margins ? MARGIN_COUNTS : 1),
+        .scratch = scratch_bytes(in),
+        .process = in->on_gpu ? CONTEXT_BYTES : PROCESS_BYTES,
     };
-    plan.total = plan.weights + plan.gradients + plan.optimizer + plan.activations + plan.buffers;
+    /* Blocks that are rounded: activations, and what does not travel of the state. */
+    plan.process += rounded(in, plan.activations) - plan.activations +
+                    2 * (rounded(in, plan.gradients) - plan.gradients);
+    if (in->degrees.world == 1)
+        plan.process += rounded(in, plan.weights) - plan.weights + rounded(in, plan.gradients) -
+                        plan.gradients;
+    add_up(&plan);
     return plan;
 }

@@ -1,13 +1,14 @@
 /* memory_model.h - bytes of one rank's device for a training step, before anything is allocated
  *
  * Pure arithmetic over a model's counts, the degrees and the tokens of a pass, for training with
- * AdamW. The rows that the router sends to a rank are not known beforehand: a quarter more
- * than an even load is assumed. */
+ * AdamW. It is an upper bound however tokens are routed, but in deterministic mode and where
+ * documents are many and short. */
 #ifndef COMMON_MEMORY_MODEL_H
 #define COMMON_MEMORY_MODEL_H
 
 #include "common/layout.h"
 #include "common/model_spec.h"
+#include "common/tensor_map.h"
 
 struct memory_input {
     const struct model_spec *spec;
@@ -20,6 +21,9 @@ struct memory_input {
      * all weights are trained. */
     uint64_t dense_adapters, expert_adapters;
     bool     packed_experts; /* experts of a frozen base are MXFP4: 17 bytes for 32 numbers */
+    const struct tensor_map *map; /* for the exact sizes of units; NULL: layers' mean */
+    bool     on_gpu;
+    uint32_t n_threads;     /* of a CPU; 0: one */
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
 };
 
@@ -27,9 +31,27 @@ struct memory_plan {
     uint64_t weights, gradients, optimizer; /* the slices that this rank owns; weights with their
                                              * float32 masters, where they are narrower */
     uint64_t activations;
-    uint64_t buffers; /* gathered layers, their gradients, rows that travel, the process */
+    uint64_t buffers; /* the sum of the next ones */
+    uint64_t gathered; /* whole layers while they are used, and their gradients */
+    uint64_t dispatch; /* rows on their way to experts */
+    uint64_t staging;  /* copies of experts, and experts that move */
+    uint64_t counters; /* of routing */
+    uint64_t scratch;  /* of ops */
+    uint64_t process;  /* the process itself, or a GPU's context and libraries */
     uint64_t total;
 };
+
+/* Slots for experts of each rank and layer, spare ones included. */
+uint32_t memory_slots(const struct memory_input *in);
+
+/* Rows of experts that a rank of ep takes at once, of n_tokens of each rank: a quarter more than its
+ * even share, or what one token of each rank may bring. Where more would come, tokens go part by
+ * part. n_slots: as memory_slots says. */
+uint64_t memory_rows_max(const struct model_spec *m, uint64_t n_tokens, uint32_t ep,
+                         uint32_t n_slots);
+
+/* Of the plan, its activations. */
+uint64_t memory_activations(const struct memory_input *in);
 
 struct memory_plan memory_model(const struct memory_input *in);
 

@@ -44,6 +44,28 @@ static bool check_after(struct coord *c, struct turn *t, uint64_t peer,
     return true;
 }
 
+/* With workers enough, but not of that size, the job would wait for ever while all seems well. With
+ * too few of them it waits, as more may come. */
+static bool check_fits(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+                       const Ballast__JobSpec *spec)
+{
+    uint64_t needs = spec->memory_bytes_per_rank;
+    size_t n = 0, n_large = 0;
+    for (size_t i = 0; i < c->fleet.n; i++) {
+        const struct worker *w = c->fleet.workers[i];
+        if (!fleet_is_usable(w))
+            continue;
+        n++;
+        n_large += w->memory_bytes >= needs;
+    }
+    if (n < spec->parallel_workers || n_large >= spec->parallel_workers)
+        return true;
+    turn_refuse(t, peer, e, BALLAST__CODE__RESOURCE_EXHAUSTED, "NO_FIT",
+                "a rank needs %" PRIu64 " MiB of memory; of the %zu workers attached %zu have that, "
+                "%u are needed", needs >> 20, n, n_large, spec->parallel_workers);
+    return false;
+}
+
 static bool check_submit(struct coord *c, struct turn *t, uint64_t peer,
                          const Ballast__Envelope *e, const Ballast__SubmitRequest *request)
 {
@@ -60,7 +82,7 @@ static bool check_submit(struct coord *c, struct turn *t, uint64_t peer,
         t->out[t->n_out - 1].envelope.status->retry_after_ms = 1000;
         return false;
     }
-    return check_after(c, t, peer, e, spec);
+    return check_fits(c, t, peer, e, spec) && check_after(c, t, peer, e, spec);
 }
 
 void call_submit(struct coord *c, struct turn *t, uint64_t peer, const char *user,

@@ -180,7 +180,7 @@ static bool fits_today(const struct adapt *a, const struct strategy_plan *p)
     struct memory_plan memory;
     const char *key;
     bool fits = layout_init(job_spec_degrees(spec), a->spec->n_experts, 0, &layout, NULL) == 0 &&
-                job_memory(spec, a->spec, layout.degrees, &memory, &key, NULL) == 0 &&
+                job_memory(spec, a->spec, layout.degrees, NULL, &memory, &key, NULL) == 0 &&
                 memory.total + a->cluster.gpu_reserve <= a->cluster.gpu_memory;
     layout_fini(&layout);
     adapt_job_free(spec);

@@ -26,7 +26,7 @@ static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct p
     p->spec = spec;
     if (hf_config_read(spec->model_path, &p->model, &err) < 0 ||
         layout_init(job_spec_degrees(spec), p->model.n_experts, 0, &p->layout, &err) < 0 ||
-        job_memory(spec, &p->model, p->layout.degrees, &p->memory, &key, &err) < 0)
+        job_memory(spec, &p->model, p->layout.degrees, NULL, &p->memory, &key, &err) < 0)
         return ctl_fail(c, CTL_USAGE, "%s", err.text);
     bool recompute = !strcmp(spec->parallel_activation_checkpointing, "full");
     p->counts = model_spec_count(&p->model);

@@ -8,6 +8,7 @@
 
 #include "common/hf_config.h"
 #include "proto/job_file.h"
+#include "proto/job_fit.h"
 #include "proto/job_map.h"
 #include "proto/job_memory.h"
 
@@ -40,7 +41,7 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
     } else if (!strcmp(spec->train_mode, "indexer") && !model->index_top_k) {
         rc = refuse_key(c, places, "train.mode", "indexer, but the model has no indexer",
                         "; expected full");
-    } else if (job_memory(spec, model, layout.degrees, &memory, &key, &err) < 0) {
+    } else if (job_memory(spec, model, layout.degrees, NULL, &memory, &key, &err) < 0) {
         rc = refuse_key(c, places, key, err.text, "");
     } else if (!job_trains_adapters(spec) && !strcmp(spec->moe_bias_update, "quantile") &&
                model->n_expert_groups > 1) {
@@ -55,6 +56,39 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
     layout_fini(&layout);
     free(model);
     return rc;
+}
+
+static int by_memory(const void *a, const void *b)
+{
+    uint64_t x = (*(Ballast__Worker *const *)a)->memory_bytes;
+    uint64_t y = (*(Ballast__Worker *const *)b)->memory_bytes;
+    return (x < y) - (x > y);
+}
+
+/* What would make a job fit that was refused for its size, on stderr. */
+static void tell_changes(struct ctl *c, const Ballast__JobSpec *spec)
+{
+    Ballast__WorkerListRequest request = BALLAST__WORKER_LIST_REQUEST__INIT;
+    const ProtobufCMessage *message;
+    if (ctl_call(c, BALLAST__METHOD__METHOD_WORKER_LIST, &request.base, &message) != CTL_OK)
+        return;
+    const Ballast__WorkerListReply *reply = (const Ballast__WorkerListReply *)message;
+    if (reply->n_workers < spec->parallel_workers)
+        return;
+    qsort(reply->workers, reply->n_workers, sizeof *reply->workers, by_memory);
+    const Ballast__Worker *last = reply->workers[spec->parallel_workers - 1];
+    if (last->memory_bytes >= spec->memory_bytes_per_rank)
+        return;
+    struct model_spec *model = xcalloc(1, sizeof *model);
+    struct job_machine on = {.on_gpu = strncmp(last->device, "cpu", 3) != 0, .n_threads = 1};
+    char changes[JOB_FIT_TEXT_MAX], has[32];
+    struct err err;
+    if (hf_config_read(spec->model_path, model, &err) == 0) {
+        job_fit_text(spec, model, &on, last->memory_bytes, changes);
+        ctl_bytes_text(last->memory_bytes, has);
+        ctl_hint(c, "into %s %s", has, changes);
+    }
+    free(model);
 }
 
 static int hand_over(struct ctl *c, Ballast__JobSpec *spec, uint64_t *out_id)
@@ -92,6 +126,8 @@ static int submit(struct ctl *c, Ballast__JobSpec *spec, const struct job_file_p
         return ctl_plan(c, spec);
     if (rc == CTL_OK)
         rc = hand_over(c, spec, &id);
+    if (rc == CTL_LIMIT)
+        tell_changes(c, spec);
     if (rc != CTL_OK)
         return rc;
     tell_id(c, id);

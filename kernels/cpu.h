@@ -15,6 +15,7 @@ struct cpu_thread {
     float *pack; /* product.c's panels */
     void  *scratch;
     size_t scratch_bytes;
+    uint64_t n_grown; /* how often scratch was taken anew */
 };
 
 /* Rows begin <= i < end of an op, on one thread. */

@@ -33,6 +33,7 @@ cudaError_t cuda_hold(struct cuda *cuda, void **out, size_t n_bytes)
     }
     h->blocks[h->n_blocks++] = (struct cuda_block){*out, n_bytes};
     h->bytes += n_bytes;
+    h->n_taken++;
     if (h->bytes > h->peak_bytes)
         h->peak_bytes = h->bytes;
     return cudaSuccess;

@@ -36,6 +36,8 @@ struct cuda_held {
     } *blocks; /* n_blocks, in no order */
     size_t n_blocks, n_alloc;
     uint64_t bytes, peak_bytes;
+    uint64_t n_taken;          /* ever */
+    uint64_t overhead_bytes;   /* of the device, before anything was taken */
 };
 
 struct cuda {

@@ -156,6 +156,16 @@ struct adamw_config {
     float correction1, correction2; /* 1 - beta^t */
 };
 
+/* Bytes. What was taken from the device by alloc and as scratch of ops, now and at most. */
+struct device_memory {
+    uint64_t in_use, peak;
+    uint64_t scratch;   /* of in_use: the ops' own */
+    uint64_t total;     /* that the device has; of a CPU, what this process may use */
+    uint64_t available; /* of total, as far as the device can tell */
+    uint64_t overhead;  /* of a GPU: what it held before anything was taken, its libraries' */
+    uint64_t n_allocs;  /* so many times was memory taken, ever */
+};
+
 struct device_ops {
     const char *name;
     void (*close)(struct device *dev);
@@ -179,8 +189,7 @@ struct device_ops {
     void (*mark)(struct device *dev, uint32_t i);
     /* Seconds from a mark to a later one; waits for that. */
     double (*elapsed)(struct device *dev, uint32_t from, uint32_t to);
-    /* Of the device's memory at most so far, since it was opened; of the cpu's, the process's. */
-    uint64_t (*peak_bytes)(struct device *dev);
+    void (*memory)(struct device *dev, struct device_memory *out);
     /* A step ends here, for whoever times ops by step. */
     void (*step_over)(struct device *dev);
 

@@ -1,13 +1,14 @@
 /* device_cpu.c - the CPU as a device: its table of ops, its memory, its threads */
 #include <errno.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #include "kernels/cpu.h"
 
 #include "common/clock.h"
+#include "common/host_memory.h"
 #include "common/mem.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/pool.h"
@@ -28,6 +29,7 @@ struct cpu {
     size_t shared_bytes;
     uint64_t *marks; /* clock_now_ns */
     uint32_t n_marks;
+    struct device_memory memory; /* but for the scratch of threads */
 };
 
 static struct cpu *cpu_of(struct device *dev)
@@ -59,11 +61,20 @@ static void *aligned(size_t n_bytes)
     return p;
 }
 
+static void count(struct device *dev, void *p)
+{
+    struct device_memory *m = &cpu_of(dev)->memory;
+    m->in_use += malloc_usable_size(p);
+    m->n_allocs++;
+    if (m->in_use > m->peak)
+        m->peak = m->in_use;
+}
+
 static void *cpu_alloc(struct device *dev, size_t n_bytes)
 {
-    (void)dev;
     void *p = aligned(n_bytes);
     if (p) {
+        count(dev, p);
         memset(p, 0, n_bytes);
         keep_apart(p, n_bytes);
     }
@@ -72,8 +83,25 @@ static void *cpu_alloc(struct device *dev, size_t n_bytes)
 
 static void cpu_free(struct device *dev, void *p)
 {
-    (void)dev;
+    cpu_of(dev)->memory.in_use -= malloc_usable_size(p);
     free(p);
+}
+
+/* Scratch is never given back, so that its size now is its peak. */
+static void cpu_memory(struct device *dev, struct device_memory *out)
+{
+    const struct cpu *cpu = cpu_of(dev);
+    *out = cpu->memory;
+    out->scratch = cpu->shared_bytes;
+    for (uint32_t i = 0; i < dev->n_threads; i++) {
+        out->scratch += cpu->threads[i].scratch_bytes + product_pack_floats() * sizeof(float);
+        out->n_allocs += cpu->threads[i].n_grown;
+    }
+    out->in_use += out->scratch;
+    out->peak += out->scratch;
+    struct host_memory host = host_memory();
+    out->total = host.total;
+    out->available = host.available;
 }
 
 static void cpu_copy(struct device *dev, void *to, const void *from, size_t n_bytes)
@@ -138,12 +166,14 @@ static void *grow(void **block, size_t *block_bytes, size_t n_bytes)
 
 void *cpu_scratch(struct cpu_thread *thread, size_t n_bytes)
 {
+    thread->n_grown += n_bytes > thread->scratch_bytes;
     return grow(&thread->scratch, &thread->scratch_bytes, n_bytes);
 }
 
 void *cpu_shared(struct device *dev, size_t n_bytes)
 {
     struct cpu *cpu = cpu_of(dev);
+    cpu->memory.n_allocs += n_bytes > cpu->shared_bytes;
     return grow(&cpu->shared, &cpu->shared_bytes, n_bytes);
 }
 
@@ -213,14 +243,6 @@ static void cpu_close(struct device *dev)
     free(dev);
 }
 
-static uint64_t cpu_peak_bytes(struct device *dev)
-{
-    struct rusage usage;
-    (void)dev;
-    getrusage(RUSAGE_SELF, &usage);
-    return (uint64_t)usage.ru_maxrss * 1024;
-}
-
 static void cpu_step_over(struct device *dev)
 {
     (void)dev;
@@ -240,8 +262,8 @@ static const struct device_ops cpu_ops = {
     .synchronize               = cpu_synchronize,
     .mark                      = cpu_mark,
     .elapsed                   = cpu_elapsed,
-    .peak_bytes                = cpu_peak_bytes,
     .step_over                 = cpu_step_over,
+    .memory                    = cpu_memory,
     .axpy                      = cpu_axpy,
     .scale                     = cpu_scale,
     .add                       = cpu_add,

@@ -174,9 +174,18 @@ static double cuda_elapsed(struct device *dev, uint32_t from, uint32_t to)
     return (double)ms / 1e3;
 }
 
-static uint64_t cuda_peak_bytes(struct device *dev)
+static void cuda_memory(struct device *dev, struct device_memory *out)
 {
-    return cuda_of(dev)->held.peak_bytes;
+    struct cuda *cuda = cuda_of(dev);
+    size_t available = 0, total = 0;
+    cuda_must(cuda, cudaMemGetInfo(&available, &total), "memory");
+    *out = (struct device_memory){
+        .in_use = cuda->held.bytes, .peak = cuda->held.peak_bytes, .total = total,
+        .available = available, .overhead = cuda->held.overhead_bytes,
+        .n_allocs = cuda->held.n_taken,
+    };
+    for (int i = 0; i < cuda->scratch.n_blocks; i++)
+        out->scratch += cuda->scratch.blocks[i].n_bytes;
 }
 
 static void cuda_step_over(struct device *dev)
@@ -223,7 +232,7 @@ static const struct device_ops cuda_ops = {
     .synchronize = cuda_synchronize,
     .mark        = cuda_mark,
     .elapsed     = cuda_elapsed,
-    .peak_bytes  = cuda_peak_bytes,
+    .memory      = cuda_memory,
     .step_over   = cuda_step_over,
     CUDA_OPS(ENTRY)
 };
@@ -281,6 +290,9 @@ int device_cuda_open(uint32_t index, enum elem_type type, bool deterministic, st
     }
     if ((rc = cuda_products_open(cuda, err)) < 0)
         goto fail;
+    struct device_memory m;
+    cuda_memory(dev, &m);
+    cuda->held.overhead_bytes = m.total - m.available - m.in_use;
     const char *times = getenv("BALLAST_OP_TIMES");
     if (times && !strcmp(times, "1"))
         dev->ops = cuda_times_open(cuda, &cuda_ops);

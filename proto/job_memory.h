@@ -7,8 +7,19 @@
 
 /* degrees: as layout_init resolved them. -EINVAL where adapters do not fit the model; *out_key is
  * then the job file's key that is to blame. */
+struct job_machine {
+    bool     on_gpu;
+    uint32_t n_threads; /* of a CPU */
+};
+
+/* on: NULL where it is not known yet; then what the precision implies, and one thread. */
 int job_memory(const Ballast__JobSpec *spec, const struct model_spec *model,
-               struct layout_degrees degrees, struct memory_plan *out, const char **out_key,
-               struct err *err);
+               struct layout_degrees degrees, const struct job_machine *on,
+               struct memory_plan *out, const char **out_key, struct err *err);
+
+/* All that the plan asks for but the degrees. Gives *out_map, which *out points to. */
+int job_memory_input(const Ballast__JobSpec *spec, const struct model_spec *model,
+                     const struct job_machine *on, struct tensor_map *out_map,
+                     struct memory_input *out, const char **out_key, struct err *err);
 
 #endif

@@ -20,6 +20,26 @@ def a_job_runs_to_its_end(c):
     expect(kinds[0] == "JOB_SUBMITTED", f"the first event is {kinds[0]}")
 
 
+def memory_was_planned(c):
+    """Real daemons, a tiny model: what a process has beside its tensors counts most here."""
+    lines = c.ok("logs", 1)
+    expect("memory planned for each rank" in lines, "no plan in the log")
+    total = [line.split() for line in lines.splitlines() if line.strip().startswith("total")]
+    ratios = [float(words[-1]) for words in total if len(words) == 4]
+    expect(ratios, "no comparison in the log")
+    print("planned over taken:", ratios)
+    expect(all(0.4 < ratio < 1.3 for ratio in ratios), f"planned over taken: {ratios}")
+
+
+def a_job_without_enough_memory_is_refused(c):
+    n_before = len(c.json("jobs", "-a")["items"])
+    done = c.run("submit", c.job(name="large"), "--set", "data.sequence_length=1048576",
+                 "--set", "train.micro_batch=16", "--set", "train.global_batch=64")
+    expect(done.returncode == 6, f"exit {done.returncode}: {done.stderr}")
+    expect("a rank needs" in done.stderr and "fits" in done.stderr, done.stderr)
+    expect(len(c.json("jobs", "-a")["items"]) == n_before, "something was submitted")
+
+
 def a_job_that_cannot_run_fails_at_once(c):
     """Retrying would not help, so no attempt is wasted, and the reason is one line."""
     outside = c.job(name="outside", checkpoint="/tmp/ballast-not-allowed")
@@ -57,6 +77,8 @@ def story():
     """submit, run, finish; refuse what cannot run"""
     with Cluster(n_workers=4) as c:
         a_job_runs_to_its_end(c)
+        memory_was_planned(c)
+        a_job_without_enough_memory_is_refused(c)
         a_job_that_cannot_run_fails_at_once(c)
         links_in_a_circle_fail_at_once(c)
         a_bad_file_submits_nothing(c)

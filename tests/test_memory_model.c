@@ -17,7 +17,7 @@
 #include "worker/ckpt.h"
 #include "worker/stack.h"
 
-#define TOLERANCE 0.10 /* of each part */
+#define TOLERANCE 0.05 /* of each part */
 #define N_TOKENS  256
 
 static struct model_spec kimi(void)
@@ -156,7 +156,7 @@ static void more_ranks_and_recomputation_need_less(void **state)
     struct memory_plan halves = memory_model(&in);
     assert_true(halves.weights * 2 == again.weights * 3 && halves.gradients == again.gradients &&
                 halves.optimizer == again.optimizer); /* a float32 master and 2 bytes, not 4 */
-    assert_true(halves.activations < again.activations && halves.activations * 2 >
+    assert_true(halves.activations < again.activations && halves.activations * 3 >
                                                               again.activations);
     in.dense_adapters = 4096;
     struct memory_plan frozen = memory_model(&in);

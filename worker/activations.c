@@ -5,7 +5,7 @@
 #include <errno.h>
 
 #define ALIGN_BYTES  64u
-#define GROWTH_BYTES ((size_t)16 << 20) /* the least that an extra block holds */
+#define GROWTH_BYTES ((size_t)1 << 20) /* the least that an extra block holds */
 
 void activations_init(struct activations *a, struct device *dev, bool is_counting)
 {

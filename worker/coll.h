@@ -58,6 +58,9 @@ struct coll_ops {
      * all of it, by close. NULL when there is no more. */
     void *(*alloc)(struct coll *c, size_t n_bytes);
     void (*free)(struct coll *c, void *p);
+    /* Of this rank's tensors how many lie in memory shared by the machine's ranks, and how often
+     * such memory was taken; the rest is the device's. */
+    void (*shared)(struct coll *c, uint64_t *out_bytes, uint64_t *out_n_allocs);
     /* out (n_blocks, members, n): block b of member i's in (n_blocks, n). With one block, in may
      * be the own part of out. */
     int (*all_gather)(struct coll *c, const struct coll_group *g, enum elem_type type,

@@ -274,6 +274,12 @@ static void gpu_free(struct coll *c, void *p)
     host->ops->free(host, p);
 }
 
+static void gpu_shared(struct coll *c, uint64_t *out_bytes, uint64_t *out_n_allocs)
+{
+    struct coll *host = host_coll(c);
+    host->ops->shared(host, out_bytes, out_n_allocs);
+}
+
 static int gpu_barrier(struct coll *c, const struct coll_group *g, struct err *err)
 {
     struct coll *host = host_coll(c);
@@ -342,6 +348,7 @@ static const struct coll_ops gpu_ops = {
     .close           = gpu_close,
     .alloc           = gpu_alloc,
     .free            = gpu_free,
+    .shared          = gpu_shared,
     .all_gather      = gpu_all_gather,
     .reduce_scatter  = gpu_reduce_scatter,
     .all_reduce      = gpu_all_reduce,

@@ -204,6 +204,15 @@ static void host_free(struct coll *c, void *p)
         }
 }
 
+static void host_shared(struct coll *c, uint64_t *out_bytes, uint64_t *out_n_allocs)
+{
+    const struct shm *s = &host_of(c)->shm;
+    struct host *h = host_of(c);
+    /* The stage is touched only where tensors pass through it. */
+    *out_bytes = s->arena_used - (host_reaches_tensors(h) ? h->stage_bytes : 0);
+    *out_n_allocs = s->n_allocs;
+}
+
 /* ---- the rest ------------------------------------------------------------------------------- */
 
 static void host_trace(struct coll *c, FILE *out)
@@ -255,6 +264,7 @@ static const struct coll_ops host_ops = {
     .close           = host_close,
     .alloc           = host_alloc,
     .free            = host_free,
+    .shared          = host_shared,
     .all_gather      = host_all_gather,
     .reduce_scatter  = host_reduce_scatter,
     .all_reduce      = host_all_reduce,

@@ -61,6 +61,7 @@ void *shm_alloc(struct shm *s, size_t n_bytes)
         return NULL;
     void *p = shm_arena_of(s, s->rank) + s->arena_used;
     s->arena_used += rounded;
+    s->n_allocs++;
     return p;
 }
 

@@ -46,6 +46,7 @@ struct shm_rank {
 struct shm {
     uint8_t *base;
     size_t   map_bytes, arena_bytes, arenas_at, ranks_at, rank_stride, arena_used;
+    uint64_t n_allocs; /* in the arena */
     uint32_t rank, world;
     uint32_t n_spins; /* before a waiting rank gives its core away */
     _Atomic uint64_t call_timeout_ns; /* a thread of its own may watch */

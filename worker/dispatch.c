@@ -33,6 +33,7 @@ struct dispatch {
     int64_t *from, *to;   /* (n_total + 1) and (n_total) of blocks */
     void   *send, *recv;  /* rows on their way; send travels */
     size_t  send_bytes, recv_bytes;
+    int64_t tokens_max, pairs_max, rows_max; /* that are planned for; rows_max 0: no limit */
     struct dispatch_plan *idle; /* plans that were destroyed, with their memory */
 };
 
@@ -57,6 +58,11 @@ struct dispatch_plan {
     int64_t *blocks, *offsets;      /* n_slots * members + 1; n_slots + 1 */
     int32_t *servers;               /* (n_experts, members) at most */
 };
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
 
 struct dispatch *dispatch_open(const struct layout *layout, const struct slots *slots,
                                struct coll *coll, struct device *dev, uint32_t top_k,
@@ -120,6 +126,24 @@ void dispatch_close(struct dispatch *d)
     free(d);
 }
 
+static size_t plan_bytes(const struct dispatch_plan *p)
+{
+    const struct index *const indices[] = {&p->pair_at, &p->token_at, &p->place_of,
+                                           &p->arrived_at, &p->served_at};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof indices / sizeof *indices; i++)
+        n += indices[i]->n * sizeof *indices[i]->at;
+    return n;
+}
+
+size_t dispatch_bytes(const struct dispatch *d)
+{
+    size_t n = d->send_bytes + d->recv_bytes;
+    for (const struct dispatch_plan *p = d->idle; p; p = p->next)
+        n += plan_bytes(p);
+    return n;
+}
+
 /* ---- plans ---------------------------------------------------------------------------------- */
 
 static struct dispatch_plan *take_plan(struct dispatch *d)
@@ -154,12 +178,13 @@ static int no_memory(size_t n_bytes, struct err *err)
                    n_bytes >> 20);
 }
 
-/* Contents need not survive. */
-static int grow(const struct dispatch *d, struct index *x, int64_t n, struct err *err)
+/* planned: what n is at most in a step as it was planned for. Contents need not survive. */
+static int grow(const struct dispatch *d, struct index *x, int64_t n, int64_t planned,
+                struct err *err)
 {
     if ((size_t)n <= x->n)
         return 0;
-    size_t wanted = (size_t)n > 2 * x->n ? (size_t)n : 2 * x->n;
+    size_t wanted = (size_t)(n > planned ? larger(n, 2 * (int64_t)x->n) : planned);
     if (x->at)
         d->dev->ops->free(d->dev, x->at);
     *x = (struct index){d->dev->ops->alloc(d->dev, wanted * sizeof *x->at), wanted};
@@ -184,14 +209,15 @@ static int exchange_counts(struct dispatch *d, const int32_t *expert_ids, int64_
     return d->coll->ops->all_gather_i32(d->coll, &d->ep, mine, d->n_experts, d->counts, err);
 }
 
-static void share_rows(struct dispatch_plan *p, uint32_t layer)
+/* Returns the most rows of any rank. */
+static int64_t share_rows(struct dispatch_plan *p, uint32_t layer)
 {
     struct dispatch *d = p->d;
     bool whole = d->dev->deterministic && d->slots->layers[layer].n_copied > 0;
     if (whole && !p->servers)
         p->servers = xcalloc((size_t)d->ep.n_ranks * d->n_experts, sizeof *p->servers);
-    shares_rows(d->shares, d->slots, layer, d->counts, whole, p->to_slot, p->arrived,
-                whole ? p->servers : NULL);
+    return shares_rows(d->shares, d->slots, layer, d->counts, whole, p->to_slot, p->arrived,
+                       whole ? p->servers : NULL);
 }
 
 /* Where my rows for each expert are packed; the first copies get the first rows. */
@@ -228,9 +254,9 @@ static int pack_pairs(struct dispatch_plan *p, uint32_t layer, const int32_t *ex
     const struct dispatch *d = p->d;
     int rc;
     struct route route = route_of(p, layer);
-    if ((rc = grow(d, &p->place_of, p->n_pairs, err)) < 0 ||
-        (rc = grow(d, &p->pair_at, p->n_packed, err)) < 0 ||
-        (rc = grow(d, &p->token_at, p->n_packed, err)) < 0)
+    if ((rc = grow(d, &p->place_of, p->n_pairs, d->pairs_max, err)) < 0 ||
+        (rc = grow(d, &p->pair_at, p->n_packed, d->pairs_max, err)) < 0 ||
+        (rc = grow(d, &p->token_at, p->n_packed, d->pairs_max, err)) < 0)
         return rc;
     d->dev->ops->route_pairs(d->dev, p->place_of.at, p->pair_at.at, p->token_at.at, expert_ids,
                              &route);
@@ -275,16 +301,16 @@ static int order_rows(struct dispatch_plan *p, struct err *err)
     p->offsets[d->n_slots] = p->blocks[d->n_total] = at;
     if (n_members == 1) /* packed order is served order */
         return 0;
-    if ((rc = grow(d, &p->served_at, p->n_rows, err)) < 0 ||
-        (rc = grow(d, &p->arrived_at, p->n_rows, err)) < 0)
+    if ((rc = grow(d, &p->served_at, p->n_rows, d->rows_max, err)) < 0 ||
+        (rc = grow(d, &p->arrived_at, p->n_rows, d->rows_max, err)) < 0)
         return rc;
     d->dev->ops->route_blocks(d->dev, p->served_at.at, p->arrived_at.at, d->from, d->to,
                               (int32_t)d->n_total);
     return 0;
 }
 
-int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
-                         int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err)
+static int create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids, int64_t n_tokens,
+                  int64_t rows_max, struct dispatch_plan **out_plan, struct err *err)
 {
     spans_begin(d->dev, PHASE_DISPATCH, (int32_t)layer);
     int rc = exchange_counts(d, expert_ids, n_tokens * d->top_k, err);
@@ -292,7 +318,13 @@ int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expe
         return rc;
     struct dispatch_plan *p = take_plan(d);
     p->n_pairs = n_tokens * d->top_k;
-    share_rows(p, layer);
+    int64_t most = share_rows(p, layer);
+    if (rows_max > 0 && most > rows_max) {
+        dispatch_plan_destroy(p);
+        spans_end(d->dev);
+        *out_plan = NULL;
+        return 0;
+    }
     count_rows(p);
     if ((rc = pack_pairs(p, layer, expert_ids, err)) < 0 || (rc = order_rows(p, err)) < 0) {
         dispatch_plan_destroy(p);
@@ -301,6 +333,18 @@ int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expe
     spans_end(d->dev);
     *out_plan = p;
     return 0;
+}
+
+int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
+                         int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err)
+{
+    return create(d, layer, expert_ids, n_tokens, d->rows_max, out_plan, err);
+}
+
+int dispatch_plan_part(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
+                       int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err)
+{
+    return create(d, layer, expert_ids, n_tokens, 0, out_plan, err);
 }
 
 int64_t dispatch_plan_rows(const struct dispatch_plan *p)
@@ -325,15 +369,16 @@ const int32_t *dispatch_plan_servers(const struct dispatch_plan *p)
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-/* The worst case seen so far stays; a step like the ones before takes no memory. */
+/* Room for that many rows each. The worst case seen so far stays; a step like the ones before takes
+ * no memory. */
 static int reserve(struct dispatch *d, int64_t n_send, int64_t n_recv, struct err *err)
 {
-    size_t row = d->width * elem_size(d->dev);
+    size_t row = d->width * elem_size(d->dev), planned = (size_t)larger(d->pairs_max, d->rows_max);
     size_t send_bytes = (size_t)n_send * row, recv_bytes = (size_t)n_recv * row;
     if (send_bytes > d->send_bytes) {
         if (d->send)
             d->coll->ops->free(d->coll, d->send);
-        send_bytes += send_bytes / 2;
+        send_bytes = (size_t)n_send > planned ? send_bytes + send_bytes / 2 : planned * row;
         d->send_bytes = 0;
         if (!(d->send = d->coll->ops->alloc(d->coll, send_bytes)))
             return no_memory(send_bytes, err);
@@ -342,7 +387,7 @@ static int reserve(struct dispatch *d, int64_t n_send, int64_t n_recv, struct er
     if (recv_bytes > d->recv_bytes) {
         if (d->recv)
             d->dev->ops->free(d->dev, d->recv);
-        recv_bytes += recv_bytes / 2;
+        recv_bytes = (size_t)n_recv > planned ? recv_bytes + recv_bytes / 2 : planned * row;
         d->recv_bytes = 0;
         if (!(d->recv = d->dev->ops->alloc(d->dev, recv_bytes)))
             return no_memory(recv_bytes, err);
@@ -350,6 +395,32 @@ static int reserve(struct dispatch *d, int64_t n_send, int64_t n_recv, struct er
     }
     return 0;
 }
+
+/* ---- the limit ------------------------------------------------------------------------------ */
+
+int dispatch_limit(struct dispatch *d, int64_t tokens_max, int64_t rows_max, struct err *err)
+{
+    d->pairs_max = tokens_max * d->top_k;
+    d->tokens_max = tokens_max;
+    if (!d->dev->deterministic)
+        d->rows_max = rows_max;
+    return d->ep.n_ranks > 1 ? reserve(d, 1, 1, err) : 0;
+}
+
+/* A token goes to as many slots of one rank as it has choices, at most. */
+int64_t dispatch_safe_tokens(const struct dispatch *d)
+{
+    int64_t n_chosen = d->top_k < d->n_slots ? d->top_k : d->n_slots;
+    return d->rows_max > 0 ? larger(1, d->rows_max / (d->ep.n_ranks * n_chosen)) : d->tokens_max;
+}
+
+int64_t dispatch_n_parts(const struct dispatch *d)
+{
+    int64_t n = dispatch_safe_tokens(d);
+    return (d->tokens_max + n - 1) / n;
+}
+
+/* ---- on the way ----------------------------------------------------------------------------- */
 
 /* What lies in send goes to the others, what they have for me comes to recv. */
 static int exchange_rows(struct dispatch *d, const int64_t *send_rows, const int64_t *recv_rows,

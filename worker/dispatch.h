@@ -25,11 +25,28 @@ struct dispatch *dispatch_open(const struct layout *layout, const struct slots *
                                uint32_t width);
 void dispatch_close(struct dispatch *d);
 
+/* From now on no plan brings more than rows_max rows to a rank, and buffers for that and for
+ * tokens_max tokens of this rank are taken at once, if they are needed. The same on all ranks. Not
+ * in deterministic mode, where sums of gradients must not depend on who serves an expert. -ENOMEM. */
+int dispatch_limit(struct dispatch *d, int64_t tokens_max, int64_t rows_max, struct err *err);
+
+/* How many tokens of each rank can be sent at once, however they are routed; and in how many parts
+ * the ranks then send theirs, those with fewer tokens too. */
+int64_t dispatch_safe_tokens(const struct dispatch *d);
+int64_t dispatch_n_parts(const struct dispatch *d);
+
+/* Of the device's and of shared memory, now. */
+size_t dispatch_bytes(const struct dispatch *d);
+
 /* Exchanges the counts of a sparse layer. expert_ids: (n_tokens, top_k) on the device; -1: that
  * choice goes nowhere. Gives a plan, ended with dispatch_plan_destroy, which keeps its memory for
- * the next one. Collective over the expert group. -ENOMEM. */
+ * the next one; NULL, on all ranks of the group, where some rank would get more rows than the
+ * limit: plan fewer tokens at once then. Collective over the expert group. -ENOMEM. */
 int  dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
                           int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err);
+/* The same for a part of the tokens, at most dispatch_safe_tokens; never NULL. */
+int  dispatch_plan_part(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
+                        int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err);
 void dispatch_plan_destroy(struct dispatch_plan *p);
 
 /* Rows that arrive here, and where each local slot's begin: n_slots + 1 numbers. */

@@ -12,6 +12,7 @@
 
 #include "common/bf16.h"
 #include "common/mem.h"
+#include "common/memory_model.h"
 #include "kernels/spans.h"
 #include "worker/head.h"
 #include "worker/phases.h"
@@ -70,14 +71,10 @@ static void find_offsets(struct model *m)
 static void take_inputs(struct model *m, const struct model_batch *b);
 static void take_gradients(struct model *m);
 
-static int64_t rows_expected(const struct model *m)
+static int64_t rows_max(const struct model *m)
 {
-    const struct model_spec *s = m->config.spec;
-    uint32_t n_chosen = s->top_k < m->moe.n_slots ? s->top_k : m->moe.n_slots;
-    int64_t most = m->config.tokens_max * m->config.layout->degrees.ep * n_chosen;
-    int64_t even = m->config.tokens_max * s->top_k * 5 / 4;
-
-    return even < most ? even : most;
+    return (int64_t)memory_rows_max(m->config.spec, (uint64_t)m->config.tokens_max,
+                                    m->config.layout->degrees.ep, m->moe.n_slots);
 }
 
 /* Bytes that a step of tokens_max tokens takes when routing is nearly even. */
@@ -97,7 +94,7 @@ static size_t plan(struct model *m)
     take_gradients(m);
     for (uint32_t l = 0; l < s->n_layers; l++) {
         struct activations_mark mark = activations_mark(&m->act);
-        decoder_count(&m->pass, &m->moe, l, rows_expected(m));
+        decoder_count(&m->pass, &m->moe, l, rows_max(m));
         if (m->config.recompute == RECOMPUTE_FULL)
             activations_release(&m->act, mark);
     }
@@ -132,6 +129,8 @@ int model_open(const struct model_config *config, struct model **out, struct err
     if (config->dispatch)
         rc = moe_init(&m->moe, s, config->slots, &config->rules, config->count_margins, config->dev,
                       err);
+    if (rc == 0 && config->dispatch)
+        rc = dispatch_limit(config->dispatch, config->tokens_max, rows_max(m), err);
     m->acc_loss = config->dev->ops->alloc(config->dev, 2 * sizeof *m->acc_loss);
     if (rc == 0 && !m->acc_loss)
         rc = err_set(err, -ENOMEM, "no memory for the model's loss");

@@ -104,7 +104,7 @@ static void carve_rows(struct pass *p, struct moe_saved *s)
     s->hidden = activations_take(p->act, inter);
 }
 
-static void carve_scratch(struct pass *p, int64_t n_rows, struct moe_scratch *b)
+static void carve_scratch(struct pass *p, struct moe_scratch *b)
 {
     const struct model_spec *m = p->spec;
     int64_t slots = p->n * m->top_k;
@@ -115,6 +115,13 @@ static void carve_scratch(struct pass *p, int64_t n_rows, struct moe_scratch *b)
     b->d_latent = activations_take(p->act, p->n * m->latent);
     b->d_sum = activations_take(p->act, p->n * m->latent);
     b->d_slots = activations_take(p->act, slots * m->latent);
+}
+
+/* The rows' part of it. */
+static void carve_row_scratch(struct pass *p, int64_t n_rows, struct moe_scratch *b)
+{
+    const struct model_spec *m = p->spec;
+
     b->d_rows = activations_take(p->act, n_rows * m->latent);
     b->d_gate = activations_take(p->act, n_rows * m->expert_inter);
     b->d_up = activations_take(p->act, n_rows * m->expert_inter);
@@ -134,7 +141,10 @@ void moe_count(struct pass *p, int64_t n_rows)
     moe_lora_carve_forward(p, n_rows, &b.lora);
     activations_release(p->act, mark);
     activations_take(p->act, p->n * p->spec->hidden); /* where dx goes */
-    carve_scratch(p, n_rows, &b);
+    carve_scratch(p, &b);
+    struct activations_mark before = activations_mark(p->act);
+    carve_row_scratch(p, n_rows, &b);
+    activations_release(p->act, before);
     if (shared.inter)
         mlp_backward(p, NULL, &shared, NULL, NULL, 1, &s.shared);
     activations_release(p->act, mark);
@@ -148,26 +158,85 @@ void moe_drop(struct moe_saved *s)
 
 /* ---- forward -------------------------------------------------------------------------------- */
 
-/* To the experts and back: s->slots from s->latent. */
-static int travel(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                  struct moe_saved *s, struct err *err)
+/* What the n tokens from first on are to a plan. */
+struct part {
+    const elem *latent; /* (n, latent) */
+    elem *slots;        /* (n, top_k, latent) */
+    int64_t first, n;
+};
+
+static struct part part_of(const struct pass *p, const struct moe_saved *s, int64_t first,
+                           int64_t n)
 {
     const elem *latent = p->spec->latent_moe ? s->latent : s->x;
-    int rc = 0;
+    int64_t at = first * p->spec->latent;
+    return (struct part){const_elem_at(p->dev, latent, at),
+                         elem_at(p->dev, s->slots, at * p->spec->top_k), first, n};
+}
 
+/* To the experts; s->plan's rows and what their backward needs. */
+static int arrive(struct pass *p, const struct part *t, struct moe_saved *s, struct err *err)
+{
     carve_rows(p, s);
+    int rc = activations_check(p->act, err);
+    return rc < 0 ? rc : dispatch_send_tokens(s->plan, t->latent, s->rows, err);
+}
+
+/* To the experts and back: slots from latents. */
+static int travel(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                  const struct part *t, struct moe_saved *s, struct err *err)
+{
+    int rc = arrive(p, t, s, err);
     struct activations_mark mark = activations_mark(p->act);
     elem *out_rows = activations_take(p->act, s->n_rows * p->spec->latent);
-    if (!out_rows)
-        rc = activations_check(p->act, err);
     if (rc == 0)
-        rc = dispatch_send_tokens(s->plan, latent, s->rows, err);
+        rc = activations_check(p->act, err);
     if (rc == 0)
         rc = moe_experts_forward(p, e, layer, u, out_rows, s, err);
     if (rc == 0)
-        rc = dispatch_return(s->plan, out_rows, s->slots, err);
+        rc = dispatch_return(s->plan, out_rows, t->slots, err);
     activations_release(p->act, mark);
     return rc;
+}
+
+/* ---- part by part --------------------------------------------------------------------------- */
+
+/* Where all tokens go to one expert, they come to it a few at a time: slower, in the same memory.
+ * All ranks of all expert groups that share experts hold them over all their parts. */
+typedef int (*part_fn)(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                       const struct part *t, struct moe_saved *s, void *arg, struct err *err);
+
+static int each_part(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                     const struct moe_saved *s, part_fn fn, void *arg, struct err *err)
+{
+    int64_t n_each = dispatch_safe_tokens(e->dispatch), n_parts = dispatch_n_parts(e->dispatch);
+    int rc = 0;
+    for (int64_t i = 0; i < n_parts && rc == 0; i++) {
+        int64_t first = i * n_each < p->n ? i * n_each : p->n, rest = p->n - first;
+        /* A batch that is larger than planned for goes with the last part. */
+        struct part t = part_of(p, s, first, rest < n_each || i + 1 == n_parts ? rest : n_each);
+        struct activations_mark mark = activations_mark(p->act);
+        struct moe_saved here = {.x = s->x};
+        rc = dispatch_plan_part(e->dispatch, layer,
+                                moe_choices_sent(e, s) + first * p->spec->top_k, t.n, &here.plan,
+                                err);
+        if (rc == 0) {
+            here.n_rows = dispatch_plan_rows(here.plan);
+            rc = fn(p, e, layer, u, &t, &here, arg, err);
+        }
+        moe_drop(&here);
+        activations_release(p->act, mark);
+    }
+    return rc;
+}
+
+static int part_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                        const struct part *t, struct moe_saved *s, void *arg, struct err *err)
+{
+    (void)arg;
+    if (e->counting)
+        e->layer_rows[layer] += s->n_rows;
+    return travel(p, e, layer, u, t, s, err);
 }
 
 static void combine(struct pass *p, const struct unit_view *u, elem *y, struct moe_saved *s)
@@ -187,6 +256,25 @@ static void combine(struct pass *p, const struct unit_view *u, elem *y, struct m
         ops->add(p->dev, y, s->normed, p->n * m->hidden);
 }
 
+/* The layer's experts are held over all parts: other groups that share them have as many or none. */
+static int to_experts(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                      struct moe_saved *s, struct err *err)
+{
+    struct shard_experts x;
+    int rc = shard_experts_acquire(e->shard, layer, &x, err);
+    if (rc < 0)
+        return rc;
+    if (s->plan) {
+        struct part whole = part_of(p, s, 0, p->n);
+        s->n_rows = dispatch_plan_rows(s->plan);
+        rc = part_forward(p, e, layer, u, &whole, s, NULL, err);
+    } else {
+        rc = each_part(p, e, layer, u, s, part_forward, NULL, err);
+    }
+    shard_experts_release(e->shard, layer);
+    return rc;
+}
+
 int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                 const elem *x, elem *y, struct moe_saved *s, struct err *err)
 {
@@ -202,10 +290,7 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
         (rc = dispatch_plan_create(e->dispatch, layer, moe_choices_sent(e, s), p->n, &s->plan,
                                    err)) < 0)
         return rc;
-    s->n_rows = dispatch_plan_rows(s->plan);
-    if (e->counting)
-        e->layer_rows[layer] += s->n_rows;
-    if ((rc = travel(p, e, layer, u, s, err)) < 0)
+    if ((rc = to_experts(p, e, layer, u, s, err)) < 0)
         return rc;
     combine(p, u, y, s);
     if (shared.inter)
@@ -237,15 +322,54 @@ static void combine_backward(struct pass *p, const struct unit_view *u, const el
                           (int32_t)m->top_k, m->latent);
 }
 
+/* d_slots: in, the gradient of what came back; out, of what went. The rows are s's. */
 static int travel_backward(struct pass *p, struct moe *e, uint32_t layer,
-                           const struct unit_view *u, struct moe_scratch *b,
-                           const struct moe_saved *s, struct err *err)
+                           const struct unit_view *u, elem *d_slots, const struct moe_saved *s,
+                           struct err *err)
 {
-    int rc = dispatch_send_slots(s->plan, b->d_slots, b->d_rows, err);
+    struct moe_scratch b;
+    struct activations_mark mark = activations_mark(p->act);
+    carve_row_scratch(p, s->n_rows, &b);
+    int rc = activations_check(p->act, err);
     if (rc == 0)
-        rc = moe_experts_backward(p, e, layer, u, b, s, err);
+        rc = dispatch_send_slots(s->plan, d_slots, b.d_rows, err);
     if (rc == 0)
-        rc = dispatch_return(s->plan, b->d_rows, b->d_slots, err);
+        rc = moe_experts_backward(p, e, layer, u, &b, s, err);
+    if (rc == 0)
+        rc = dispatch_return(s->plan, b.d_rows, d_slots, err);
+    activations_release(p->act, mark);
+    return rc;
+}
+
+/* The rows of a part were not kept: they come once more, and their products are made again. arg:
+ * d_slots of all tokens. */
+static int part_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                         const struct part *t, struct moe_saved *s, void *arg, struct err *err)
+{
+    elem *d_slots = elem_at(p->dev, (elem *)arg, t->first * p->spec->top_k * p->spec->latent);
+    int rc = arrive(p, t, s, err);
+    if (rc == 0) {
+        struct activations_mark mark = activations_mark(p->act);
+        elem *unused = activations_take(p->act, s->n_rows * p->spec->latent);
+        if ((rc = activations_check(p->act, err)) == 0)
+            rc = moe_experts_forward(p, e, layer, u, unused, s, err);
+        activations_release(p->act, mark);
+    }
+    return rc < 0 ? rc : travel_backward(p, e, layer, u, d_slots, s, err);
+}
+
+static int from_experts(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                        elem *d_slots, const struct moe_saved *s, struct err *err)
+{
+    struct shard_experts x;
+    int rc = shard_experts_acquire(e->shard, layer, &x, err);
+    if (rc < 0)
+        return rc;
+    rc = s->plan ? travel_backward(p, e, layer, u, d_slots, s, err)
+                 : each_part(p, e, layer, u, s, part_backward, d_slots, err);
+    if (rc == 0 && (!p->lora.r || p->lora.on_experts))
+        rc = shard_experts_reduce(e->shard, layer, err);
+    shard_experts_release(e->shard, layer);
     return rc;
 }
 
@@ -259,11 +383,11 @@ int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct uni
     struct moe_scratch b;
     int rc;
 
-    carve_scratch(p, s->n_rows, &b);
+    carve_scratch(p, &b);
     if ((rc = activations_check(p->act, err)) < 0)
         goto out;
     combine_backward(p, u, dy, &b, s);
-    if ((rc = travel_backward(p, e, layer, u, &b, s, err)) < 0)
+    if ((rc = from_experts(p, e, layer, u, b.d_slots, s, err)) < 0)
         goto out;
     if (m->latent_moe) {
         ops->combine(p->dev, b.d_latent, b.d_slots, e->ones, p->n, (int32_t)m->top_k, m->latent);

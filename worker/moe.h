@@ -61,7 +61,8 @@ struct moe_saved {
     float   *logits;            /* (n, n_experts), for the z-loss; else NULL */
     int32_t *ids, *sent;        /* (n, top_k); sent: -1 for what is dropped, NULL: no capacity */
     elem    *latent;            /* (n, latent); x without a latent projection */
-    struct dispatch_plan *plan; /* ended by moe_drop */
+    struct dispatch_plan *plan; /* ended by moe_drop; NULL: too many rows would meet on one rank,
+                                 * so that tokens go part by part and no rows are kept */
     int64_t  n_rows;
     elem    *rows;              /* (n_rows, latent), as they arrived */
     elem    *gate, *up, *hidden; /* (n_rows, expert_inter) */
@@ -126,7 +127,7 @@ struct moe_scratch { /* of a backward */
 int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                         elem *out_rows, struct moe_saved *s, struct err *err);
 /* b->d_rows: in, the gradient of what went back; out, of what arrived. Weight gradients are sent
- * home. */
+ * home by shard_experts_reduce, once for all parts of a layer. */
 int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                          struct moe_scratch *b, const struct moe_saved *s, struct err *err);
 

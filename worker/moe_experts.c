@@ -191,8 +191,6 @@ int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const st
         spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
         backward_in(p, e, u, &w, b);
         spans_end(p->dev);
-        if (!p->lora.r || p->lora.on_experts)
-            rc = shard_experts_reduce(e->shard, layer, err);
     }
     shard_experts_release(e->shard, layer);
     return rc;

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
@@ -17,7 +18,9 @@
 #include "common/hf_config.h"
 #include "common/mem.h"
 #include "kernels/spans.h"
+#include "proto/job_fit.h"
 #include "proto/job_map.h"
+#include "proto/job_memory.h"
 #include "proto/job_spec.h"
 #include "worker/agree.h"
 #include "worker/coll_choose.h"
@@ -233,6 +236,27 @@ static int open_forms(struct run *run, struct err *err)
                                          &run->forms, err);
 }
 
+/* Before anything is taken: better no start than an end in the first step. */
+static int plan_memory(struct run *run, struct err *err)
+{
+    struct job_machine on = {!run->dev->is_host && strcmp(run->dev->ops->name, "cpu") != 0,
+                             run->dev->n_threads};
+    struct device_memory m;
+    const char *key;
+    char changes[JOB_FIT_TEXT_MAX];
+    int rc = job_memory(run->spec, &run->model_spec, run->layout.degrees, &on, &run->plan, &key,
+                        err);
+    if (rc < 0)
+        return err_prefix(err, "%s", key);
+    run->dev->ops->memory(run->dev, &m);
+    uint64_t most = on.on_gpu ? m.available + run->plan.process : m.total;
+    if (run->plan.total <= most || most == 0)
+        return 0;
+    job_fit_text(run->spec, &run->model_spec, &on, most, changes);
+    return err_set(err, -ENOMEM, "the job needs %" PRIu64 " MiB a rank, device %s has %" PRIu64
+                   " MiB; %s", run->plan.total >> 20, device_name(run->start), most >> 20, changes);
+}
+
 /* Everything that needs no other rank. */
 static int open_local(struct run *run, struct err *err)
 {
@@ -245,7 +269,7 @@ static int open_local(struct run *run, struct err *err)
         (rc = open_map(run, err)) < 0 ||
         (rc = layout_init(job_spec_degrees(run->spec), run->model_spec.n_experts, s->rank,
                           &run->layout, err)) < 0 ||
-        (rc = open_device(run, err)) < 0)
+        (rc = open_device(run, err)) < 0 || (rc = plan_memory(run, err)) < 0)
         return rc;
     return open_texts(run, err);
 }

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "common/layout.h"
+#include "common/memory_model.h"
 #include "common/tensor_map.h"
 #include "proto/ballast.pb-c.h"
 #include "worker/ckpt.h"
@@ -15,6 +16,7 @@
 #include "worker/plans.h"
 #include "worker/settings.h"
 #include "worker/trace.h"
+#include "worker/usage.h"
 #include "worker/window.h"
 
 /* Set by the channel's thread, read by the training one. Wishes only grow. */
@@ -68,6 +70,8 @@ struct run {
     uint64_t resumed_from_step, checkpoint_step; /* 0: none */
     double   rate; /* operations a second of all ranks' devices together; 0: not known */
     struct trace *trace; /* NULL: the job wants none */
+    struct memory_plan plan;  /* of this rank, made before anything was taken */
+    struct usage       usage; /* and what it took so far */
     double  *sums; /* RUN_SUMS + n_layers * devices of an expert group, see step.c */
 };
 

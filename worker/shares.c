@@ -143,15 +143,30 @@ static void check_shares(const struct shares *s, const struct slots_layer *l, ui
 #endif
 }
 
-void shares_rows(struct shares *s, const struct slots *slots, uint32_t layer,
-                 const int32_t *counts, bool whole_sources, int64_t *to_slot, int64_t *arrived,
-                 int32_t *servers)
+static double heaviest(struct shares *s, const struct slots *slots, const struct slots_layer *l)
+{
+    double most = 0;
+    memset(s->part, 0, slots->n_devices * sizeof *s->part);
+    for (uint32_t e = 0; e < slots->n_experts; e++) {
+        double *sum = &s->part[l->map.home[e] / slots->n_slots];
+        *sum += s->load[e];
+        most = *sum > most ? *sum : most;
+    }
+    return most;
+}
+
+int64_t shares_rows(struct shares *s, const struct slots *slots, uint32_t layer,
+                    const int32_t *counts, bool whole_sources, int64_t *to_slot, int64_t *arrived,
+                    int32_t *servers)
 {
     const struct slots_layer *l = &slots->layers[layer];
     uint32_t n_total = slots->n_devices * slots->n_slots, n_experts = slots->n_experts;
     memset(to_slot, 0, n_total * sizeof *to_slot);
     memset(arrived, 0, n_total * sizeof *arrived);
     memset(s->load, 0, n_experts * sizeof *s->load);
+    for (uint32_t m = 0; m < slots->n_devices; m++)
+        for (uint32_t e = 0; e < n_experts; e++)
+            s->load[e] += counts[(size_t)m * n_experts + e];
     for (uint32_t e = 0; e < n_experts; e++) {
         uint32_t slot = l->map.home[e];
         if (l->copied_at[e] >= 0)
@@ -163,12 +178,10 @@ void shares_rows(struct shares *s, const struct slots *slots, uint32_t layer,
                     counts[(size_t)m * n_experts + e];
     }
     if (l->n_copied == 0)
-        return;
-    for (uint32_t m = 0; m < slots->n_devices; m++)
-        for (uint32_t e = 0; e < n_experts; e++)
-            s->load[e] += counts[(size_t)m * n_experts + e];
-    split_solve(l->split, s->load, s->share);
+        return (int64_t)heaviest(s, slots, l);
+    double most = split_solve(l->split, s->load, s->share);
     check_shares(s, l, n_total);
     for (uint32_t k = 0; k < l->n_copied; k++)
         deal_expert(s, slots, l, k, counts, whole_sources, to_slot, arrived, servers);
+    return (int64_t)most + 1 + l->n_copied; /* parts are rounded to whole rows */
 }

@@ -171,11 +171,12 @@ static double router_loss(const struct run *run, int sum, float coefficient)
 /* What this rank says at the boundary; a plan that has come is looked at now. */
 static struct boundary_word my_word(struct run *run, const struct bad *bad)
 {
+    usage_look(&run->usage, run->dev, run->coll);
     plans_take(run->plans, run->start->job_id, run->start->attempt, run->shard, &run->slots);
     return (struct boundary_word){
         .wish = (enum run_wish)atomic_load(&run->wishes->wish), .epoch = plans_ready(run->plans),
         .settings = settings_look(run->settings),
-        .memory_bytes = run->dev->ops->peak_bytes(run->dev), .bad = *bad,
+        .memory_bytes = run->usage.peak, .bad = *bad,
     };
 }
 

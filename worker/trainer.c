@@ -203,6 +203,47 @@ static void log_start(const struct trainer *t)
                data_tokens(r->train), data_documents(r->train), data_windows(r->train));
 }
 
+static double mib(uint64_t n_bytes)
+{
+    return (double)n_bytes / (1 << 20);
+}
+
+static void log_plan(const struct trainer *t)
+{
+    const struct memory_plan *p = &t->run.plan;
+    const struct { const char *name; uint64_t bytes; } rows[] = {
+        {"weights", p->weights}, {"gradients", p->gradients}, {"optimizer", p->optimizer},
+        {"activations", p->activations}, {"gathered", p->gathered}, {"dispatch", p->dispatch},
+        {"staging", p->staging}, {"counters", p->counters}, {"scratch", p->scratch},
+        {"process", p->process}, {"total", p->total},
+    };
+    printf("memory planned for each rank, in MiB\n");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        printf("  %-12s %12.2f\n", rows[i].name, mib(rows[i].bytes));
+}
+
+/* What was planned beside what it took, part by part where a part can be measured. */
+static void log_usage(const struct trainer *t)
+{
+    const struct run *r = &t->run;
+    const struct memory_plan *p = &r->plan;
+    if (!r->model || r->usage.peak == 0)
+        return;
+    const struct { const char *name; uint64_t planned, taken; } rows[] = {
+        {"state", p->weights + p->gradients + p->optimizer, shard_state_bytes(r->shard)},
+        {"activations", p->activations, model_activation_bytes(r->model)},
+        {"gathered", p->gathered, shard_buffer_bytes(r->shard)},
+        {"dispatch", p->dispatch, r->dispatch ? dispatch_bytes(r->dispatch) : 0},
+        {"scratch", p->scratch, r->usage.scratch},
+        {"total", p->total, r->usage.peak},
+    };
+    printf("memory of rank %u, in MiB: planned, taken at most, planned / taken\n", r->coll->rank);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        printf("  %-12s %12.2f %12.2f %8.3f\n", rows[i].name, mib(rows[i].planned),
+               mib(rows[i].taken), rows[i].taken ? (double)rows[i].planned / (double)rows[i].taken
+                                                 : 1);
+}
+
 static void log_step(struct trainer *t, const struct step_result *r, double validation_loss)
 {
     uint64_t now = clock_now_ns();
@@ -420,11 +461,14 @@ static int train(struct trainer *t, struct err *err)
     if (rc < 0)
         return rc;
     log_start(t);
+    if (t->run.coll->rank == 0)
+        log_plan(t);
     send_state(t, BALLAST__RANK_PHASE__RANK_READY, "", false);
     atomic_store(&t->wishes.is_training, true);
     bool is_over = t->run.state.step >= t->run.spec->train_steps;
     while (!is_over && rc == 0)
         rc = one_step(t, &is_over, err);
+    log_usage(t);
     return rc;
 }
 

@@ -1,0 +1,188 @@
+/* job_fit.c - tries the settings that change memory but not what is trained, cheapest first
+ *
+ * A change's cost is a guess at the part of the speed that it takes: recomputing a third of the
+ * work, a finer cut more traffic, smaller passes worse products. Sets are tried in all
+ * combinations; a set that holds another one which fits already is not worth telling. */
+#include "proto/job_fit.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "proto/job_spec.h"
+
+#define N_BEST       3
+#define COST_RECOMPUTE 0.33
+#define COST_CUT       0.03 /* each doubling of a degree */
+#define COST_PASS      0.10 /* each halving of the micro-batch */
+#define COST_SPARE     0.02
+#define COST_WORKERS   1.0  /* each doubling: it takes more machines */
+
+enum { RECOMPUTE = 1, FSDP = 2, EP = 4, MICRO = 8, SPARE = 16, WORKERS = 32 };
+
+struct set {
+    unsigned changed;
+    double   cost;
+    uint64_t bytes;
+    uint32_t workers, fsdp, ep, micro;
+};
+
+struct search {
+    const Ballast__JobSpec *spec; /* as it is */
+    const struct model_spec *model;
+    struct memory_input in;       /* of it */
+    uint64_t most_bytes;
+    struct set best[N_BEST];
+    uint32_t n_best;
+};
+
+static double doublings(uint32_t from, uint32_t to)
+{
+    double n = 0;
+    for (double x = from; x < to; x *= 2)
+        n++;
+    return n;
+}
+
+/* Ordered by cost; of sets that change the same keys, or more of them, only the cheapest stays. */
+static void keep(struct search *s, const struct set *x)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < s->n_best; i++)
+        if (s->best[i].cost <= x->cost && (s->best[i].changed & x->changed) == s->best[i].changed)
+            return;
+    for (uint32_t i = 0; i < s->n_best; i++) /* those that this one makes pointless */
+        if ((s->best[i].changed & x->changed) != x->changed)
+            s->best[at++] = s->best[i];
+    s->n_best = at;
+    for (at = 0; at < s->n_best && s->best[at].cost <= x->cost;)
+        at++;
+    if (at == N_BEST)
+        return;
+    if (s->n_best < N_BEST)
+        s->n_best++;
+    memmove(&s->best[at + 1], &s->best[at], (s->n_best - at - 1) * sizeof *x);
+    s->best[at] = *x;
+}
+
+static void try_set(struct search *s, struct set x)
+{
+    Ballast__JobSpec spec = *s->spec;
+    struct memory_input in = s->in;
+    struct layout layout;
+    struct err err;
+    uint64_t pass = (uint64_t)x.workers * x.micro;
+    if (!x.changed || spec.train_global_batch % pass != 0)
+        return;
+    spec.parallel_workers = x.workers;
+    spec.parallel_fsdp_shard_degree = x.fsdp;
+    spec.parallel_expert_parallel_degree = x.ep;
+    if (x.changed & (EP | WORKERS))
+        spec.parallel_expert_shard_degree = 0;
+    in.n_tokens = (uint64_t)x.micro * spec.data_sequence_length;
+    in.recompute = in.recompute || (x.changed & RECOMPUTE);
+    in.n_spare = x.changed & SPARE ? 0 : in.n_spare;
+    if (layout_init(job_spec_degrees(&spec), s->model->n_experts, 0, &layout, &err) < 0)
+        return;
+    in.degrees = layout.degrees;
+    x.bytes = memory_model(&in).total;
+    if (x.bytes <= s->most_bytes)
+        keep(s, &x);
+    layout_fini(&layout);
+}
+
+/* All cuts of as many workers, no coarser than now. */
+static void try_cuts(struct search *s, struct set x)
+{
+    const Ballast__JobSpec *j = s->spec;
+    for (x.fsdp = j->parallel_fsdp_shard_degree; x.fsdp <= x.workers; x.fsdp *= 2)
+        for (x.ep = j->parallel_expert_parallel_degree; x.ep <= x.workers; x.ep *= 2) {
+            struct set y = x;
+            y.changed |= (x.fsdp != j->parallel_fsdp_shard_degree ? FSDP : 0) |
+                         (x.ep != j->parallel_expert_parallel_degree ? EP : 0);
+            y.cost += COST_CUT * (doublings(j->parallel_fsdp_shard_degree, x.fsdp) +
+                                  doublings(j->parallel_expert_parallel_degree, x.ep));
+            try_set(s, y);
+        }
+}
+
+static void try_all(struct search *s)
+{
+    const Ballast__JobSpec *j = s->spec;
+    bool may_recompute = !strcmp(j->parallel_activation_checkpointing, "off");
+    for (uint32_t more = 1; more <= 8; more *= 2)
+        for (uint32_t micro = j->train_micro_batch; micro > 0; micro /= 2)
+            for (unsigned other = 0; other < 4; other++) {
+                struct set x = {.workers = j->parallel_workers * more, .micro = micro};
+                if (((other & 1) && !may_recompute) ||
+                    ((other & 2) && !j->rebalance_spare_slots_per_rank) || x.workers > RANKS_MAX)
+                    continue;
+                x.changed = (other & 1 ? RECOMPUTE : 0) | (other & 2 ? SPARE : 0) |
+                            (more > 1 ? WORKERS : 0) | (micro != j->train_micro_batch ? MICRO : 0);
+                x.cost = (other & 1 ? COST_RECOMPUTE : 0) + (other & 2 ? COST_SPARE : 0) +
+                         COST_WORKERS * doublings(1, more) +
+                         COST_PASS * doublings(micro, j->train_micro_batch);
+                try_cuts(s, x);
+            }
+}
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+static void add(char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void add(char *text, const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, JOB_FIT_TEXT_MAX - used, format, args);
+    va_end(args);
+}
+
+static void add_key(char *text, bool *has_one, const char *key, uint32_t value)
+{
+    add(text, "%s%s: %" PRIu32, *has_one ? ", " : "", key, value);
+    *has_one = true;
+}
+
+static void add_set(char *text, const struct set *x)
+{
+    bool has_one = false;
+    if (x->changed & WORKERS)
+        add_key(text, &has_one, "parallel.workers", x->workers);
+    if (x->changed & FSDP)
+        add_key(text, &has_one, "parallel.fsdp_shard_degree", x->fsdp);
+    if (x->changed & EP)
+        add_key(text, &has_one, "parallel.expert_parallel_degree", x->ep);
+    if (x->changed & MICRO)
+        add_key(text, &has_one, "train.micro_batch", x->micro);
+    if (x->changed & SPARE)
+        add_key(text, &has_one, "rebalance.spare_slots_per_rank", 0);
+    if (x->changed & RECOMPUTE)
+        add(text, "%sparallel.activation_checkpointing: full", has_one ? ", " : "");
+    add(text, " (%" PRIu64 " MiB a rank)", x->bytes >> 20);
+}
+
+void job_fit_text(const Ballast__JobSpec *spec, const struct model_spec *model,
+                  const struct job_machine *on, uint64_t most_bytes,
+                  char out_text[JOB_FIT_TEXT_MAX])
+{
+    struct search s = {.spec = spec, .model = model, .most_bytes = most_bytes};
+    struct tensor_map map;
+    const char *key;
+    if (job_memory_input(spec, model, on, &map, &s.in, &key, NULL) == 0) {
+        try_all(&s);
+        tensor_map_fini(&map);
+    }
+    out_text[0] = '\0';
+    if (s.n_best == 0) {
+        add(out_text, "no cut over up to %" PRIu32 " workers fits; a smaller model, shorter "
+            "sequences, or train.mode: lora would", spec->parallel_workers * 8);
+        return;
+    }
+    add(out_text, "%s fits: ", s.n_best > 1 ? "any of these" : "this");
+    for (uint32_t i = 0; i < s.n_best; i++) {
+        add(out_text, "%s", i ? "; or " : "");
+        add_set(out_text, &s.best[i]);
+    }
+}

@@ -1,0 +1,99 @@
+/* test_job_fit.c - what is said of a job that does not fit, and that it would fit then */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "proto/job_file.h"
+#include "proto/job_fit.h"
+#include "proto/job_spec.h"
+
+static struct model_spec model(void)
+{
+    return (struct model_spec){
+        .family = FAMILY_KIMI_K3, .n_layers = 4,
+        .layers = {{ATTENTION_KDA, MLP_DENSE}, {ATTENTION_KDA, MLP_MOE}, {ATTENTION_KDA, MLP_MOE},
+                   {ATTENTION_MLA, MLP_MOE}},
+        .residual = RESIDUAL_ATTN_RES, .attn_res_block = 2, .hidden = 256, .vocab = 1024,
+        .norm_eps = 1e-5f, .latent_norm_eps = 1e-6f, .init_std = 0.02f, .kda_heads = 4,
+        .kda_head_dim = 64, .conv_kernel = 4, .kda_gate_bounded = true,
+        .kda_gate_lower_bound = -5, .kda_gate_full_rank = true, .heads = 4, .q_lora_rank = 64,
+        .kv_lora_rank = 32, .qk_nope_dim = 32, .qk_rope_dim = 16, .v_dim = 32,
+        .mla_output_gate = true, .activation = ACTIVATION_SITU, .situ_beta = 4,
+        .situ_linear_beta = 25, .dense_inter = 512, .n_experts = 32, .top_k = 4,
+        .expert_inter = 128, .n_shared_experts = 1, .latent = 128, .latent_moe = true,
+        .latent_norm = true, .renormalize = true, .routed_scale = 1,
+    };
+}
+
+static Ballast__JobSpec *job(const char *parallel, const char *micro_batch)
+{
+    struct problems problems = {0};
+    Ballast__JobSpec *spec = NULL;
+    char text[600];
+    snprintf(text, sizeof text, "name: a\nmodel: {path: m}\ndata: {train: [t], sequence_length: "
+             "512}\ntrain: {steps: 9, global_batch: 64, micro_batch: %s}\nparallel: {%s}\n"
+             "checkpoint: {path: c}\nmoe: {bias_update: off}\n", micro_batch, parallel);
+    assert_int_equal(job_file_read_text("a", "/", text, strlen(text), &spec, &problems), 0);
+    return spec;
+}
+
+static uint64_t needs(const Ballast__JobSpec *spec, const struct model_spec *m)
+{
+    struct layout layout;
+    struct memory_plan plan;
+    const char *key;
+    assert_int_equal(layout_init(job_spec_degrees(spec), m->n_experts, 0, &layout, NULL), 0);
+    assert_int_equal(job_memory(spec, m, layout.degrees, NULL, &plan, &key, NULL), 0);
+    layout_fini(&layout);
+    return plan.total;
+}
+
+static const struct row {
+    const char *shows, *parallel, *micro_batch;
+    double      room; /* of what it needs */
+    const char *first, *never; /* what is said first, and what not at all */
+} rows[] = {
+    {"a finer cut costs less than anything else", "workers: 4", "4", 0.97,
+     "parallel.fsdp_shard_degree: ", "parallel.workers"},
+    {"where all is cut, smaller passes", "workers: 4, fsdp_shard_degree: 4, "
+     "expert_parallel_degree: 4", "4", 0.7, "train.micro_batch: 2", "fsdp_shard_degree"},
+    {"then recomputing", "workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4", "1", 0.7,
+     "parallel.activation_checkpointing: full", "micro_batch"},
+    {"then more workers", "workers: 2, fsdp_shard_degree: 2, expert_parallel_degree: 2, "
+     "activation_checkpointing: full", "1", 0.7, "parallel.workers: ", "checkpointing"},
+    {"what can never fit", "workers: 1", "1", 0.01, "no cut over up to 8 workers fits", "any of"},
+};
+
+static void the_cheapest_changes_that_fit_are_named(void **state)
+{
+    (void)state;
+    struct model_spec m = model();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Ballast__JobSpec *spec = job(rows[i].parallel, rows[i].micro_batch);
+        uint64_t most = (uint64_t)((double)needs(spec, &m) * rows[i].room);
+        char text[JOB_FIT_TEXT_MAX];
+        job_fit_text(spec, &m, NULL, most, text);
+        const char *list = strstr(text, "fits: ");
+        const char *first = list ? list + strlen("fits: ") : text;
+        if (strncmp(first, rows[i].first, strlen(rows[i].first)) || strstr(text, rows[i].never))
+            fail_msg("%s: %s", rows[i].shows, text);
+        for (const char *p = text; (p = strchr(p, '(')); p++) {
+            if (strtoull(p + 1, NULL, 10) > most >> 20)
+                fail_msg("%s: more than %llu MiB: %s", rows[i].shows,
+                         (unsigned long long)(most >> 20), text);
+        }
+        job_file_free(spec);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_cheapest_changes_that_fit_are_named)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
