@@ -432,7 +432,7 @@ static void steps_are_tables_and_csv_and_json(void **state)
     check("metrics 7 -c 1 --csv --phases", 0,
           "step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,imbalance,"
           "aux_loss,z_loss,rerouted,dropped,skipped,seconds_forward\n"
-          "1,5.5,,0,0.003,1000,0,3145728,,1.25,,3,4,0.25\n", "");
+          "1,5.5,,0,0.003,1000,0,3145728,,1.25,,3,4,0,0.25\n", "");
     steps_then_none(&reply.base, &no_more.base);
     struct json *v = run_json("metrics 7 -c 1 --json");
     const struct json *first = json_at(json_get(v, "items"), 0);
