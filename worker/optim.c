@@ -235,8 +235,9 @@ struct balance {
     int64_t *histogram; /* (n_experts, MARGIN_BINS), NULL unless the rule wants it */
 };
 
-static void gather_own(struct balance *b, struct shard *s, struct device *dev,
-                       const struct tensor_entry *e, const struct model_counters *counters)
+/* Biases come from the host's copy, so that all this happens while the device updates weights. */
+static void gather_own(struct balance *b, struct shard *s, const struct tensor_entry *e,
+                       const struct model_counters *counters)
 {
     uint32_t n = b->spec->n_experts, layer = e->unit - 1;
     struct shard_part p;
@@ -244,11 +245,9 @@ static void gather_own(struct balance *b, struct shard *s, struct device *dev,
         b->sums[i] = (double)counters->tokens[(size_t)layer * n + i];
         b->sums[n + i] = 0;
     }
-    if (shard_part(s, e, &p) && p.is_first) {
-        dev->ops->to_host(dev, b->bias, p.weights, p.count * sizeof(float));
+    if (shard_part(s, e, &p) && p.is_first)
         for (uint64_t i = 0; i < p.count; i++)
-            b->sums[n + p.first + i] = b->bias[i];
-    }
+            b->sums[n + p.first + i] = shard_host_buffers(s)[e->offset + p.first + i];
     size_t bins = b->n - 2 * n;
     for (size_t i = 0; i < bins; i++)
         b->sums[2 * n + i] = (double)counters->margins[layer * bins + i];
@@ -294,7 +293,7 @@ int optim_balance(struct shard *s, const struct tensor_map *map, const struct mo
         struct shard_part p;
         if (e->role != ROLE_ROUTER_BIAS)
             continue;
-        gather_own(&b, s, dev, e, counters);
+        gather_own(&b, s, e, counters);
         coll->layer = (int32_t)e->unit - 1;
         rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, b.sums, b.n, err);
         if (rc < 0)
