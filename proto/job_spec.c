@@ -64,6 +64,10 @@ static const struct field fields[] = {
     {"train.on_nan", FIELD_WORD, AT(train_on_nan), .preset = "stop",
      WORDS("stop", "skip", "rollback"), .help = "when loss or gradient is not a number; skip gives up after 10 steps in a row, "
              "rollback after 3 times"},
+    {"train.verify_every_steps", FIELD_U64, AT(train_verify_every_steps), .preset = "500",
+     .max = 1e9, .unit = "steps",
+     .help = "between comparisons of the weights that several ranks hold; also before each "
+             "checkpoint; 0: never"},
     {"train.validation_every_steps", FIELD_U64, AT(train_validation_every_steps), .preset = "0",
      .max = 1e9, .unit = "steps", .help = "0: at checkpoints and at the end only"},
     {"train.validation_sequences", FIELD_U32, AT(train_validation_sequences), .preset = "32",

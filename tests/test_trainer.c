@@ -348,6 +348,42 @@ static void a_rank_that_skips_a_collective_is_named(void **state)
             fail_msg("no '%s' in '%s'", said[i], t.text[0]);
 }
 
+/* A bit of the last rank's weights turns before a comparison: no checkpoint is written from it. */
+static void weights_that_part_are_noticed(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t world;
+        const char *keys, *text;
+    } rows[] = {
+        {4, "  fsdp_shard_degree: 1\n  expert_parallel_degree: 1\n",
+         "step 6: the weights of the embedding on rank 3 are not those of its replicas, ranks "
+         "0, 1, 2"},
+        {4, "  fsdp_shard_degree: 2\n  expert_parallel_degree: 4\n",
+         "step 6: the weights of the embedding, the same on ranks 1, 3, differ among them"},
+        {2, "  fsdp_shard_degree: 2\n  expert_parallel_degree: 2\n", NULL}, /* no replicas */
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct trial t;
+        new_folder(NULL);
+        trial_failpoint = "flip-weight:3:error"; /* at steps 3, 4 and 6 */
+        char *keys = xasprintf("%s%s", rows[i].keys, DATA TRAIN(8, ", verify_every_steps: 3"));
+        start(&t, rows[i].world, "run", keys);
+        finish(&t);
+        trial_failpoint = NULL;
+        free(keys);
+        if (!rows[i].text) {
+            assert_all(&t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+            continue;
+        }
+        assert_all(&t, BALLAST__RANK_PHASE__RANK_FAILED, 1);
+        for (uint32_t r = 0; r < rows[i].world; r++)
+            if (!strstr(t.text[r], rows[i].text) || !t.retryable[r])
+                fail_msg("%zu, rank %u: '%s'", i, r, t.text[r]);
+        assert_int_equal(t.checkpoint_step, 4);
+    }
+}
+
 static void a_failed_checkpoint_costs_only_itself(void **state)
 {
     (void)state;
@@ -437,6 +473,7 @@ int main(void)
         CASE(a_nan_does_what_the_job_says),
         CASE(a_nan_is_named_by_the_first_layer_that_has_it),
         CASE(a_nan_of_one_rank_costs_a_batch),
+        CASE(weights_that_part_are_noticed),
         CASE(a_rank_that_skips_a_collective_is_named),
         CASE(a_failed_checkpoint_costs_only_itself),
         CASE(changed_settings_hold_from_one_step_on_all_ranks),

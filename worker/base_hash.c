@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/hash.h"
 #include "common/hf_config.h"
 #include "common/json.h"
 #include "common/mem.h"
@@ -12,31 +13,6 @@
 #include "worker/agree.h"
 
 #define SUM_PARTS 4 /* of 16 bits: their sums over ranks are exact in double */
-
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-/* Four chains side by side, so that reading is what takes time. */
-static uint64_t hash_bytes(uint64_t seed, const void *bytes, size_t n)
-{
-    uint64_t h[4] = {seed, mix(seed + 1), mix(seed + 2), mix(seed + 3)}, tail[4] = {0};
-    const uint8_t *p = bytes;
-    for (; n >= sizeof tail; n -= sizeof tail, p += sizeof tail)
-        for (int i = 0; i < 4; i++) {
-            uint64_t word;
-            memcpy(&word, p + 8 * i, sizeof word);
-            h[i] = (h[i] ^ word) * 0x9e3779b97f4a7c15u;
-            h[i] ^= h[i] >> 32;
-        }
-    memcpy(tail, p, n);
-    for (int i = 0; i < 4; i++)
-        seed = mix(seed ^ mix(h[i] ^ tail[i]) ^ n);
-    return seed;
-}
 
 static uint64_t hash_tensor(const struct st_view *v)
 {

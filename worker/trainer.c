@@ -19,6 +19,7 @@
 #include "common/log.h"
 #include "kernels/spans.h"
 #include "worker/channel.h"
+#include "worker/replicas.h"
 #include "worker/run.h"
 #include "worker/step.h"
 
@@ -315,6 +316,20 @@ static int checkpoint(struct trainer *t, bool is_last, struct step_result *r, st
     return 0;
 }
 
+/* A checkpoint is written from one of the replicas, which must not be the one that is wrong. */
+static int verify(struct trainer *t, bool saves, struct err *err)
+{
+    struct run *run = &t->run;
+    uint64_t every = run->spec->train_verify_every_steps;
+    if (every == 0 || !(saves || run->state.step % every == 0))
+        return 0;
+    take_time(t);
+    spans_begin(run->dev, PHASE_AGREE, -1);
+    int rc = replicas_check(run->shard, err);
+    spans_end(run->dev);
+    return rc < 0 ? err_prefix(err, "step %" PRIu64, run->state.step) : 0;
+}
+
 static int bad_step(struct trainer *t, const struct step_result *r, struct err *err)
 {
     struct run *run = &t->run;
@@ -442,6 +457,8 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
                          : saves;
     if (r.wish == WISH_NOW)
         return err_set(err, -ECANCELED, "a rank was told to stop at once");
+    if ((rc = verify(t, saves, err)) < 0)
+        return rc;
     if (validates && (rc = validate(t, &r, &validation_loss, err)) < 0)
         return rc;
     if (saves && (rc = checkpoint(t, is_last, &r, err)) < 0)
