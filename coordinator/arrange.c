@@ -15,7 +15,7 @@
 #define PHASES_MAX        16
 #define PHASE_CANDIDATES  1250
 #define HEAT              0.02f /* at the start, of the mean time */
-#define COPY_POWER        0.7   /* see pack_fresh */
+#define COPY_POWER        0.7f  /* see pack_fresh */
 #define JUDGE_SEED        0x6a75646765u
 #define EXACT_ROUNDS      256
 #define EXACT_TRIES       24
@@ -83,7 +83,7 @@ static void pack_fresh(const struct arrange *a, struct placement *out)
     uint32_t n = a->problem.n_experts, *copies = xcalloc(n, sizeof *copies);
     double *worth = xcalloc(n, sizeof *worth);
     for (uint32_t e = 0; e < n; e++)
-        worth[e] = pow(a->belief->mean[e], COPY_POWER);
+        worth[e] = (double)powf((float)a->belief->mean[e], COPY_POWER);
     pack_copies(n, a->problem.n_devices, placement_n_total(out), worth, copies);
     pack_place(a->belief->mean, copies, a->problem.speed, a->problem.n_nodes, out);
     free(worth);

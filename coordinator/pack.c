@@ -5,6 +5,7 @@
 #include "coordinator/pack.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/mem.h"
 
@@ -102,16 +103,37 @@ void pack_copies(uint32_t n_experts, uint32_t n_devices, uint32_t n_total, const
 }
 
 struct item {
+    uint32_t key;    /* rises as the load per copy falls */
     uint32_t expert;
-    double   load; /* per copy */
 };
 
-static int heavier_first(const void *a, const void *b)
+/* Heaviest first, of equals the first expert: by the key's digits, the last ones first. */
+static void sort_items(struct item *item, uint32_t n)
 {
-    const struct item *x = a, *y = b;
-    if (x->load != y->load)
-        return x->load > y->load ? -1 : 1;
-    return x->expert < y->expert ? -1 : x->expert > y->expert;
+    enum { DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS };
+    struct item *other = xcalloc(n, sizeof *other), *from = item, *to = other;
+    for (uint32_t shift = 0; shift < 32; shift += DIGIT_BITS) {
+        uint32_t first[DIGITS + 1] = { 0 };
+        for (uint32_t i = 0; i < n; i++)
+            first[(from[i].key >> shift) % DIGITS + 1]++;
+        for (uint32_t d = 0; d < DIGITS; d++)
+            first[d + 1] += first[d];
+        for (uint32_t i = 0; i < n; i++)
+            to[first[(from[i].key >> shift) % DIGITS]++] = from[i];
+        struct item *t = from;
+        from = to;
+        to = t;
+    }
+    free(other); /* after an even number of passes all is where it was */
+}
+
+/* The bits of floats that are not negative rise as they do. */
+static uint32_t falling_key(double load)
+{
+    float x = (float)load;
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return ~bits;
 }
 
 /* One copy's place: the lightest device that may take it; of the first few, one whose node has no
@@ -150,12 +172,13 @@ void pack_place(const double *load, const uint32_t *copies, const double *speed,
     uint8_t *node_has = xcalloc(n_nodes, sizeof *node_has);
     struct heap h;
     for (uint32_t e = 0; e < out->n_experts; e++)
-        item[e] = (struct item){ e, load[e] / copies[e] };
-    qsort(item, out->n_experts, sizeof *item, heavier_first);
+        item[e] = (struct item){ falling_key(load[e] / copies[e]), e };
+    sort_items(item, out->n_experts);
     for (uint32_t s = 0; s < placement_n_total(out); s++)
         out->expert[s] = PLACEMENT_EMPTY;
     heap_init(&h, out->n_devices);
     for (uint32_t i = 0; i < out->n_experts; i++) {
+        double share = load[item[i].expert] / copies[item[i].expert];
         for (uint32_t n = 0; n < n_nodes; n++)
             node_has[n] = 0;
         /* A first copy always finds room, because all copies together fit; a further one may
@@ -166,7 +189,7 @@ void pack_place(const double *load, const uint32_t *copies, const double *speed,
                 break;
             out->expert[(uint32_t)g * out->n_slots + used[g]++] = (int32_t)item[i].expert;
             node_has[(uint32_t)g / (out->n_devices / n_nodes)] = 1;
-            h.key[g] += item[i].load / (speed ? speed[g] : 1);
+            h.key[g] += share / (speed ? speed[g] : 1);
             if (used[g] < out->n_slots)
                 heap_push(&h, (uint32_t)g);
         }
