@@ -1,9 +1,9 @@
 /* optim.c - learning rate, exact global norm, AdamW over owned slices, the correction bias
  *
  * The norm is taken over what the first owner of each slice holds, so replicas count once; its sum
- * over ranks is in double and in rank order, for each expert by itself, so that it does not depend
- * on where experts have their homes. Every owner then does the same arithmetic on the same
- * numbers, so replicas stay equal bit for bit without talking again. */
+ * over ranks is in double and in rank order, and in deterministic mode for each expert by itself, so
+ * that it does not depend on where experts have their homes. Every owner then does the same
+ * arithmetic on the same numbers, so replicas stay equal bit for bit without talking again. */
 #include "worker/optim.h"
 
 #include <errno.h>
@@ -113,7 +113,7 @@ int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
     int rc = shard_sum_replicas(s, err);
     if (rc < 0)
         return rc;
-    for (size_t i = 0; i < map->n_entries; i++)
+    for (size_t i = 0; dev->deterministic && i < map->n_entries; i++)
         if (map->entries[i].expert >= (int32_t)n_experts)
             n_experts = (uint32_t)map->entries[i].expert + 1;
     size_t n = 1 + (size_t)map->n_units * n_experts; /* all that is dense, then (unit, expert) */
@@ -125,7 +125,9 @@ int optim_norm(struct shard *s, const struct tensor_map *map, struct coll *coll,
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         struct shard_part p;
-        size_t at = e->expert < 0 ? 0 : 1 + (size_t)e->unit * n_experts + (uint32_t)e->expert;
+        size_t at = e->expert < 0 || n_experts == 0
+                        ? 0
+                        : 1 + (size_t)e->unit * n_experts + (uint32_t)e->expert;
         if (!tensor_is_trained(e) || !shard_part(s, e, &p) || !p.is_first)
             continue;
         if (at == parts_at && follows(dev, &parts, &p)) {
