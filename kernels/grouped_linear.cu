@@ -301,8 +301,8 @@ __device__ __forceinline__ void add_tile(float (&d)[COLS / 2], const own_rows<C>
         }
 }
 
-/* Four lanes have two columns of each of four groups of eight; afterwards each has a whole group, so
- * that it is one write. By all lanes of a warp. */
+/* Four lanes have two columns of each of four groups of eight; afterwards each has a whole group,
+ * which is one write. By all lanes of a warp. */
 __device__ __forceinline__ uint4 trade(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     bool odd = threadIdx.x & 1, high = threadIdx.x & 2;

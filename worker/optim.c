@@ -1,7 +1,7 @@
 /* optim.c - learning rate, exact global norm, AdamW over owned slices, the correction bias
  *
  * The norm is taken over what the first owner of each slice holds, so replicas count once; its sum
- * over ranks is in double and in rank order, and in deterministic mode for each expert by itself, so
+ * over ranks is in double and in rank order, in deterministic mode for each expert by itself, so
  * that it does not depend on where experts have their homes. Every owner then does the same
  * arithmetic on the same numbers, so replicas stay equal bit for bit without talking again. */
 #include "worker/optim.h"
@@ -88,8 +88,8 @@ int optim_decay_parse(const char *word, enum optim_decay *out, struct err *err)
     return rc;
 }
 
-/* Whether p lies right behind the parts that before is made of. What is treated alike is then one op:
- * an op for each tensor of each expert takes longer than their numbers do. */
+/* Whether p lies right behind the parts that before is made of. What is treated alike is then one
+ * op: an op for each tensor of each expert takes longer than their numbers do. */
 static bool follows(const struct device *dev, const struct shard_part *before,
                     const struct shard_part *p)
 {

@@ -315,7 +315,7 @@ static int compare_adapters(const struct validation *v, double tolerance, struct
     return 0;
 }
 
-/* Adapters' updates are sign-like, too, and their fixtures have no float64 curve: only our own twins
+/* Adapters' updates are sign-like, too, and their fixtures have no float64 curve: only our twins
  * say where luck begins. In the first steps that is one token's choice, no more. */
 static int compare_lora(const struct validation *v, struct verdict *out, struct err *err)
 {
