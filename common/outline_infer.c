@@ -130,7 +130,10 @@ static int add_layer(struct work *w, uint32_t l, struct outline_block *mixer,
         rc = add_tensor(is_of_mixer(t.part, g->name) ? mixer : ffn, &t, err);
     }
     ffn->top_k = w->top_k && w->top_k <= ffn->n_experts ? w->top_k : ffn->n_experts;
-    memcpy(ffn->kind, ffn->n_experts ? "moe" : "dense", ffn->n_experts ? 4 : 6);
+    if (ffn->n_experts)
+        memcpy(ffn->kind, "moe", sizeof "moe");
+    else
+        memcpy(ffn->kind, "dense", sizeof "dense");
     if (rc == 0 && (rc = keep_block(w->o, mixer, &w->o->layers[l].mixer, err)) == 0)
         rc = keep_block(w->o, ffn, &w->o->layers[l].ffn, err);
     return rc;
