@@ -44,9 +44,9 @@ struct memory_plan {
 /* Slots for experts of each rank and layer, spare ones included. */
 uint32_t memory_slots(const struct memory_input *in);
 
-/* Rows of experts that a rank of ep takes at once, of n_tokens of each rank: a quarter more than its
- * even share, or what one token of each rank may bring. Where more would come, tokens go part by
- * part. n_slots: as memory_slots says. */
+/* Rows of experts that a rank of ep takes at once, of n_tokens of each rank: a quarter more than
+ * its even share, or what one token of each rank may bring. Where more would come, tokens go part
+ * by part. n_slots: as memory_slots says. */
 uint64_t memory_rows_max(const struct model_spec *m, uint64_t n_tokens, uint32_t ep,
                          uint32_t n_slots);
 

@@ -1,9 +1,9 @@
 /* bench_memory.c - planned and measured memory of a rank:
- * bench_memory MODEL TEXT RANKS off|full|selective MICRO_BATCH SEQUENCE_LENGTH
+ * bench_memory MODEL TEXT RANKS off|full MICRO_BATCH SEQUENCE_LENGTH
  *
- * Ranks are trainer processes ($BALLAST_BIN/ballast-worker) with this program as their daemon; dense parameters and experts cut
- * over all ranks; what is measured is the largest rank's, over 6 steps. Prints one line; its last
- * number is planned over measured. */
+ * Ranks are trainer processes ($BALLAST_BIN/ballast-worker) with this program as their daemon;
+ * dense parameters and experts cut over all ranks; what is measured is the largest rank's, over 6
+ * steps. Prints one line; its last number is planned over measured. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,8 +127,8 @@ int main(int argc, char **argv)
     uint32_t ranks = argc == 7 ? (uint32_t)atoi(argv[3]) : 0;
     int fds[RANKS_HERE_MAX], rc = 0;
     if (ranks < 1 || ranks > RANKS_HERE_MAX || !getenv("BALLAST_BIN")) {
-        fprintf(stderr, "usage: BALLAST_BIN=FOLDER bench_memory MODEL TEXT RANKS off|full|selective MICRO_BATCH "
-                "SEQUENCE_LENGTH\n");
+        fprintf(stderr, "usage: BALLAST_BIN=FOLDER bench_memory MODEL TEXT RANKS off|full "
+                "MICRO_BATCH SEQUENCE_LENGTH\n");
         return 2;
     }
     Ballast__JobSpec *spec = make_spec(argv, ranks);

@@ -27,7 +27,8 @@ void dispatch_close(struct dispatch *d);
 
 /* From now on no plan brings more than rows_max rows to a rank, and buffers for that and for
  * tokens_max tokens of this rank are taken at once, if they are needed. The same on all ranks. Not
- * in deterministic mode, where sums of gradients must not depend on who serves an expert. -ENOMEM. */
+ * in deterministic mode, where sums of gradients must not depend on who serves an expert.
+ * -ENOMEM. */
 int dispatch_limit(struct dispatch *d, int64_t tokens_max, int64_t rows_max, struct err *err);
 
 /* How many tokens of each rank can be sent at once, however they are routed; and in how many parts

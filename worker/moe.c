@@ -256,7 +256,7 @@ static void combine(struct pass *p, const struct unit_view *u, elem *y, struct m
         ops->add(p->dev, y, s->normed, p->n * m->hidden);
 }
 
-/* The layer's experts are held over all parts: other groups that share them have as many or none. */
+/* The layer's experts are held over all parts: groups that share them may have other numbers. */
 static int to_experts(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                       struct moe_saved *s, struct err *err)
 {
