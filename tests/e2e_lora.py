@@ -120,7 +120,7 @@ def the_adapter_is_pefts(c):
     for name in ("norm.weight", "lm_head.weight"):
         expect(not any(name in n for n in tensors), name)
     state = sorted(os.listdir(f"{folder}/ballast"))
-    expect(state == ["m", "state.json", "v"], str(state))
+    expect(state == ["checksums.json", "m", "state.json", "v"], str(state))
     moments = read_tensors(f"{folder}/ballast/m/model.safetensors")
     expect(set(moments) == set(tensors), "moments of other tensors than the adapters'")
 
