@@ -39,6 +39,10 @@ struct curve {
 #define CURVES_MAX 2
 #define TWINS 3
 #define LORA_TWINS 8
+/* How far twins are moved. Two float32 programs' logits are apart by 1e-6; an adapter's twins are
+ * moved as far, because nothing but they can say where its curve begins to hang on luck. */
+#define TWIN_MOVE      1e-7f
+#define LORA_TWIN_MOVE 1e-6f
 #define ROUNDED_RUNS 6
 
 struct fixture {
@@ -105,9 +109,9 @@ int64_t validation_tokens_max(const struct fixture *f);
  * gradient sums stay. Documents go to the ranks in turn, from rank turn on. Collective. */
 int validation_loss(struct stack *s, const struct token_rows *rows, uint32_t turn, bool backward,
                     double *out_loss, double *out_norm, double *out_labels, struct err *err);
-/* Moves all weights, or where there are adapters these, by one part in ten million, which is their
- * last bit or two. */
-void validation_move_start(struct stack *s, uint32_t twin);
+/* Moves each of all weights, or where there are adapters of these, up or down by that part of it;
+ * 1e-7 is its last bit or two. */
+void validation_move_start(struct stack *s, uint32_t twin, float by);
 /* A hash. */
 uint64_t validation_mix(uint64_t x);
 /* All ranks go to the same random placement. Collective. */
@@ -127,7 +131,7 @@ struct lora_validation {
     struct peft peft;
     struct tensor_map map; /* the model's with adapters */
     double *losses;        /* n_steps of the validation */
-    double *twins[LORA_TWINS]; /* the same from adapters moved by 1e-7 */
+    double *twins[LORA_TWINS]; /* the same from adapters moved by 1e-6 */
     float **adapters;      /* by entry of the map, after the last step; NULL: no adapter */
 };
 

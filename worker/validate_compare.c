@@ -393,7 +393,7 @@ void verdict_print(const struct verdict *v)
     if (v->twins_part_at)
         printf("curves from weights moved by 1e-7 part at step %u\n", v->twins_part_at);
     if (v->lora_twins_part_at)
-        printf("lora curves from adapters moved by 1e-7 part at step %u\n", v->lora_twins_part_at);
+        printf("lora curves from adapters moved by 1e-6 part at step %u\n", v->lora_twins_part_at);
     if (v->first)
         printf("first module to diverge, from the loss backwards: %.*s\n",
                (int)(strrchr(v->first, '.') - v->first), v->first);

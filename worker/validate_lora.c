@@ -77,7 +77,7 @@ static int rank_run(struct stack *s, void *arg, struct err *err)
         collect(s, j->l);
     for (uint32_t k = 0; rc == 0 && k < LORA_TWINS && !j->v->rounding; k++)
         if ((rc = load(s, j, err)) == 0) {
-            validation_move_start(s, k);
+            validation_move_start(s, k, LORA_TWIN_MOVE);
             rc = run_curve(s, j, 0, j->l->twins[k], err);
         }
     return rc;

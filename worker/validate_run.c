@@ -245,7 +245,7 @@ static bool moves_up(uint64_t tensor, uint64_t element, uint32_t twin)
     return validation_mix(validation_mix(tensor) ^ validation_mix(element + 1) ^ (twin + 1)) & 1;
 }
 
-void validation_move_start(struct stack *s, uint32_t twin)
+void validation_move_start(struct stack *s, uint32_t twin, float by)
 {
     const struct tensor_map *map = s->config->map;
 
@@ -257,7 +257,7 @@ void validation_move_start(struct stack *s, uint32_t twin)
         float *w = xcalloc(p.count, sizeof *w);
         shard_part_read(s->shard, &p, 0, p.count, w);
         for (uint64_t k = 0; k < p.count; k++)
-            w[k] *= moves_up(i, p.first + k, twin) ? 1 + 1e-7f : 1 - 1e-7f;
+            w[k] *= moves_up(i, p.first + k, twin) ? 1 + by : 1 - by;
         shard_part_write(s->shard, &p, 0, p.count, w);
         free(w);
     }
@@ -272,7 +272,7 @@ static int run_twin(struct stack *s, struct validation *v, uint32_t c, uint32_t 
 
     if (rc < 0)
         return rc;
-    validation_move_start(s, twin);
+    validation_move_start(s, twin, TWIN_MOVE);
     rc = shard_refresh_all(s->shard, err);
     for (uint32_t i = 0; i < v->n_steps && rc == 0; i++) {
         rc = curve_step(s, v, c, i, &value, &norm, err);
