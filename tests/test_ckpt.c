@@ -6,12 +6,12 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "tests/folder.h"
 #include "tests/ranks.h"
 
 #include "common/safetensors.h"
 #include "worker/ckpt.h"
 
-static char folder[] = "/tmp/ballast-ckpt-XXXXXX";
 static char model_folder[64], path[64];
 
 struct job {
@@ -464,20 +464,17 @@ static void initial_weights_do_not_know_the_layout(void **state)
     free(all);
 }
 
-static int remove_folder(void **state)
+static int forget_all(void **state)
 {
-    (void)state;
-    char command[300];
     tensor_map_fini(&map);
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    return system(command);
+    return remove_folder(state);
 }
 
 int main(void)
 {
     struct err err = {0};
     spec = test_spec();
-    if (!mkdtemp(folder) || tensor_map_init(&spec, &map, &err) < 0)
+    if (make_folder(NULL) < 0 || tensor_map_init(&spec, &map, &err) < 0)
         return 1;
     snprintf(model_folder, sizeof model_folder, "%s/model", folder);
     snprintf(path, sizeof path, "%s/deep/er/run", folder);
@@ -504,5 +501,5 @@ int main(void)
         CASE(two_runs_never_share_a_path),
         CASE(initial_weights_do_not_know_the_layout),
     };
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return cmocka_run_group_tests(tests, NULL, forget_all);
 }

@@ -3,13 +3,13 @@
 #include <math.h>
 #include <sys/stat.h>
 
+#include "tests/folder.h"
 #include "tests/ranks.h"
 
 #include "common/mem.h"
 #include "common/safetensors.h"
 #include "worker/ckpt.h"
 
-static char folder[] = "/tmp/ballast-forms-XXXXXX";
 static char model_folder[64], path[64];
 static struct model_spec spec;
 
@@ -370,20 +370,11 @@ static void what_has_no_room_is_named(void **state)
     assert_int_equal(ckpt_dtype_parse("fp8", &choice, &err), -EINVAL);
 }
 
-static int remove_folder(void **state)
-{
-    (void)state;
-    char *command = xasprintf("rm -r %s", folder);
-    int rc = system(command);
-    free(command);
-    return rc;
-}
-
 int main(void)
 {
     spec = test_spec();
     spec.latent = spec.expert_inter = 32;
-    if (!mkdtemp(folder))
+    if (make_folder(NULL) < 0)
         return 1;
     snprintf(model_folder, sizeof model_folder, "%s/model", folder);
     snprintf(path, sizeof path, "%s/run", folder);

@@ -14,8 +14,7 @@
 
 #include "common/json.h"
 #include "common/mem.h"
-
-static char folder[] = "/tmp/ballast-balance-XXXXXX";
+#include "tests/folder.h"
 
 static void write_file(const char *name, const char *text)
 {
@@ -141,21 +140,6 @@ static void a_history_is_scored_on_what_came(void **state)
     assert_true(number(first, "next_resplit") < 1.0001);
     assert_true(number(first, "next_fixed") >= number(first, "next_resplit") - 1e-9);
     json_destroy(root);
-}
-
-static int make_folder(void **state)
-{
-    (void)state;
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    char *command = xasprintf("rm -r %s", folder);
-    int rc = system(command);
-    free(command);
-    return rc;
 }
 
 int main(void)

@@ -14,8 +14,7 @@
 
 #include "common/mem.h"
 #include "coordinator/ctl_trace.h"
-
-static char folder[] = "/tmp/ballast-trace-XXXXXX";
+#include "tests/folder.h"
 
 static char *path_of(const char *name)
 {
@@ -280,21 +279,6 @@ static void damaged_dumps_do_no_harm(void **state)
             free(t.record);
         }
     }
-}
-
-static int make_folder(void **state)
-{
-    (void)state;
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    char *command = xasprintf("rm -r %s", folder);
-    int rc = system(command);
-    free(command);
-    return rc;
 }
 
 int main(void)

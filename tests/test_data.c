@@ -12,8 +12,7 @@
 #include <cmocka.h>
 
 #include "worker/data.h"
-
-static char folder[] = "/tmp/ballast-data-XXXXXX";
+#include "tests/folder.h"
 
 static void put(const char *name, const void *bytes, size_t n)
 {
@@ -407,17 +406,9 @@ static void a_bad_index_is_one_line(void **state)
     assert_non_null(strstr(err.text, "g.bin"));
 }
 
-static int remove_folder(void **state)
-{
-    (void)state;
-    char command[300];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    return system(command);
-}
-
 int main(void)
 {
-    if (!mkdtemp(folder))
+    if (make_folder(NULL) < 0)
         return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_packed_window_knows_its_documents),

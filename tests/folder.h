@@ -1,0 +1,28 @@
+/* folder.h - a folder of a test program's own, there while a group of tests runs
+ *
+ * For cmocka_run_group_tests(tests, make_folder, remove_folder). */
+#ifndef TESTS_FOLDER_H
+#define TESTS_FOLDER_H
+
+#include <stdlib.h>
+
+#include "common/mem.h"
+
+static char folder[] = "/tmp/ballast-test-XXXXXX";
+
+static inline int make_folder(void **state)
+{
+    (void)state;
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static inline int remove_folder(void **state)
+{
+    (void)state;
+    char *command = xasprintf("rm -r %s", folder);
+    int rc = system(command);
+    free(command);
+    return rc;
+}
+
+#endif
