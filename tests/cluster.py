@@ -267,10 +267,13 @@ class Cluster:
         return {w["name"]: w for w in self.json("workers")["items"]}
 
     def n_idle(self):
+        """Living daemons that are known as idle; one that was killed may be so for a while too."""
         done = self.run("workers", "--json")
         if done.returncode != 0:
             return 0
-        return sum(w["state"] == "IDLE" for w in json.loads(done.stdout)["items"])
+        alive = {p.pid for p in self.processes.values()}
+        return sum(w["state"] == "IDLE" and w["pid"] in alive
+                   for w in json.loads(done.stdout)["items"])
 
     def events(self, job):
         return self.json("events", "--job", job)["items"]
