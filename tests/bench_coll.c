@@ -116,18 +116,17 @@ static void our_call(struct bench *b, enum plain_op op, size_t n)
     int rc = 0;
     switch (op) {
     case PLAIN_ALL_GATHER:
-        rc = c->ops->all_gather(c, g, ELEM_F32, b->in, n, 1, b->out, &err);
+        rc = coll_all_gather(c, g, ELEM_F32, b->in, n, 1, b->out, &err);
         break;
     case PLAIN_REDUCE_SCATTER:
-        rc = c->ops->reduce_scatter(c, g, ELEM_F32, b->in, n, 1, b->out, &err);
+        rc = coll_reduce_scatter(c, g, ELEM_F32, b->in, n, 1, b->out, &err);
         break;
     case PLAIN_ALL_REDUCE:
         rc = c->ops->all_reduce(c, g, COLL_SUM, ELEM_F32, b->out, n, &err);
         break;
     case PLAIN_ALL_TO_ALL:
     case PLAIN_MOVE:
-        rc = c->ops->all_to_all_rows(c, g, b->in, b->send, b->out, b->recv, n * sizeof(float),
-                                     &err);
+        rc = coll_all_to_all_rows(c, g, b->in, b->send, b->out, b->recv, n * sizeof(float), &err);
         break;
     }
     must(rc, &err);

@@ -111,13 +111,13 @@ static inline void check_scatter_gather(struct rank *r, struct coll *c, const st
     for (size_t i = 0; i < n * n_blocks * g->n_ranks; i++)
         x[i] = value(k, c->rank, i);
     upload(c, tensor, x, whole);
-    CHECK(r, c->ops->reduce_scatter(c, g, ELEM_F32, tensor, n, n_blocks, y, &r->err) == 0);
+    CHECK(r, coll_reduce_scatter(c, g, ELEM_F32, tensor, n, n_blocks, y, &r->err) == 0);
     for (size_t b = 0; b < n_blocks; b++)
         for (size_t i = 0; i < n; i++)
             CHECK(r, y[b * n + i] == plain_sum(k, g, (b * g->n_ranks + g->me) * n + i));
     for (size_t i = 0; i < n * n_blocks; i++)
         y[i] = value(k + 1, c->rank, i);
-    CHECK(r, c->ops->all_gather(c, g, ELEM_F32, y, n, n_blocks, tensor, &r->err) == 0);
+    CHECK(r, coll_all_gather(c, g, ELEM_F32, y, n, n_blocks, tensor, &r->err) == 0);
     download(c, x, tensor, whole);
     for (size_t b = 0; b < n_blocks; b++)
         for (uint32_t m = 0; m < g->n_ranks; m++)
@@ -152,8 +152,7 @@ static inline void check_rows(struct rank *r, struct coll *c, const struct coll_
         CHECK(r, recv[m] == n_rows(k, g->ranks[m], c->rank));
     }
     upload(c, tensor, x, n * sizeof *x);
-    CHECK(r, c->ops->all_to_all_rows(c, g, tensor, send, y, recv, row_floats * sizeof *x,
-                                     &r->err) == 0);
+    CHECK(r, coll_all_to_all_rows(c, g, tensor, send, y, recv, row_floats * sizeof *x, &r->err) == 0);
     n = 0;
     for (uint32_t m = 0; m < g->n_ranks; m++)
         for (int64_t row = 0; row < recv[m]; row++)
@@ -206,6 +205,152 @@ static inline void random_calls(struct rank *r, struct coll *c)
     c->ops->free(c, travelling);
     free(own);
     free(out);
+}
+
+/* ---- calls that are started, and finished later ---------------------------------------------- */
+
+enum { STARTED_MAX = 4, STARTED_ROOM = 1 << 15 };
+
+/* One of them; in and out are tensors of STARTED_ROOM floats. */
+struct started {
+    enum { STARTED_GATHER, STARTED_SCATTER, STARTED_ROWS } kind;
+    const struct coll_group *g;
+    uint32_t k;
+    size_t n, n_blocks; /* rows: numbers of one */
+    int64_t send[WORLD_MAX], recv[WORLD_MAX];
+    float *in, *out;
+    coll_ticket ticket;
+};
+
+/* Numbers of in, filled into x; for rows also the counts. */
+static inline size_t fill_started(struct started *s, uint32_t rank, float *x)
+{
+    const struct coll_group *g = s->g;
+    size_t n = 0;
+    if (s->kind != STARTED_ROWS) {
+        n = s->n * s->n_blocks * (s->kind == STARTED_SCATTER ? g->n_ranks : 1);
+        for (size_t i = 0; i < n; i++)
+            x[i] = value(s->k, rank, i);
+        return n;
+    }
+    for (uint32_t m = 0; m < g->n_ranks; m++) {
+        s->send[m] = n_rows(s->k, rank, g->ranks[m]);
+        s->recv[m] = n_rows(s->k, g->ranks[m], rank);
+        for (size_t i = 0; i < (size_t)s->send[m] * s->n; i++)
+            x[n++] = value(s->k + g->ranks[m], rank, i);
+    }
+    return n;
+}
+
+static inline int start_one(struct started *s, struct coll *c, struct err *err)
+{
+    switch (s->kind) {
+    case STARTED_GATHER:
+        return c->ops->start_all_gather(c, s->g, ELEM_F32, s->in, s->n, s->n_blocks, s->out,
+                                        &s->ticket, err);
+    case STARTED_SCATTER:
+        return c->ops->start_reduce_scatter(c, s->g, ELEM_F32, s->in, s->n, s->n_blocks, s->out,
+                                            &s->ticket, err);
+    default:
+        return c->ops->start_all_to_all_rows(c, s->g, s->in, s->send, s->out, s->recv,
+                                             s->n * sizeof(float), &s->ticket, err);
+    }
+}
+
+static inline void check_started(struct rank *r, struct coll *c, const struct started *s, float *x)
+{
+    const struct coll_group *g = s->g;
+    size_t at = 0;
+    download(c, x, s->out, STARTED_ROOM * sizeof *x);
+    if (s->kind == STARTED_ROWS) {
+        for (uint32_t m = 0; m < g->n_ranks; m++)
+            for (size_t i = 0; i < (size_t)s->recv[m] * s->n; i++, at++)
+                CHECK(r, x[at] == value(s->k + c->rank, g->ranks[m], i));
+        return;
+    }
+    for (size_t b = 0; b < s->n_blocks; b++)
+        for (uint32_t m = 0; m < (s->kind == STARTED_GATHER ? g->n_ranks : 1); m++)
+            for (size_t i = 0; i < s->n; i++, at++)
+                CHECK(r, x[at] == (s->kind == STARTED_GATHER
+                                       ? value(s->k, g->ranks[m], b * s->n + i)
+                                       : plain_sum(s->k, g, (b * g->n_ranks + g->me) * s->n + i)));
+}
+
+/* Some rank comes late, so that others run ahead of it. */
+static inline void linger(uint32_t *of_rank)
+{
+    if (next(of_rank) % 4 == 0)
+        nanosleep(&(struct timespec){.tv_nsec = next(of_rank) % 500 * 1000}, NULL);
+}
+
+static inline void finish_one(struct rank *r, struct coll *c, struct started *s, float *x)
+{
+    CHECK(r, c->ops->finish(c, s->ticket, &r->err) == 0);
+    check_started(r, c, s, x);
+}
+
+/* An input is spoilt as soon as it may be. */
+static inline void reclaim_one(struct rank *r, struct coll *c, struct started *s, float *x)
+{
+    for (size_t i = 0; i < STARTED_ROOM; i++)
+        x[i] = -1e30f;
+    CHECK(r, c->ops->reclaim(c, s->ticket, &r->err) == 0);
+    upload(c, s->in, x, STARTED_ROOM * sizeof *x);
+}
+
+/* Several calls of different groups are open at once, with others that block between them; they
+ * are finished and reclaimed in either order, which differs from rank to rank. */
+static inline void started_calls(struct rank *r, struct coll *c)
+{
+    uint32_t ranks[4][WORLD_MAX], s = seed0, mine = seed0 + c->rank;
+    struct coll_group groups[4];
+    struct started calls[STARTED_MAX] = {0};
+    float *x = calloc(STARTED_ROOM, sizeof *x), *apart = calloc(STARTED_ROOM, sizeof *apart);
+    for (uint32_t i = 0; i < 4; i++)
+        groups[i] = group_of(c, i, ranks[i]);
+    for (uint32_t i = 0; i < STARTED_MAX; i++) {
+        calls[i].in = c->ops->alloc(c, STARTED_ROOM * sizeof *x);
+        calls[i].out = c->ops->alloc(c, STARTED_ROOM * sizeof *x);
+        CHECK(r, calls[i].in && calls[i].out);
+    }
+    for (uint32_t round = 0; round < 40 && r->rc == 0; round++) {
+        uint32_t n = 1 + next(&s) % STARTED_MAX;
+        float *in0 = calls[0].in;
+        if (!c->dev && round % 5 == 0)
+            calls[0].in = apart; /* not in memory that travels */
+        for (uint32_t i = 0; i < n; i++) {
+            struct started *a = &calls[i];
+            a->kind = next(&s) % 3;
+            a->g = &groups[next(&s) % 4];
+            a->k = 10 * round + i;
+            a->n = a->kind == STARTED_ROWS ? 1 + next(&s) % 90 : next(&s) % 1300;
+            a->n_blocks = next(&s) % 4;
+            size_t n_floats = fill_started(a, c->rank, x);
+            upload(c, a->in, x, n_floats * sizeof *x);
+            linger(&mine);
+            CHECK(r, start_one(a, c, &r->err) == 0);
+            if (next(&s) % 3 == 0)
+                CHECK(r, c->ops->barrier(c, &groups[next(&s) % 4], &r->err) == 0);
+        }
+        linger(&mine);
+        bool forth = next(&mine) % 2;
+        for (uint32_t i = 0; i < n; i++)
+            finish_one(r, c, &calls[forth ? i : n - 1 - i], x);
+        double words[3] = {c->rank, 1, 0};
+        if (next(&s) % 2)
+            CHECK(r, c->ops->all_reduce_f64(c, &c->world_group, COLL_SUM, words, 3, &r->err) == 0 &&
+                         words[1] == c->world);
+        forth = next(&mine) % 2;
+        for (uint32_t i = 0; i < n; i++)
+            reclaim_one(r, c, &calls[forth ? i : n - 1 - i], x);
+        calls[0].in = in0;
+    }
+    for (uint32_t i = 0; i < STARTED_MAX; i++) {
+        c->ops->free(c, calls[i].in);
+        c->ops->free(c, calls[i].out);
+    }
+    free(apart);
+    free(x);
 }
 
 #endif

@@ -72,6 +72,20 @@ static void any_group_and_size_gives_the_plain_sum(void **state)
     is_apart = false;
 }
 
+static void what_was_started_ends_in_any_order(void **state)
+{
+    is_apart = *state;
+    for (uint32_t world = 1; world <= WORLD_MAX; world = world == 3 ? 8 : world + 1) {
+        struct rank ranks[WORLD_MAX];
+        seed0++;
+        run_ranks(ranks, world, started_calls, 20 * NS_PER_S);
+        for (uint32_t i = 0; i < world; i++)
+            if (ranks[i].rc != 0)
+                fail_msg("world %u rank %u seed %u: %s", world, i, seed0, ranks[i].err.text);
+    }
+    is_apart = false;
+}
+
 /* Sums that are lost where each step is rounded: 256 + 1 would stay 256. */
 static void sum_bf16(struct rank *r, struct coll *c)
 {
@@ -83,7 +97,7 @@ static void sum_bf16(struct rank *r, struct coll *c)
     static _Thread_local uint16_t x[M], y[3 * M];
     for (size_t i = 0; i < M; i++)
         x[i] = bf16_of(rows[i % N][c->rank]);
-    CHECK(r, c->ops->all_gather(c, &c->world_group, ELEM_BF16, x, M, 1, y, &r->err) == 0);
+    CHECK(r, coll_all_gather(c, &c->world_group, ELEM_BF16, x, M, 1, y, &r->err) == 0);
     for (size_t i = 0; i < 3 * M; i++)
         CHECK(r, y[i] == bf16_of(rows[i % M % N][i / M]));
     CHECK(r, c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_BF16, x, M, &r->err) == 0);
@@ -91,7 +105,7 @@ static void sum_bf16(struct rank *r, struct coll *c)
         CHECK(r, bf16_value(x[i]) == rows[i % N][3]);
     for (size_t i = 0; i < 3 * M; i++)
         y[i] = bf16_of(rows[i % N][c->rank]);
-    CHECK(r, c->ops->reduce_scatter(c, &c->world_group, ELEM_BF16, y, M / 2, 2, x, &r->err) == 0);
+    CHECK(r, coll_reduce_scatter(c, &c->world_group, ELEM_BF16, y, M / 2, 2, x, &r->err) == 0);
     for (size_t i = 0; i < M; i++)
         CHECK(r, bf16_value(x[i]) ==
                      rows[(i / (M / 2) * 3 * (M / 2) + c->rank * (M / 2) + i % (M / 2)) % N][3]);
@@ -304,6 +318,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_group_and_size_gives_the_plain_sum),
         cmocka_unit_test_prestate(any_group_and_size_gives_the_plain_sum, &yes),
+        cmocka_unit_test(what_was_started_ends_in_any_order),
+        cmocka_unit_test_prestate(what_was_started_ends_in_any_order, &yes),
         cmocka_unit_test(bf16_is_summed_in_float32),
         cmocka_unit_test_prestate(bf16_is_summed_in_float32, &yes),
         cmocka_unit_test(a_member_that_stays_away_is_named),

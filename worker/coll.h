@@ -5,15 +5,29 @@
  *
  * A group is an ordered list of ranks; every member calls the same operations in the same order.
  * Sums are taken in the group's rank order, so a result has the same bits on every member and in
- * every run; NCCL takes an order of its own, as constant, unless the device is deterministic. All
- * calls block; each returns 0 or a negative errno
+ * every run; NCCL takes an order of its own, as constant, unless the device is deterministic. Each
+ * call returns 0 or a negative errno
  * (-ECANCELED after an abort or the end of a member, -ETIMEDOUT when a member does not come,
  * -EPROTO when members call different things) with a line that names rank, operation and number.
  * After a failure the members no longer agree: only abort, trace and close are left.
  *
  * Tensors lie in the memory of the collectives' device: a call waits for the ops before it that
  * touch its input, and when it returns the ops after it may use its output. Words lie in host
- * memory; they are few. */
+ * memory; they are few.
+ *
+ * Three operations are started and finished later, so that a rank computes in between instead of
+ * waiting for others; coll_all_gather and its like do all at once. Of what was started:
+ * - starts, and calls that block, are in the same order on all members, over all groups;
+ * - finish comes before out is used: until then nobody may read or write it. Calls may finish in
+ *   any order, on each member in its own;
+ * - reclaim, after finish, comes before in is written again or freed: other members may read it
+ *   until then. It is late enough wherever something has been waited for that all members do after
+ *   their finish, and then costs nothing;
+ * - a rank has at most COLL_OPEN_MAX calls of a group that are started and not finished;
+ * - with in outside the memory of alloc a start takes a copy first;
+ * - what a call fails with may be said by its start, its finish or its reclaim. In errors and in
+ *   the trace it has the number and the layer of its start;
+ * - a table may do everything in start, as where tensors pass through a stage. */
 #ifndef WORKER_COLL_H
 #define WORKER_COLL_H
 
@@ -28,6 +42,7 @@
 struct coll;
 
 #define COLL_GROUPS_MAX 16u
+#define COLL_OPEN_MAX   8u
 
 struct coll_group {
     const uint32_t *ranks; /* n_ranks long, ascending; kept while the group is used */
@@ -49,6 +64,9 @@ static inline struct coll_group coll_group_of(const struct rank_group *g, enum c
 
 enum coll_op { COLL_SUM, COLL_MAX };
 
+/* A call that was started; 0: one that is over, which finish and reclaim take, too. */
+typedef uint64_t coll_ticket;
+
 struct coll_ops {
     const char *name;
     void (*close)(struct coll *c);
@@ -63,19 +81,24 @@ struct coll_ops {
     void (*shared)(struct coll *c, uint64_t *out_bytes, uint64_t *out_n_allocs);
     /* out (n_blocks, members, n): block b of member i's in (n_blocks, n). With one block, in may
      * be the own part of out. */
-    int (*all_gather)(struct coll *c, const struct coll_group *g, enum elem_type type,
-                      const void *in, size_t n, size_t n_blocks, void *out, struct err *err);
+    int (*start_all_gather)(struct coll *c, const struct coll_group *g, enum elem_type type,
+                            const void *in, size_t n, size_t n_blocks, void *out,
+                            coll_ticket *out_ticket, struct err *err);
     /* out (n_blocks, n): the sum over members of the own part of their in (n_blocks, members, n).
      * With one block, out may be the own part of in. */
-    int (*reduce_scatter)(struct coll *c, const struct coll_group *g, enum elem_type type,
-                          const void *in, size_t n, size_t n_blocks, void *out, struct err *err);
+    int (*start_reduce_scatter)(struct coll *c, const struct coll_group *g, enum elem_type type,
+                                const void *in, size_t n, size_t n_blocks, void *out,
+                                coll_ticket *out_ticket, struct err *err);
+    /* Rows of row_bytes, a multiple of 2; send_rows[i] rows go to member i, packed in member order;
+     * recv_rows[i] come from member i, packed in member order. Both counts lie in host memory and
+     * are kept until finish. */
+    int (*start_all_to_all_rows)(struct coll *c, const struct coll_group *g, const void *send,
+                                 const int64_t *send_rows, void *recv, const int64_t *recv_rows,
+                                 size_t row_bytes, coll_ticket *out_ticket, struct err *err);
+    int (*finish)(struct coll *c, coll_ticket ticket, struct err *err);
+    int (*reclaim)(struct coll *c, coll_ticket ticket, struct err *err);
     int (*all_reduce)(struct coll *c, const struct coll_group *g, enum coll_op op,
                       enum elem_type type, void *x, size_t n, struct err *err);
-    /* Rows of row_bytes, a multiple of 2; send_rows[i] rows go to member i, packed in member order;
-     * recv_rows[i] come from member i, packed in member order. Both counts lie in host memory. */
-    int (*all_to_all_rows)(struct coll *c, const struct coll_group *g, const void *send,
-                           const int64_t *send_rows, void *recv, const int64_t *recv_rows,
-                           size_t row_bytes, struct err *err);
 
     /* ---- words ---- */
     int (*barrier)(struct coll *c, const struct coll_group *g, struct err *err);
@@ -101,6 +124,19 @@ struct coll {
     int32_t  layer; /* said in errors and in the trace; -1: none. Set by whoever computes one */
     struct coll_group world_group;
 };
+
+/* Start, finish and reclaim; what they take is above. */
+int coll_all_gather(struct coll *c, const struct coll_group *g, enum elem_type type,
+                    const void *in, size_t n, size_t n_blocks, void *out, struct err *err);
+int coll_reduce_scatter(struct coll *c, const struct coll_group *g, enum elem_type type,
+                        const void *in, size_t n, size_t n_blocks, void *out, struct err *err);
+int coll_all_to_all_rows(struct coll *c, const struct coll_group *g, const void *send,
+                         const int64_t *send_rows, void *recv, const int64_t *recv_rows,
+                         size_t row_bytes, struct err *err);
+/* Finish and reclaim. */
+int coll_end(struct coll *c, coll_ticket ticket, struct err *err);
+/* Either of them, of a table whose starts do everything and give ticket 0. */
+int coll_nothing_left(struct coll *c, coll_ticket ticket, struct err *err);
 
 struct coll_host_config {
     const uint8_t *id; /* 16 bytes, names the rendezvous; the same on all ranks */

@@ -173,14 +173,16 @@ static int alone(struct gpu_coll *x, void *out, const void *in, size_t n_bytes, 
     return 0;
 }
 
-static int gpu_all_gather(struct coll *c, const struct coll_group *g, enum elem_type type,
-                          const void *in, size_t n, size_t n_blocks, void *out, struct err *err)
+static int gpu_start_all_gather(struct coll *c, const struct coll_group *g, enum elem_type type,
+                                const void *in, size_t n, size_t n_blocks, void *out,
+                                coll_ticket *out_ticket, struct err *err)
 {
     struct gpu_coll *x = gpu_of(c);
     size_t part = n * width_of(type);
     struct nccl_blocks b = {.in = in, .out = out, .n = n, .n_blocks = n_blocks, .in_stride = part,
                             .out_stride = part * g->n_ranks, .type = type};
     uint32_t note = 0;
+    *out_ticket = 0;
     int rc = enter(x, g, SHM_ALL_GATHER, call_word(type, COLL_SUM), n, n_blocks, NULL, &note, err);
     if (rc < 0)
         return rc;
@@ -189,15 +191,16 @@ static int gpu_all_gather(struct coll *c, const struct coll_group *g, enum elem_
     return nccl_gather(x->nccl, g, &b, note, err);
 }
 
-static int gpu_reduce_scatter(struct coll *c, const struct coll_group *g, enum elem_type type,
-                              const void *in, size_t n, size_t n_blocks, void *out,
-                              struct err *err)
+static int gpu_start_reduce_scatter(struct coll *c, const struct coll_group *g, enum elem_type type,
+                                    const void *in, size_t n, size_t n_blocks, void *out,
+                                    coll_ticket *out_ticket, struct err *err)
 {
     struct gpu_coll *x = gpu_of(c);
     size_t part = n * width_of(type);
     struct nccl_blocks b = {.in = in, .out = out, .n = n, .n_blocks = n_blocks,
                             .in_stride = part * g->n_ranks, .out_stride = part, .type = type};
     uint32_t note = 0;
+    *out_ticket = 0;
     int rc = enter(x, g, SHM_REDUCE_SCATTER, call_word(type, COLL_SUM), n, n_blocks, NULL, &note,
                    err);
     if (rc < 0)
@@ -228,15 +231,16 @@ static int gpu_all_reduce(struct coll *c, const struct coll_group *g, enum coll_
     return nccl_reduce(x->nccl, g, &b, note, err);
 }
 
-static int gpu_all_to_all_rows(struct coll *c, const struct coll_group *g, const void *send,
-                               const int64_t *send_rows, void *recv, const int64_t *recv_rows,
-                               size_t row_bytes, struct err *err)
+static int gpu_start_all_to_all_rows(struct coll *c, const struct coll_group *g, const void *send,
+                                     const int64_t *send_rows, void *recv, const int64_t *recv_rows,
+                                     size_t row_bytes, coll_ticket *out_ticket, struct err *err)
 {
     struct gpu_coll *x = gpu_of(c);
     const struct rows rows = {send_rows, recv_rows};
     const uint8_t *from = send;
     uint8_t *to = recv;
     uint32_t note = 0;
+    *out_ticket = 0;
     int rc = enter(x, g, SHM_ALL_TO_ALL_ROWS, 0, row_bytes, 1, &rows, &note, err);
     if (rc < 0)
         return rc;
@@ -344,21 +348,23 @@ static void gpu_close(struct coll *c)
 }
 
 static const struct coll_ops gpu_ops = {
-    .name            = "nccl",
-    .close           = gpu_close,
-    .alloc           = gpu_alloc,
-    .free            = gpu_free,
-    .shared          = gpu_shared,
-    .all_gather      = gpu_all_gather,
-    .reduce_scatter  = gpu_reduce_scatter,
-    .all_reduce      = gpu_all_reduce,
-    .all_to_all_rows = gpu_all_to_all_rows,
-    .barrier         = gpu_barrier,
-    .all_reduce_f64  = gpu_all_reduce_f64,
-    .all_gather_i32  = gpu_all_gather_i32,
-    .set_patience    = gpu_set_patience,
-    .trace           = gpu_trace,
-    .abort           = gpu_abort,
+    .name                  = "nccl",
+    .close                 = gpu_close,
+    .alloc                 = gpu_alloc,
+    .free                  = gpu_free,
+    .shared                = gpu_shared,
+    .start_all_gather      = gpu_start_all_gather,
+    .start_reduce_scatter  = gpu_start_reduce_scatter,
+    .start_all_to_all_rows = gpu_start_all_to_all_rows,
+    .finish                = coll_nothing_left,
+    .reclaim               = coll_nothing_left,
+    .all_reduce            = gpu_all_reduce,
+    .barrier               = gpu_barrier,
+    .all_reduce_f64        = gpu_all_reduce_f64,
+    .all_gather_i32        = gpu_all_gather_i32,
+    .set_patience          = gpu_set_patience,
+    .trace                 = gpu_trace,
+    .abort                 = gpu_abort,
 };
 
 int coll_gpu_open(struct coll *host, struct device *dev, const struct coll_group *groups,

@@ -72,13 +72,15 @@ static int host_all_reduce_f64(struct coll *c, const struct coll_group *g, enum 
     return reduce_all(h, g, SHM_ALL_REDUCE_F64, op, fold_of_f64(op), x, n, err);
 }
 
-static int host_reduce_scatter(struct coll *coll, const struct coll_group *g, enum elem_type type,
-                               const void *in, size_t n, size_t n_blocks, void *out,
-                               struct err *err)
+static int host_start_reduce_scatter(struct coll *coll, const struct coll_group *g,
+                                     enum elem_type type, const void *in, size_t n,
+                                     size_t n_blocks, void *out, coll_ticket *out_ticket,
+                                     struct err *err)
 {
     struct host *h = host_of(coll);
     struct call c;
     int rc;
+    *out_ticket = 0;
     if (!host_reaches_tensors(h))
         return stage_reduce_scatter(h, g, type, in, n, n_blocks, out, err);
     const struct fold *fold = fold_of(type, COLL_SUM);
@@ -125,10 +127,12 @@ static int gather_all(struct host *h, const struct coll_group *g, enum shm_op op
     return call_leave(&c, err);
 }
 
-static int host_all_gather(struct coll *c, const struct coll_group *g, enum elem_type type,
-                           const void *in, size_t n, size_t n_blocks, void *out, struct err *err)
+static int host_start_all_gather(struct coll *c, const struct coll_group *g, enum elem_type type,
+                                 const void *in, size_t n, size_t n_blocks, void *out,
+                                 coll_ticket *out_ticket, struct err *err)
 {
     struct host *h = host_of(c);
+    *out_ticket = 0;
     if (!host_reaches_tensors(h))
         return stage_all_gather(h, g, type, in, n, n_blocks, out, err);
     return gather_all(h, g, SHM_ALL_GATHER, fold_of(type, COLL_SUM)->width, in, n, n_blocks, out,
@@ -157,14 +161,16 @@ static int copy_rows(const struct call *c, uint8_t *recv, const int64_t *recv_ro
     return 0;
 }
 
-static int host_all_to_all_rows(struct coll *coll, const struct coll_group *g, const void *send,
-                                const int64_t *send_rows, void *recv, const int64_t *recv_rows,
-                                size_t row_bytes, struct err *err)
+static int host_start_all_to_all_rows(struct coll *coll, const struct coll_group *g,
+                                      const void *send, const int64_t *send_rows, void *recv,
+                                      const int64_t *recv_rows, size_t row_bytes,
+                                      coll_ticket *out_ticket, struct err *err)
 {
     struct host *h = host_of(coll);
     struct call c;
     int rc;
     size_t n_rows = 0;
+    *out_ticket = 0;
     if (!host_reaches_tensors(h))
         return stage_all_to_all_rows(h, g, send, send_rows, recv, recv_rows, row_bytes, err);
     for (uint32_t i = 0; i < g->n_ranks; i++)
@@ -260,21 +266,23 @@ static void host_close(struct coll *c)
 }
 
 static const struct coll_ops host_ops = {
-    .name            = "host",
-    .close           = host_close,
-    .alloc           = host_alloc,
-    .free            = host_free,
-    .shared          = host_shared,
-    .all_gather      = host_all_gather,
-    .reduce_scatter  = host_reduce_scatter,
-    .all_reduce      = host_all_reduce,
-    .all_to_all_rows = host_all_to_all_rows,
-    .barrier         = host_barrier,
-    .all_reduce_f64  = host_all_reduce_f64,
-    .all_gather_i32  = host_all_gather_i32,
-    .set_patience    = host_set_patience,
-    .trace           = host_trace,
-    .abort           = host_abort,
+    .name                  = "host",
+    .close                 = host_close,
+    .alloc                 = host_alloc,
+    .free                  = host_free,
+    .shared                = host_shared,
+    .start_all_gather      = host_start_all_gather,
+    .start_reduce_scatter  = host_start_reduce_scatter,
+    .start_all_to_all_rows = host_start_all_to_all_rows,
+    .finish                = coll_nothing_left,
+    .reclaim               = coll_nothing_left,
+    .all_reduce            = host_all_reduce,
+    .barrier               = host_barrier,
+    .all_reduce_f64        = host_all_reduce_f64,
+    .all_gather_i32        = host_all_gather_i32,
+    .set_patience          = host_set_patience,
+    .trace                 = host_trace,
+    .abort                 = host_abort,
 };
 
 int coll_host_open(const struct coll_host_config *config, struct coll **out_coll, struct err *err)

@@ -133,8 +133,8 @@ static int exchange(struct shard *s, enum slot_part part, bool from_homes, visit
     char *packed = s->copy_send, *arrived = s->copy_recv;
     if (rc == 0) {
         walk(&x, from_homes, pack_one, &packed);
-        rc = s->coll->ops->all_to_all_rows(s->coll, &s->ep, s->copy_send, x.send_rows,
-                                           s->copy_recv, x.recv_rows, x.row_bytes, err);
+        rc = coll_all_to_all_rows(s->coll, &s->ep, s->copy_send, x.send_rows, s->copy_recv,
+                                  x.recv_rows, x.row_bytes, err);
     }
     if (rc == 0)
         walk(&x, !from_homes, take, &arrived);

@@ -428,8 +428,8 @@ static int exchange_rows(struct dispatch *d, const int64_t *send_rows, const int
 {
     if (failpoint("skip-all-to-all") < 0)
         return 0;
-    return d->coll->ops->all_to_all_rows(d->coll, &d->ep, d->send, send_rows, d->recv, recv_rows,
-                                         d->width * elem_size(d->dev), err);
+    return coll_all_to_all_rows(d->coll, &d->ep, d->send, send_rows, d->recv, recv_rows,
+                                d->width * elem_size(d->dev), err);
 }
 
 /* Rows of index packed, over the network, and out in served order. */

@@ -123,7 +123,6 @@ void experts_point(struct shard *s)
 
 static int gather(struct shard *s, uint32_t layer, struct err *err)
 {
-    const struct coll_ops *ops = s->coll->ops;
     struct shard_unit *u = &s->layers[layer];
     uint64_t n = n_used(s, layer), n_ranks = s->expert_shard.n_ranks;
     void *whole;
@@ -135,10 +134,10 @@ static int gather(struct shard *s, uint32_t layer, struct err *err)
     elem *frozen = elem_at(s->dev, u->whole, (int64_t)(n * n_ranks * u->slice));
     spans_begin(s->dev, PHASE_GATHER, (int32_t)layer);
     if (u->slice > 0)
-        rc = ops->all_gather(s->coll, &s->expert_shard, s->dev->elem,
+        rc = coll_all_gather(s->coll, &s->expert_shard, s->dev->elem,
                              shard_slot(s, layer, 0, SLOT_WEIGHTS), u->slice, n, u->whole, err);
     if (rc == 0 && u->frozen > 0)
-        rc = ops->all_gather(s->coll, &s->expert_shard, s->dev->elem,
+        rc = coll_all_gather(s->coll, &s->expert_shard, s->dev->elem,
                              shard_slot(s, layer, 0, SLOT_FROZEN), u->frozen, n, frozen, err);
     point_weights(s, u, n_used(s, layer), u->whole, frozen);
     spans_end(s->dev);
@@ -207,8 +206,8 @@ int shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err)
     if ((rc = shard_buffer_take(s, n * sizeof(float), &sum, err)) < 0)
         return rc;
     spans_begin(s->dev, PHASE_REDUCE, (int32_t)layer);
-    rc = s->coll->ops->reduce_scatter(s->coll, &s->expert_shard, ELEM_F32, u->gradient,
-                                      u->slice, n_used(s, layer), sum, err);
+    rc = coll_reduce_scatter(s->coll, &s->expert_shard, ELEM_F32, u->gradient, u->slice,
+                             n_used(s, layer), sum, err);
     if (rc == 0)
         s->dev->ops->axpy(s->dev, s->gradients + u->at, 1.0f, sum, (int64_t)n);
     shard_buffer_return(s, sum);

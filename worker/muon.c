@@ -74,7 +74,6 @@ static bool begin_cut(struct shard *s, bool is_layer, uint32_t index, struct cut
 
 static int gather(struct shard *s, struct cut *c, struct err *err)
 {
-    const struct coll_ops *ops = s->coll->ops;
     size_t n_bytes = c->n_blocks * c->whole * sizeof(float);
     float **const all[] = { &c->gradients, &c->momenta, &c->steps };
     void *p;
@@ -86,10 +85,10 @@ static int gather(struct shard *s, struct cut *c, struct err *err)
     if (rc == 0 && (rc = shard_buffer_take(s, n_bytes / c->group->n_ranks, &p, err)) == 0)
         c->mine = p;
     if (rc == 0)
-        rc = ops->all_gather(s->coll, c->group, ELEM_F32, s->gradients + c->unit->at,
+        rc = coll_all_gather(s->coll, c->group, ELEM_F32, s->gradients + c->unit->at,
                              c->unit->slice, c->n_blocks, c->gradients, err);
     if (rc == 0)
-        rc = ops->all_gather(s->coll, c->group, ELEM_F32, s->m + c->unit->at, c->unit->slice,
+        rc = coll_all_gather(s->coll, c->group, ELEM_F32, s->m + c->unit->at, c->unit->slice,
                              c->n_blocks, c->momenta, err);
     if (rc == 0)
         s->dev->ops->zero(s->dev, c->steps, n_bytes);
@@ -98,8 +97,8 @@ static int gather(struct shard *s, struct cut *c, struct err *err)
 
 static int scatter(struct shard *s, struct cut *c, struct err *err)
 {
-    return s->coll->ops->reduce_scatter(s->coll, c->group, ELEM_F32, c->steps, c->unit->slice,
-                                        c->n_blocks, c->mine, err);
+    return coll_reduce_scatter(s->coll, c->group, ELEM_F32, c->steps, c->unit->slice, c->n_blocks,
+                               c->mine, err);
 }
 
 static void end_cut(struct shard *s, struct cut *c)

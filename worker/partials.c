@@ -180,8 +180,8 @@ int partials_close(struct partials *p, struct err *err)
     struct coll *c = p->s->coll;
     int rc = 0;
     if (p->l->n_copied > 0)
-        rc = c->ops->all_to_all_rows(c, &p->s->ep, p->send, p->send_rows, p->recv, p->recv_rows,
-                                     p->x.stride * sizeof(float), err);
+        rc = coll_all_to_all_rows(c, &p->s->ep, p->send, p->send_rows, p->recv, p->recv_rows,
+                                  p->x.stride * sizeof(float), err);
     if (rc == 0 && p->l->n_copied > 0)
         add_arrived(p);
     partials_free(p);

@@ -191,7 +191,6 @@ static void set_layer(struct shard *s, uint32_t unit)
 /* The trained slices of all members, then their frozen ones. */
 static int gather(struct shard *s, struct shard_unit *u, struct err *err)
 {
-    const struct coll_ops *ops = s->coll->ops;
     uint64_t n = s->fsdp.n_ranks;
     void *whole;
     int rc = shard_buffer_take(s, n * (u->slice + u->frozen) * elem_size(s->dev), &whole, err);
@@ -200,11 +199,11 @@ static int gather(struct shard *s, struct shard_unit *u, struct err *err)
     u->whole = whole;
     spans_begin(s->dev, PHASE_GATHER, s->coll->layer);
     if (u->slice > 0)
-        rc = ops->all_gather(s->coll, &s->fsdp, s->dev->elem,
+        rc = coll_all_gather(s->coll, &s->fsdp, s->dev->elem,
                              elem_at(s->dev, s->weights, (int64_t)u->weights_at), u->slice, 1,
                              u->whole, err);
     if (rc == 0 && u->frozen > 0)
-        rc = ops->all_gather(s->coll, &s->fsdp, s->dev->elem,
+        rc = coll_all_gather(s->coll, &s->fsdp, s->dev->elem,
                              elem_at(s->dev, s->weights, (int64_t)u->frozen_at), u->frozen, 1,
                              elem_at(s->dev, u->whole, (int64_t)(n * u->slice)), err);
     spans_end(s->dev);
@@ -269,8 +268,7 @@ int shard_reduce(struct shard *s, uint32_t unit, struct err *err)
     float *block = shard_gradient(s, unit), *mine = block + s->fsdp.me * u->slice;
     set_layer(s, unit);
     spans_begin(s->dev, PHASE_REDUCE, s->coll->layer);
-    int rc = s->coll->ops->reduce_scatter(s->coll, &s->fsdp, ELEM_F32, block, u->slice, 1, mine,
-                                          err);
+    int rc = coll_reduce_scatter(s->coll, &s->fsdp, ELEM_F32, block, u->slice, 1, mine, err);
     if (rc == 0)
         s->dev->ops->axpy(s->dev, s->gradients + u->at, 1.0f, mine, (int64_t)u->slice);
     shard_buffer_return(s, block);

@@ -321,8 +321,8 @@ static int run_round(struct transfer *t, uint32_t round, struct transfer_result 
     }
     if (in)
         t->recv_rows[device_of(t, in->from)] = (int64_t)(move_bytes(t, in, true) / LINE_BYTES);
-    int rc = t->s->coll->ops->all_to_all_rows(t->s->coll, &t->s->ep, t->send, t->send_rows, recv,
-                                              t->recv_rows, LINE_BYTES, err);
+    int rc = coll_all_to_all_rows(t->s->coll, &t->s->ep, t->send, t->send_rows, recv, t->recv_rows,
+                                  LINE_BYTES, err);
     if (rc == 0 && in && !dev->is_host)
         dev->ops->to_host(dev, t->staging + in->at, recv, move_bytes(t, in, true));
     if (out)
