@@ -45,7 +45,7 @@ MODEL_921M = {
 }
 JOB_921M = """name: whole-step
 model: {{path: big, init_seed: 1}}
-data: {{train: [tokens.bin], format: u16, sequence_length: 4096}}
+data: {{train: [tokens.bin], format: u16, sequence_length: {sequence}}}
 train:
   steps: 100000
   global_batch: {batch}
@@ -53,8 +53,8 @@ train:
   precision: {precision}
   optimizer: {{lr: 1e-4}}
 parallel: {{workers: {n}, fsdp_shard_degree: {n}, expert_parallel_degree: {n},
-  activation_checkpointing: off, overlap: {overlap}}}
-rebalance: {{auto: false}}
+  activation_checkpointing: off}}
+rebalance: {{auto: false, window_steps: 5, horizon_steps: 1000, min_gain: 0.001}}
 checkpoint: {{path: checkpoint-big, every_steps: 100000}}
 """
 
@@ -62,13 +62,14 @@ checkpoint: {{path: checkpoint-big, every_steps: 100000}}
 class GpuCluster(Cluster):
     """Worker i computes on GPU i modulo the GPUs; in a rehearsal on the CPU."""
 
-    def __init__(self, o, n_workers=None):
-        super().__init__(n_workers=n_workers or o.ranks)
+    def __init__(self, o, n_workers=None, nodes=None):
+        super().__init__(n_workers=n_workers or o.ranks, nodes=nodes)
         self.n_gpus = 0 if o.rehearse else o.gpus
 
     def start_worker(self, i):
         return self._start(f"worker-{i}", "ballast-worker",
-                           f"name: w{i}\nnode: here\ncoordinator: {self.address}\n"
+                           f"name: w{i}\nnode: {self.nodes[i]}\n"
+                           f"coordinator: {self.address}\n"
                            f"state_dir: {self.folder}/worker-{i}.state\n"
                            f"allowed_roots: [{self.folder}]\ncores: 4\n"
                            f"device: {self.device(i)}\n")
@@ -186,9 +187,8 @@ def example(o):
         expect(len(steps) == n_steps, f"{len(steps)} steps are stored")
         expect(steps[-1]["loss"] < steps[0]["loss"] - 1, f"nothing learnt: {steps[-1]}")
         print(c.run("rebalance", "history", job).stdout)
-        speed = statistics.median(s["tokens_per_second"] for s in steps[20:])
         return (f"{c.travel(job)}: loss {steps[0]['loss']:.3f} to {steps[-1]['loss']:.3f}, "
-                f"{speed:.0f} tokens/s, {len(moves(c, job))} placements")
+                f"{speed(steps[20:]):.0f} tokens/s, {len(moves(c, job))} placements")
 
 
 def copy_file(source, target):
@@ -209,6 +209,7 @@ def kill_worker(o):
         trainers = c.trainers(job)
         expect(sorted(trainers) == list(range(o.ranks)), f"trainers: {trainers}")
         c.n_workers += 1
+        c.nodes.append("here")
         c.start_worker(o.ranks)  # which shares the first GPU
         until(lambda: c.n_idle() == 1, 30, "a worker to spare")
         c.kill(c.daemon_of(trainers[o.ranks - 1]))
@@ -279,60 +280,118 @@ def invariance(o):
     return f"apart at worst over 20 steps: {', '.join(said)}"
 
 
+def write_big(c, o):
+    """The 921 M model, or in a rehearsal one of its shape, and tokens; returns their sequence."""
+    model = MODEL_921M
+    if o.rehearse:
+        small = dict(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+                     num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=32,
+                     qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, num_experts=16,
+                     num_experts_per_token=4, moe_intermediate_size=32)
+        kda = dict(model["linear_attn_config"], kda_layers=[1, 2, 3], full_attn_layers=[4],
+                   head_dim=16, num_heads=2)
+        model = dict(model, **small, linear_attn_config=kda)
+    os.makedirs(os.path.join(c.folder, "big"))
+    with open(os.path.join(c.folder, "big", "config.json"), "w") as f:
+        json.dump(model, f)
+    tokens = bytearray(os.urandom((1 if o.rehearse else 32) << 20))
+    high = bytes(0 if o.rehearse else i & 0x7f for i in range(256))  # below the vocabulary
+    tokens[1::2] = bytes(tokens[1::2]).translate(high)
+    with open(os.path.join(c.folder, "tokens.bin"), "wb") as f:
+        f.write(tokens)
+    return 128 if o.rehearse else 4096
+
+
+def submit_big(c, o, sequence, n, *settings):
+    path = os.path.join(c.folder, f"big-{n}.yaml")
+    with open(path, "w") as f:
+        f.write(JOB_921M.format(n=n, batch=4 * n, sequence=sequence,
+                                precision="f32" if o.rehearse else "bf16"))
+    return c.submit(path, *(word for s in settings for word in ("--set", s)))
+
+
+def run_big(c, o, sequence, n, *settings):
+    """The metrics of its steps 5 to 16, with what it said where it failed."""
+    job = submit_big(c, o, sequence, n, *settings)
+    try:
+        c.wait_step(job, 16, 75)
+        print(c.travel(job))
+        return c.metrics(job)[4:16]
+    except Story:
+        print(c.run("logs", job).stdout, c.run("events", "--job", job).stdout)
+        raise
+    finally:
+        c.run("job", "cancel", job)
+        until(lambda: c.n_idle() == c.n_workers, 60, "the workers are free again")
+
+
+def speed(rows):
+    return statistics.median(r["tokens_per_second"] for r in rows)
+
+
+def phases(rows):
+    """Median milliseconds of a step by phase."""
+    return {p: statistics.median(r["phases"].get(p, 0) * 1e3 for r in rows)
+            for p in rows[0]["phases"]}
+
+
 def whole_step(o):
     """step time and tokens/s of the 921 M model on 1 .. N GPUs, bf16"""
-    if o.rehearse:
-        return "left out: too much for a CPU"
     said, counts = [], [n for n in (1, 2, 4, 8) if n <= o.gpus]
     with GpuCluster(o, o.gpus) as c:
-        os.makedirs(os.path.join(c.folder, "big"))
-        with open(os.path.join(c.folder, "big", "config.json"), "w") as f:
-            json.dump(MODEL_921M, f)
-        tokens = bytearray(os.urandom(32 << 20))
-        tokens[1::2] = bytes(tokens[1::2]).translate(bytes(i & 0x7f for i in range(256)))
-        with open(os.path.join(c.folder, "tokens.bin"), "wb") as f:
-            f.write(tokens)
-        precision = "bf16"
+        sequence = write_big(c, o)
         cases = [(n, "true") for n in counts] + ([(counts[-1], "false")] if o.gpus > 1 else [])
         for n, overlap in cases:
-            path = os.path.join(c.folder, f"big-{n}-{overlap}.yaml")
-            with open(path, "w") as f:
-                f.write(JOB_921M.format(n=n, batch=4 * n, overlap=overlap, precision=precision))
-            if precision == "bf16" and c.run("submit", path, "--dry-run").returncode != 0:
-                precision = "f32"
-                with open(path) as f:
-                    text = f.read().replace("bf16", precision)
-                with open(path, "w") as f:
-                    f.write(text)
-                said.append("in f32, bf16 is refused (tokens/s are no goal's)")
-            job = c.submit(path)
-            try:
-                c.wait_step(job, 16, 75)
-                rows = c.metrics(job)[4:16]
-                speed = statistics.median(r["tokens_per_second"] for r in rows)
-                phases = {p: statistics.median(r["phases"].get(p, 0) * 1e3 for r in rows)
-                          for p in rows[0]["phases"]}
-                said.append(f"{n} GPU{'s' if n > 1 else ''}"
-                            f"{'' if overlap == 'true' else ' without overlap'}: "
-                            f"{4 * n * 4096 / speed * 1e3:.1f} ms, {speed:.0f} tokens/s, "
-                            f"{max(r['memory_bytes'] for r in rows) / 2**30:.1f} GiB a rank")
-                o.tables.append(said[-1] + "; ms by phase: " +
-                                ", ".join(f"{k} {v:.1f}" for k, v in phases.items()))
-                print(c.travel(job), rows)
-            except Story as e:
-                said.append(f"{n} ranks overlap {overlap}: {str(e)[:300]}")
-                print(c.run("logs", job).stdout)
-                print(c.run("events", "--job", job).stdout)
-            c.run("job", "cancel", job)
-            until(lambda: c.n_idle() == o.gpus, 60, "the workers are free again")
-    expect(all("tokens/s" in s for s in said), "; ".join(said))
+            rows = run_big(c, o, sequence, n, f"parallel.overlap={overlap}")
+            said.append(f"{n} GPU{'s' if n > 1 else ''}"
+                        f"{'' if overlap == 'true' else ' without overlap'}: "
+                        f"{4 * n * sequence / speed(rows) * 1e3:.1f} ms, {speed(rows):.0f} tokens/s, "
+                        f"{max(r['memory_bytes'] for r in rows) / 2**30:.1f} GiB a rank")
+            o.tables.append(said[-1] + "; ms by phase: " +
+                            ", ".join(f"{k} {v:.1f}" for k, v in phases(rows).items()))
     return "; ".join(said)
+
+
+def hierarchy(o):
+    """all-to-all between nodes once, then inside, against flat: the same losses, and the time"""
+    if o.ranks < 4:
+        return "left out: two nodes of two ranks are the least"
+    found = {}
+    with GpuCluster(o, nodes=[f"node-{2 * i // o.ranks}" for i in range(o.ranks)]) as c:
+        sequence = write_big(c, o)
+        for mode in ("false", "true"):
+            found[mode] = run_big(c, o, sequence, o.ranks,
+                                  f"parallel.hierarchical_all_to_all={mode}")
+            o.tables.append(f"hierarchical {mode}: {speed(found[mode]):.0f} tokens/s; ms by phase: "
+                            + ", ".join(f"{k} {v:.1f}" for k, v in phases(found[mode]).items()))
+    apart = worst(*([r["loss"] for r in found[m]] for m in ("false", "true")))
+    expect(apart <= 1e-4, f"losses are {apart:.1e} apart")
+    return (f"{speed(found['true']) / speed(found['false']):.3f} of flat's tokens/s as 2 nodes, "
+            f"losses {apart:.1e} apart")
+
+
+def pause(o):
+    """how long the step that migrates is held, beside a step"""
+    if o.ranks < 2:
+        return "left out: one rank moves nothing"
+    with GpuCluster(o) as c:
+        job = submit_big(c, o, write_big(c, o), o.ranks, "rebalance.auto=true")
+        until(lambda: len(moves(c, job)) >= 3 or c.show(job)["step"] > 200, 80, "three placements")
+        done = [e for e in c.json("rebalance", "history", job)["items"] if e["state"] == "DONE"]
+        steps = [r["tokens_per_second"] for r in c.metrics(job)[4:]]
+        c.ok("job", "cancel", job)
+    expect(done, "no expert has moved")
+    step_s = 4 * o.ranks * (128 if o.rehearse else 4096) / statistics.median(steps)
+    each = ", ".join(f"{e['moves']} moves of {e['bytes'] / 2**20:.0f} MiB in "
+                     f"{e['pause_seconds'] * 1e3:.1f} ms" for e in done)
+    longest = max(e["pause_seconds"] for e in done)
+    return f"{longest / step_s:.1%} of a step of {step_s * 1e3:.0f} ms at worst: {each}"
 
 
 STEPS = [  # name, what is called, seconds at most
     ("programs", programs, 40), ("collectives", collectives, 100), ("example", example, 110),
     ("kill_worker", kill_worker, 150), ("migrate", migrate, 130), ("invariance", invariance, 130),
-    ("whole_step", whole_step, 230),
+    ("whole_step", whole_step, 230), ("hierarchy", hierarchy, 90), ("pause", pause, 90),
 ]
 
 
