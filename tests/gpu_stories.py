@@ -345,7 +345,8 @@ def whole_step(o):
             rows = run_big(c, o, sequence, n, f"parallel.overlap={overlap}")
             said.append(f"{n} GPU{'s' if n > 1 else ''}"
                         f"{'' if overlap == 'true' else ' without overlap'}: "
-                        f"{4 * n * sequence / speed(rows) * 1e3:.1f} ms, {speed(rows):.0f} tokens/s, "
+                        f"{4 * n * sequence / speed(rows) * 1e3:.1f} ms, "
+                        f"{speed(rows):.0f} tokens/s, "
                         f"{max(r['memory_bytes'] for r in rows) / 2**30:.1f} GiB a rank")
             o.tables.append(said[-1] + "; ms by phase: " +
                             ", ".join(f"{k} {v:.1f}" for k, v in phases(rows).items()))
