@@ -1,16 +1,17 @@
 /* memory_activations.c - bytes of a step's activations, in the order in which a step takes them
  *
- * The peak is in the backward of some layer: what all layers before it keep, what it keeps, and
- * the scratch of its backward. */
+ * The peak is in the backward of some layer: what all layers before it keep, what it keeps or has
+ * made again, and the scratch of its backward. Follows worker/: each kind of layer's carve. */
 #include "common/memory_model.h"
 
 #define KDA_CHUNK_ROWS    64u /* tokens per chunk of the recurrence */
 #define KDA_HEADS_AT_ONCE 32u /* by the recurrence on a GPU */
 #define FLOAT_BYTES       4u
 
-/* Bytes per token, and per row that the router sends; of a layer, of all its tokens. */
+/* Of a token, of a row that the router sends, or of all of them: what common/recompute.h says is
+ * kept and made again, and what forward and backward take besides. */
 struct bytes {
-    uint64_t kept, scratch;
+    uint64_t kept, again, forward, backward;
 };
 
 static uint64_t max(uint64_t a, uint64_t b)
@@ -36,13 +37,17 @@ static struct bytes kda(const struct model_spec *m, uint64_t e)
     uint64_t heads = m->kda_heads < KDA_HEADS_AT_ONCE ? m->kda_heads : KDA_HEADS_AT_ONCE;
     uint64_t matrices = e == FLOAT_BYTES ? 0 : e * (5 * KDA_CHUNK_ROWS * d + square + d * d) +
                                                    FLOAT_BYTES * (square + d);
+    uint64_t gate_kept = m->kda_gate_full_rank ? wide : d; /* and f */
+    uint64_t gate_again = m->kda_gate_full_rank ? 0 : wide;
     return (struct bytes){
-        /* query, key, value three times; f, z, gate, output, gated; beta */
-        .kept = e * (13 * wide + m->kda_heads + (m->kda_gate_full_rank ? 1 : 2) * d) +
-                /* decay, three norms per head, the chunks' states */
-                FLOAT_BYTES * (wide + 3 * m->kda_heads) + m->kda_heads * chunk / KDA_CHUNK_ROWS,
-        .scratch = e * (6 * wide + m->kda_heads + d) + FLOAT_BYTES * wide +
-                   heads * matrices / KDA_CHUNK_ROWS,
+        /* query, key, value before the convolution, the output; the chunks' states */
+        .kept = e * (4 * wide + gate_kept + d + m->kda_heads) +
+                m->kda_heads * chunk / KDA_CHUNK_ROWS,
+        /* the three twice, z, the gated output; decay, three norms per head */
+        .again = e * (8 * wide + gate_again) + FLOAT_BYTES * (wide + 3 * m->kda_heads),
+        .forward = e * wide,
+        .backward = e * (6 * wide + m->kda_heads + d) + FLOAT_BYTES * wide +
+                    heads * matrices / KDA_CHUNK_ROWS,
     };
 }
 
@@ -50,42 +55,58 @@ static struct bytes mla(const struct model_spec *m, uint64_t n_tokens, uint64_t 
 {
     uint64_t q = (uint64_t)m->heads * (m->qk_nope_dim + m->qk_rope_dim);
     uint64_t kv = (uint64_t)m->heads * (m->qk_nope_dim + m->v_dim);
-    uint64_t o = (uint64_t)m->heads * m->v_dim, gates = m->mla_output_gate ? 2 * o : 0;
+    uint64_t o = (uint64_t)m->heads * m->v_dim, gate = m->mla_output_gate ? o : 0;
     uint64_t low = max(m->q_lora_rank, m->kv_lora_rank + m->qk_rope_dim);
     /* With an indexer queries and outputs in the latent's space take the place of kv. */
-    uint64_t absorbed = 2ull * m->heads * m->kv_lora_rank;
-    uint64_t core = m->index_top_k ? absorbed : kv;
+    bool     is_sparse = m->index_top_k > 0;
+    uint64_t absorbed = (uint64_t)m->heads * m->kv_lora_rank;
+    uint64_t index = (uint64_t)m->index_heads * m->index_head_dim + 2 * m->index_head_dim +
+                     m->index_heads;
     return (struct bytes){
-        .kept = e * (2 * m->q_lora_rank + q + 2 * m->kv_lora_rank + m->qk_rope_dim + core + o +
-                     gates) +
-                FLOAT_BYTES * (min(n_tokens, m->index_top_k) + m->heads + 2),
-        .scratch = e * (o + gates + q + core + m->qk_rope_dim + 2 * low),
+        .kept = e * ((m->q_lora_rank ? m->q_lora_rank : q) + m->kv_lora_rank + m->qk_rope_dim +
+                     (is_sparse ? absorbed : o) + gate) +
+                FLOAT_BYTES * (min(n_tokens, m->index_top_k) + m->heads),
+        .again = e * ((m->q_lora_rank ? m->q_lora_rank + q : 0) + m->kv_lora_rank +
+                      (is_sparse ? absorbed + o : kv) + gate) + FLOAT_BYTES * 2,
+        .forward = is_sparse ? e * index + FLOAT_BYTES * 2 : 0,
+        .backward = e * (o + 2 * gate + q + (is_sparse ? 2 * absorbed : kv) + m->qk_rope_dim +
+                         2 * low),
     };
 }
 
 static struct bytes dense(uint64_t inter, uint64_t e)
 {
-    return (struct bytes){3 * inter * e, 3 * inter * e};
+    return (struct bytes){.again = 3 * inter * e, .backward = 3 * inter * e};
 }
 
 /* Router, shared experts and the way of the token's own slots; not the rows that are served. */
-static struct bytes moe(const struct model_spec *m, uint64_t e)
+static struct bytes moe(const struct memory_input *in)
 {
+    const struct model_spec *m = in->spec;
+    uint64_t e = in->elem_bytes, slots = (uint64_t)m->top_k * m->latent;
     struct bytes shared = dense((uint64_t)m->n_shared_experts * m->expert_inter, e);
-    uint64_t slots = (uint64_t)m->top_k * m->latent;
-    uint64_t latents = 1 + (m->latent_moe ? 1 : 0) + (m->latent_norm ? 1 : 0);
     return (struct bytes){
-        .kept = FLOAT_BYTES * (m->n_experts + 2 * m->top_k) + e * (slots + latents * m->latent) +
-                shared.kept,
-        .scratch = FLOAT_BYTES * (m->top_k + m->n_experts) +
-                   e * (m->n_experts + 2 * m->latent + slots),
+        .kept = FLOAT_BYTES * (m->n_experts * (in->has_z_loss ? 2 : 1) +
+                               m->top_k * (in->has_capacity ? 3 : 2)) +
+                e * (slots + (m->latent_moe ? m->latent : 0)),
+        .again = e * m->latent * (m->latent_norm ? 2 : 1) + (m->latent_norm ? FLOAT_BYTES : 0) +
+                 shared.again,
+        .backward = FLOAT_BYTES * (m->top_k + m->n_experts) +
+                    e * (m->n_experts + 2 * m->latent + slots),
     };
 }
 
-static struct bytes row(const struct model_spec *m, uint64_t e)
+/* Of a row at its expert: forward is beside what it keeps. */
+static struct bytes row(const struct memory_input *in)
 {
-    uint64_t n = m->latent + 3ull * m->expert_inter;
-    return (struct bytes){n * e, n * e};
+    const struct model_spec *m = in->spec;
+    uint64_t e = in->elem_bytes, n = m->latent + 3ull * m->expert_inter;
+    uint64_t r = in->expert_adapters ? in->lora_rank : 0;
+    return (struct bytes){
+        .again = n * e,
+        .forward = e * m->latent + (r ? (e + FLOAT_BYTES) * r + e * m->latent : 0),
+        .backward = n * e + (6 * e + FLOAT_BYTES) * r,
+    };
 }
 
 /* Rows of the residual bank that a mix reads at decoder layer l. */
@@ -102,28 +123,45 @@ static uint64_t mix(const struct model_spec *m, uint64_t n_bank, uint64_t e)
     return n_bank ? e * m->hidden + FLOAT_BYTES * (n_bank + 1) : 0;
 }
 
-/* What layer l keeps for its backward, and the most that forward and backward need beside it. */
-static struct bytes layer_bytes(const struct memory_input *in, uint32_t l, uint64_t n_rows)
+/* Of all tokens of a layer: its attention's, and its feed-forward's. */
+struct layer_bytes {
+    struct bytes attention, feed_forward;
+};
+
+static struct bytes times(struct bytes x, uint64_t n)
+{
+    return (struct bytes){x.kept * n, x.again * n, x.forward * n, x.backward * n};
+}
+
+static struct layer_bytes layer_bytes(const struct memory_input *in, uint32_t l, uint64_t n_rows)
 {
     const struct model_spec *m = in->spec;
     uint64_t e = in->elem_bytes, n = in->n_tokens, hidden = e * m->hidden;
     bool is_kda = m->layers[l].attention == ATTENTION_KDA;
-    struct bytes a = is_kda ? kda(m, e) : mla(m, n, e);
-    uint64_t kept = a.kept + 3 * hidden + mix(m, l ? bank_rows(m, l - 1) : 0, e) +
-                    mix(m, bank_rows(m, l), e) + 2 * FLOAT_BYTES;
-    if (m->layers[l].mlp != MLP_MOE) {
-        struct bytes b = dense(m->dense_inter, e);
-        return (struct bytes){n * (kept + b.kept), n * (hidden + max(a.scratch, b.scratch))};
+    struct layer_bytes b = {.attention = is_kda ? kda(m, e) : mla(m, n, e)};
+    bool is_moe = m->layers[l].mlp == MLP_MOE;
+    b.feed_forward = is_moe ? moe(in) : dense(m->dense_inter, e);
+    b.attention.kept += hidden; /* the sum after it */
+    b.attention.again += hidden + FLOAT_BYTES + mix(m, l ? bank_rows(m, l - 1) : 0, e);
+    b.feed_forward.again += hidden + FLOAT_BYTES + mix(m, bank_rows(m, l), e);
+    b.attention = times(b.attention, n);
+    b.feed_forward = times(b.feed_forward, n);
+    if (is_moe) {
+        struct bytes rows = times(row(in), n_rows);
+        uint64_t shared = n * dense((uint64_t)m->n_shared_experts * m->expert_inter, e).backward;
+        b.feed_forward.again += rows.again;
+        b.feed_forward.forward += rows.forward;
+        b.feed_forward.backward += max(rows.backward, shared);
     }
-    struct bytes b = moe(m, e), rows = row(m, e);
-    uint64_t shared = n * dense((uint64_t)m->n_shared_experts * m->expert_inter, e).scratch;
-    uint64_t experts = n * (hidden + b.scratch) + max(n_rows * rows.scratch, shared);
-    struct bytes all = {n * (kept + b.kept), n * (hidden + a.scratch)};
-    /* The rows are kept, too, but not yet while attention computes. */
-    uint64_t row_bytes = n_rows * rows.kept;
-    all.kept += row_bytes;
-    all.scratch = max(experts, all.scratch > row_bytes ? all.scratch - row_bytes : 0);
-    return all;
+    return b;
+}
+
+/* What is made before the first layer: adapters' scratch between A and B, of every token, and where
+ * sparse attention brings it head by head, of every head. */
+static uint64_t adapter_bytes(const struct memory_input *in)
+{
+    uint64_t rows = in->lora_by_heads ? in->n_tokens * in->spec->heads : in->n_tokens;
+    return rows * in->lora_rank * (2 * in->elem_bytes + FLOAT_BYTES);
 }
 
 uint64_t memory_activations(const struct memory_input *in)
@@ -133,14 +171,23 @@ uint64_t memory_activations(const struct memory_input *in)
     uint64_t n_rows = memory_rows_max(m, in->n_tokens, in->degrees.ep, memory_slots(in));
     /* The residual stream after each layer, its gradients, tokens and labels. */
     uint64_t kept = in->n_tokens * (e * (m->n_layers + 2 + n_blocks) * m->hidden +
-                                    FLOAT_BYTES * (2 + (m->n_experts ? m->top_k : 0)));
+                                    FLOAT_BYTES * (2 + (m->n_experts ? m->top_k : 0))) +
+                    adapter_bytes(in);
     uint64_t head = in->n_tokens * (3 * e * m->hidden + mix(m, n_blocks, e) + FLOAT_BYTES);
-    uint64_t peak = kept + head;
+    uint64_t dx = in->n_tokens * e * m->hidden, peak = 0;
+    bool parts = in->recompute == RECOMPUTE_SELECTIVE;
     for (uint32_t l = 0; l < m->n_layers; l++) {
-        struct bytes layer = layer_bytes(in, l, n_rows);
-        peak = max(peak, kept + layer.kept + layer.scratch);
-        if (!in->recompute)
-            kept += layer.kept;
+        struct layer_bytes b = layer_bytes(in, l, n_rows);
+        struct bytes a = b.attention, f = b.feed_forward;
+        uint64_t layer = kept + a.kept + f.kept + (parts ? 0 : a.again + f.again);
+        /* Where they are made again, only one of the two is there at once. */
+        peak = max(peak, layer + (parts ? max(a.again + a.forward, f.again + f.forward)
+                                        : f.forward));
+        peak = max(peak, layer + dx + (parts ? max(a.again + max(a.forward, a.backward),
+                                                   f.again + f.backward)
+                                             : max(a.backward, f.backward)));
+        if (in->recompute != RECOMPUTE_FULL)
+            kept = layer;
     }
     return max(peak, kept + head);
 }

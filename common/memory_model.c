@@ -163,7 +163,7 @@ static uint64_t dispatch_bytes(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     uint64_t n_rows = memory_rows_max(m, in->n_tokens, in->degrees.ep, memory_slots(in));
-    uint64_t n_pairs = in->n_tokens * m->top_k, n_plans = in->recompute ? 1 : n_sparse(m);
+    uint64_t n_pairs = in->n_tokens * m->top_k, n_plans = in->recompute == RECOMPUTE_OFF ? n_sparse(m) : 1;
     bool travels = in->degrees.ep > 1;
     if (!n_sparse(m))
         return 0;

@@ -7,23 +7,26 @@
 #define COMMON_MEMORY_MODEL_H
 
 #include "common/layout.h"
-#include "common/model_spec.h"
+#include "common/recompute.h"
 #include "common/tensor_map.h"
 
 struct memory_input {
     const struct model_spec *spec;
     struct layout_degrees degrees; /* valid: layout_init took them; auto resolved */
     uint64_t n_tokens;  /* of one pass of one rank: micro_batch x sequence_length */
-    bool     recompute; /* each layer's activations are computed again in its backward */
+    enum recompute recompute;
     uint32_t elem_bytes; /* of activations and of the weights that they meet: 4 or 2 */
     uint32_t n_spare;   /* slots of each rank and layer for copies of experts */
     /* Numbers of adapters beside a frozen base: of all dense tensors, and of one expert. Both 0:
      * all weights are trained. */
     uint64_t dense_adapters, expert_adapters;
+    uint32_t lora_rank;      /* of those */
+    bool     lora_by_heads;  /* sparse attention brings one of kv_b head by head */
     bool     packed_experts; /* experts of a frozen base are MXFP4: 17 bytes for 32 numbers */
     const struct tensor_map *map; /* for the exact sizes of units; NULL: layers' mean */
     bool     on_gpu;
     uint32_t n_threads;     /* of a CPU; 0: one */
+    bool     has_z_loss, has_capacity; /* of the routers */
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
 };
 

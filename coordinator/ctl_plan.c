@@ -28,13 +28,12 @@ static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct p
         layout_init(job_spec_degrees(spec), p->model.n_experts, 0, &p->layout, &err) < 0 ||
         job_memory(spec, &p->model, p->layout.degrees, NULL, &p->memory, &key, &err) < 0)
         return ctl_fail(c, CTL_USAGE, "%s", err.text);
-    bool recompute = !strcmp(spec->parallel_activation_checkpointing, "full");
+    enum recompute how = recompute_of(spec->parallel_activation_checkpointing);
     p->counts = model_spec_count(&p->model);
     p->n_tokens_step = (uint64_t)spec->train_global_batch * spec->data_sequence_length;
     p->n_passes = spec->train_global_batch / (spec->train_micro_batch * spec->parallel_workers);
-    p->step_flops = model_spec_flops(&p->counts) * (double)p->n_tokens_step;
-    if (recompute) /* the forward twice */
-        p->step_flops *= 4.0 / 3;
+    p->step_flops = (model_spec_flops(&p->counts) + recompute_flops(&p->model, how)) *
+                    (double)p->n_tokens_step;
     return CTL_OK;
 }
 

@@ -12,6 +12,7 @@
 #include "proto/job_spec.h"
 
 #define N_BEST       3
+#define COST_SELECTIVE 0.15
 #define COST_RECOMPUTE 0.33
 #define COST_CUT       0.03 /* each doubling of a degree */
 #define COST_PASS      0.10 /* each halving of the micro-batch */
@@ -25,6 +26,7 @@ struct set {
     double   cost;
     uint64_t bytes;
     uint32_t workers, fsdp, ep, micro;
+    enum recompute recompute;
 };
 
 struct search {
@@ -80,7 +82,7 @@ static void try_set(struct search *s, struct set x)
     if (x.changed & (EP | WORKERS))
         spec.parallel_expert_shard_degree = 0;
     in.n_tokens = (uint64_t)x.micro * spec.data_sequence_length;
-    in.recompute = in.recompute || (x.changed & RECOMPUTE);
+    in.recompute = x.recompute;
     in.n_spare = x.changed & SPARE ? 0 : in.n_spare;
     if (layout_init(job_spec_degrees(&spec), s->model->n_experts, 0, &layout, &err) < 0)
         return;
@@ -106,24 +108,34 @@ static void try_cuts(struct search *s, struct set x)
         }
 }
 
+/* All ways to recompute from now's on, with and without spare slots. */
+static void try_others(struct search *s, struct set x)
+{
+    static const double costs[] = {0, COST_SELECTIVE, COST_RECOMPUTE};
+    enum recompute now = s->in.recompute;
+    for (int spare = 0; spare <= (s->spec->rebalance_spare_slots_per_rank > 0); spare++)
+        for (int how = now; how < RECOMPUTE_WAYS; how++) {
+            struct set y = x;
+            y.recompute = (enum recompute)how;
+            y.changed |= (how != (int)now ? RECOMPUTE : 0) | (spare ? SPARE : 0);
+            y.cost += costs[how] - costs[now] + (spare ? COST_SPARE : 0);
+            try_cuts(s, y);
+        }
+}
+
 static void try_all(struct search *s)
 {
     const Ballast__JobSpec *j = s->spec;
-    bool may_recompute = !strcmp(j->parallel_activation_checkpointing, "off");
     for (uint32_t more = 1; more <= 8; more *= 2)
-        for (uint32_t micro = j->train_micro_batch; micro > 0; micro /= 2)
-            for (unsigned other = 0; other < 4; other++) {
-                struct set x = {.workers = j->parallel_workers * more, .micro = micro};
-                if (((other & 1) && !may_recompute) ||
-                    ((other & 2) && !j->rebalance_spare_slots_per_rank) || x.workers > RANKS_MAX)
-                    continue;
-                x.changed = (other & 1 ? RECOMPUTE : 0) | (other & 2 ? SPARE : 0) |
-                            (more > 1 ? WORKERS : 0) | (micro != j->train_micro_batch ? MICRO : 0);
-                x.cost = (other & 1 ? COST_RECOMPUTE : 0) + (other & 2 ? COST_SPARE : 0) +
-                         COST_WORKERS * doublings(1, more) +
-                         COST_PASS * doublings(micro, j->train_micro_batch);
-                try_cuts(s, x);
-            }
+        for (uint32_t micro = j->train_micro_batch; micro > 0; micro /= 2) {
+            struct set x = {.workers = j->parallel_workers * more, .micro = micro};
+            if (x.workers > RANKS_MAX)
+                continue;
+            x.changed = (more > 1 ? WORKERS : 0) | (micro != j->train_micro_batch ? MICRO : 0);
+            x.cost = COST_WORKERS * doublings(1, more) +
+                     COST_PASS * doublings(micro, j->train_micro_batch);
+            try_others(s, x);
+        }
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
@@ -159,7 +171,8 @@ static void add_set(char *text, const struct set *x)
     if (x->changed & SPARE)
         add_key(text, &has_one, "rebalance.spare_slots_per_rank", 0);
     if (x->changed & RECOMPUTE)
-        add(text, "%sparallel.activation_checkpointing: full", has_one ? ", " : "");
+        add(text, "%sparallel.activation_checkpointing: %s", has_one ? ", " : "",
+            recompute_words[x->recompute]);
     add(text, " (%" PRIu64 " MiB a rank)", x->bytes >> 20);
 }
 

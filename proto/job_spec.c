@@ -138,7 +138,8 @@ static const struct field fields[] = {
      .preset = "1", .min = 1, .max = RANKS_MAX, .help = "ranks that one product is cut over"},
     {"parallel.activation_checkpointing", FIELD_WORD, AT(parallel_activation_checkpointing),
      .preset = "off", WORDS("off", "full", "selective"), .spellings = checkpointing_spellings,
-     .help = "compute a layer's activations again in the backward pass; true is full"},
+     .help = "what a backward pass makes again of its layer: nothing, all, or what is cheap to make; "
+             "true is full"},
     {"parallel.offload", FIELD_WORD, AT(parallel_offload), .preset = "off",
      WORDS("off", "activations", "optimizer"), .help = "what waits in host memory"},
     {"parallel.overlap", FIELD_PB_BOOL, AT(parallel_overlap), .preset = "true",
@@ -220,7 +221,6 @@ struct unsupported {
 static const struct unsupported unsupported[] = {
     {"parallel.sequence_parallel_degree", NULL, 1, "1"},
     {"parallel.tensor_parallel_degree", NULL, 1, "1"},
-    {"parallel.activation_checkpointing", "selective", 0, "off or full"},
     {"parallel.offload", "activations", 0, "off"},
     {"parallel.offload", "optimizer", 0, "off"},
     {"parallel.hierarchical_all_to_all", "on", 0, "auto or off"},

@@ -63,8 +63,11 @@ static const struct row {
      "parallel.fsdp_shard_degree: ", "parallel.workers"},
     {"where all is cut, smaller passes", "workers: 4, fsdp_shard_degree: 4, "
      "expert_parallel_degree: 4", "4", 0.7, "train.micro_batch: 2", "fsdp_shard_degree"},
-    {"then recomputing", "workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4", "1", 0.7,
-     "parallel.activation_checkpointing: full", "micro_batch"},
+    {"then recomputing some", "workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4", "1",
+     0.72, "parallel.activation_checkpointing: selective", "micro_batch"},
+    {"and all", "workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4, "
+     "activation_checkpointing: selective", "1", 0.96, "parallel.activation_checkpointing: full",
+     "micro_batch"},
     {"then more workers", "workers: 2, fsdp_shard_degree: 2, expert_parallel_degree: 2, "
      "activation_checkpointing: full", "1", 0.7, "parallel.workers: ", "checkpointing"},
     {"what can never fit", "workers: 1", "1", 0.01, "no cut over up to 8 workers fits", "any of"},

@@ -52,7 +52,9 @@ static const struct row {
 } rows[] = {
     {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
     {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
+    {"one rank, some made again", {1, 1, 1, 1}, RECOMPUTE_SELECTIVE, false},
     {"all cut", {4, 4, 4, 1}, RECOMPUTE_OFF, false},
+    {"all cut, some made again", {4, 4, 4, 1}, RECOMPUTE_SELECTIVE, false},
     {"halves and replicas", {4, 2, 2, 1}, RECOMPUTE_FULL, false},
     {"experts cut again", {4, 2, 2, 2}, RECOMPUTE_OFF, true},
     {"room for copies of experts", {4, 2, 2, 2}, RECOMPUTE_OFF, false, 3},
@@ -82,7 +84,8 @@ static int compare(struct stack *s, void *arg, struct err *err)
         .spec = s->config->spec, .degrees = row->degrees, .n_tokens = N_TOKENS, .elem_bytes = 4,
         .dense_adapters = dense, .expert_adapters = row->lora ? map->expert.trained : 0,
         .packed_experts = row->packed,
-        .recompute = row->recompute == RECOMPUTE_FULL, .count_margins = row->count_margins,
+        .lora_rank = row->lora ? row->lora->r : 0,
+        .recompute = row->recompute, .count_margins = row->count_margins,
         .n_spare = row->n_spare});
     int32_t tokens[N_TOKENS], cu_seqlens[2] = {0, N_TOKENS};
     struct model_loss loss;
@@ -148,7 +151,7 @@ static void more_ranks_and_recomputation_need_less(void **state)
     struct memory_plan whole = memory_model(&in);
     in.degrees = (struct layout_degrees){4, 4, 4, 1};
     struct memory_plan cut = memory_model(&in);
-    in.recompute = true;
+    in.recompute = RECOMPUTE_FULL;
     struct memory_plan again = memory_model(&in);
     assert_true(cut.weights < whole.weights && cut.optimizer == 2 * cut.weights);
     assert_true(again.activations < cut.activations / 2);

@@ -355,6 +355,7 @@ struct snapshot {
     double loss;
     float *gradients; /* all tensors one after another */
     int64_t *tokens;
+    size_t activations; /* bytes */
 };
 
 static uint64_t total_count(const struct tensor_map *map)
@@ -375,8 +376,8 @@ static void collect(const struct stack *s, float *out)
             memcpy(out + part.first, part.gradients, part.count * sizeof *out);
 }
 
-static struct snapshot *snapshot_of(const struct model_spec *spec, enum recompute recompute,
-                                    stack_fn body)
+static struct snapshot *snapshot_on(const struct model_spec *spec, struct layout_degrees degrees,
+                                    enum recompute recompute, stack_fn body)
 {
     struct tensor_map map;
     struct snapshot *x = xcalloc(1, sizeof *x);
@@ -384,8 +385,14 @@ static struct snapshot *snapshot_of(const struct model_spec *spec, enum recomput
     x->gradients = xcalloc(total_count(&map), sizeof *x->gradients);
     x->tokens = xcalloc((size_t)spec->n_layers * spec->n_experts, sizeof *x->tokens);
     tensor_map_fini(&map);
-    run_on(spec, alone, recompute, body, x);
+    run_on(spec, degrees, recompute, body, x);
     return x;
+}
+
+static struct snapshot *snapshot_of(const struct model_spec *spec, enum recompute recompute,
+                                    stack_fn body)
+{
+    return snapshot_on(spec, alone, recompute, body);
 }
 
 static void snapshot_free(struct snapshot *x)
@@ -407,9 +414,12 @@ static int one_step(struct stack *s, void *arg, struct err *err)
     free(d);
     if (rc < 0)
         return rc;
-    x->loss = loss.sum;
     CHECK(loss.n_labels == 29 + 1 + 16);
     collect(s, x->gradients);
+    if (s->rank)
+        return 0;
+    x->loss = loss.sum;
+    x->activations = model_activation_bytes(s->model);
     memcpy(x->tokens, model_counters(s->model)->tokens,
            (size_t)spec->n_layers * spec->n_experts * sizeof *x->tokens);
     return 0;
@@ -607,20 +617,29 @@ static void what_indexers_learn_does_not_know_the_layout(void **state)
 static void recomputation_changes_no_bit(void **state)
 {
     (void)state;
-    struct model_spec models[] = { kimi(), plain(), indexed(turned(), 5) };
-    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        const struct model_spec *m = &models[i];
+    static const struct layout_degrees layouts[] = { { 1, 1, 1, 0 }, { 2, 2, 2, 0 },
+                                                     { 4, 2, 2, 2 } };
+    struct model_spec models[] = { kimi(), plain(), turned(), indexed(turned(), 5) };
+    for (size_t i = 0; i < 3 * sizeof models / sizeof *models; i++) {
+        const struct model_spec *m = &models[i / 3];
         struct tensor_map map;
-        struct snapshot *off = snapshot_of(m, RECOMPUTE_OFF, one_step);
-        struct snapshot *full = snapshot_of(m, RECOMPUTE_FULL, one_step);
+        struct snapshot *by_way[RECOMPUTE_WAYS], *off;
         assert_int_equal(tensor_map_init(m, &map, NULL), 0);
-        assert_true(off->loss == full->loss);
-        assert_memory_equal(off->gradients, full->gradients, total_count(&map) * sizeof(float));
-        assert_memory_equal(off->tokens, full->tokens,
-                            (size_t)m->n_layers * m->n_experts * sizeof(int64_t));
+        for (int how = RECOMPUTE_OFF; how < RECOMPUTE_WAYS; how++) {
+            struct snapshot *x = snapshot_on(m, layouts[i % 3], (enum recompute)how, one_step);
+            by_way[how] = x;
+            off = by_way[RECOMPUTE_OFF];
+            assert_true(off->loss == x->loss);
+            assert_memory_equal(off->gradients, x->gradients, total_count(&map) * sizeof(float));
+            assert_memory_equal(off->tokens, x->tokens,
+                                (size_t)m->n_layers * m->n_experts * sizeof(int64_t));
+        }
+        assert_true(by_way[RECOMPUTE_SELECTIVE]->activations < off->activations &&
+                    by_way[RECOMPUTE_FULL]->activations <
+                        by_way[RECOMPUTE_SELECTIVE]->activations);
         tensor_map_fini(&map);
-        snapshot_free(off);
-        snapshot_free(full);
+        for (int how = RECOMPUTE_OFF; how < RECOMPUTE_WAYS; how++)
+            snapshot_free(by_way[how]);
     }
 }
 

@@ -51,6 +51,7 @@ static const struct row {
 } rows[] = {
     {"all tokens on one expert", {4, 4, 4, 1}, 8, 1, true, RECOMPUTE_OFF, 0, 32},
     {"the same, layers computed again", {4, 4, 4, 1}, 8, 1, true, RECOMPUTE_FULL, 0, 32},
+    {"the same, some of them", {4, 4, 4, 1}, 8, 1, true, RECOMPUTE_SELECTIVE, 0, 32},
     {"all tokens on two experts of a rank", {4, 1, 4, 1}, 8, 2, true, RECOMPUTE_OFF, 0, 31},
     {"one expert, cut over two ranks", {4, 2, 2, 2}, 8, 1, true, RECOMPUTE_FULL, 0, 32},
     {"one expert, with replicas", {4, 2, 2, 1}, 8, 1, true, RECOMPUTE_OFF, 0, 17},
@@ -134,7 +135,7 @@ static int run(struct stack *s, void *arg, struct err *err)
         struct memory_input in = {
             .spec = s->config->spec, .degrees = s->layout.degrees, .elem_bytes = sizeof(float),
             .n_tokens = (uint64_t)s->config->tokens_max,
-            .recompute = row->recompute == RECOMPUTE_FULL,
+            .recompute = row->recompute,
         };
         /* Tensors of a few bytes begin on lines of their own. Of many short documents, as one rank
          * has them, each takes a chunk of the recurrence. */

@@ -109,7 +109,8 @@ static void check_taken(size_t i)
     assert_int_equal(hf_config_read(path, spec, NULL), 0);
     struct memory_plan real = memory_model(&(struct memory_input){
         .spec = spec, .degrees = taken[i].degrees, .elem_bytes = taken[i].is_f32 ? 4 : 2,
-        .n_tokens = 4096ull * taken[i].micro_batch, .recompute = taken[i].recompute});
+        .n_tokens = 4096ull * taken[i].micro_batch,
+        .recompute = taken[i].recompute ? RECOMPUTE_FULL : RECOMPUTE_OFF});
     struct plan_choice c = {
         .world = taken[i].degrees.world, .fsdp = taken[i].degrees.fsdp, .ep = taken[i].degrees.ep,
         .expert_shard = taken[i].degrees.expert_shard, .sp = 1, .tp = 1,

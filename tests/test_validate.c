@@ -217,6 +217,38 @@ static void moves_keep_the_curve_and_in_deterministic_mode_every_bit(void **stat
     }
 }
 
+/* ---- recomputation ---- */
+
+static void what_is_made_again_changes_no_bit(void **state)
+{
+    (void)state;
+    static const char *const models[] = { "kimi-k3-tiny", "deepseek-v32-tiny", "kimi-linear-tiny" };
+    static const char *const layouts[] = { "ranks=1", "ranks=2,fsdp=2,ep=2",
+                                           "ranks=4,fsdp=2,ep=2,expert_shard=2" };
+    need_fixture();
+    for (size_t i = 0; i < 3 * sizeof models / sizeof *models; i++) {
+        char *path = xasprintf("%s/oracle/%s", getenv("BALLAST_SHARED"), models[i / 3]);
+        char *digest = NULL, *curve = NULL;
+        for (int how = RECOMPUTE_OFF; how < RECOMPUTE_WAYS; how++) {
+            struct said s = RUN(path, "--expect", path, "--layout", layouts[i % 3], "--steps", "5",
+                                "--deterministic", "--recompute", recompute_words[how]);
+            if (s.code != 0)
+                fail_msg("%s %s:\n%s%s", models[i / 3], recompute_words[how], s.out, s.err);
+            if (!digest) {
+                digest = strdup(digest_of(s.out));
+                curve = strndup(strstr(s.out, "loss curve"),
+                                strcspn(strstr(s.out, "loss curve"), "\n"));
+            }
+            if (strcmp(digest_of(s.out), digest) != 0 || !strstr(s.out, curve))
+                fail_msg("%s, %s: %s is not off:\n%s", models[i / 3], layouts[i % 3],
+                         recompute_words[how], s.out);
+        }
+        free(digest);
+        free(curve);
+        free(path);
+    }
+}
+
 /* ---- dumps ---------------------------------------------------------------------------------- */
 
 static void dumps_hold_what_was_computed(void **state)
@@ -467,6 +499,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_fixture_is_met_on_every_layout),
         cmocka_unit_test(every_family_meets_its_fixture),
+        cmocka_unit_test(what_is_made_again_changes_no_bit),
         cmocka_unit_test(moves_keep_the_curve_and_in_deterministic_mode_every_bit),
         cmocka_unit_test(dumps_hold_what_was_computed),
         cmocka_unit_test(a_wrong_weight_is_found_and_named),

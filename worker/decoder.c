@@ -54,61 +54,117 @@ void mix_backward(struct pass *p, const struct unit_view *u, struct residuals *r
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-static void carve_mix(struct pass *p, enum tensor_role norm, enum tensor_role proj,
-                      uint32_t n_bank, struct mix *mix, elem **mixed)
+/* Before a sublayer: its input, mixed where there is a bank, and normed. */
+static void carve_input(struct pass *p, struct mix *mix, elem **mixed, float **rstd, elem **x)
 {
-    *mix = (struct mix){ .norm = norm, .proj = proj, .n_bank = n_bank };
-    *mixed = NULL;
-    if (n_bank) {
-        mix->weights = activations_take_f32(p->act, p->n * (n_bank + 1));
+    if (mix->n_bank) {
+        mix->weights = activations_take_f32(p->act, p->n * (mix->n_bank + 1));
         *mixed = activations_take(p->act, p->n * p->spec->hidden);
     }
+    *rstd = activations_take_f32(p->act, p->n);
+    *x = activations_take(p->act, p->n * p->spec->hidden);
 }
 
-void decoder_carve(struct pass *p, const struct moe *e, uint32_t l, struct decoder_saved *out)
+static void carve_attention(struct pass *p, uint32_t l, enum carve what, struct decoder_saved *s)
 {
-    const struct model_spec *m = p->spec;
-    struct mlp_shape dense = mlp_dense_shape(m);
-    int64_t wide = p->n * m->hidden;
-
-    *out = (struct decoder_saved){0};
-    carve_mix(p, ROLE_ATTN_RES_NORM, ROLE_ATTN_RES_PROJ, bank_rows_attention(m, l),
-              &out->attention_mix, &out->h);
-    out->h_rstd = activations_take_f32(p->act, p->n);
-    out->x = activations_take(p->act, wide);
-    if (m->layers[l].attention == ATTENTION_KDA)
-        kda_carve(p, &out->kda);
+    if (what != CARVE_KEPT)
+        carve_input(p, &s->attention_mix, &s->h, &s->h_rstd, &s->x);
+    if (p->spec->layers[l].attention == ATTENTION_KDA)
+        kda_carve(p, what, &s->kda);
     else
-        mla_carve(p, &out->mla);
-    out->mid = activations_take(p->act, wide);
-    carve_mix(p, ROLE_MLP_RES_NORM, ROLE_MLP_RES_PROJ, bank_rows_mlp(m, l), &out->mlp_mix,
-              &out->m);
-    out->m_rstd = activations_take_f32(p->act, p->n);
-    out->y = activations_take(p->act, wide);
-    if (m->layers[l].mlp == MLP_DENSE)
-        mlp_carve(p, &dense, &out->mlp);
-    else
-        moe_carve(p, e, &out->moe);
+        mla_carve(p, what, &s->mla);
 }
 
-void decoder_count(struct pass *p, const struct moe *e, uint32_t l, int64_t n_rows)
+static void carve_feed_forward(struct pass *p, const struct moe *e, uint32_t l, enum carve what,
+                               struct decoder_saved *s)
 {
-    const struct model_spec *m = p->spec;
-    struct mlp_shape dense = mlp_dense_shape(m);
-    struct decoder_saved s;
+    struct mlp_shape dense = mlp_dense_shape(p->spec);
 
-    decoder_carve(p, e, l, &s);
-    struct activations_mark mark = activations_mark(p->act);
-    activations_take(p->act, p->n * m->hidden); /* where dx goes */
-    if (m->layers[l].attention == ATTENTION_KDA)
-        kda_layer_backward(p, NULL, NULL, NULL, &s.kda);
-    else
-        mla_layer_backward(p, NULL, NULL, NULL, &s.mla);
-    if (m->layers[l].mlp == MLP_DENSE)
-        mlp_backward(p, NULL, &dense, NULL, NULL, 0, &s.mlp);
+    if (what != CARVE_KEPT)
+        carve_input(p, &s->mlp_mix, &s->m, &s->m_rstd, &s->y);
+    if (p->spec->layers[l].mlp == MLP_MOE)
+        moe_carve(p, e, what, &s->moe);
+    else if (what != CARVE_KEPT)
+        mlp_carve(p, &dense, &s->mlp);
+}
+
+void decoder_carve(struct pass *p, const struct moe *e, uint32_t l, enum carve what,
+                   struct decoder_saved *out)
+{
+    *out = (struct decoder_saved){
+        .makes_again = what == CARVE_KEPT,
+        .mark = activations_mark(p->act),
+        .attention_mix = { ROLE_ATTN_RES_NORM, ROLE_ATTN_RES_PROJ,
+                           .n_bank = bank_rows_attention(p->spec, l) },
+        .mlp_mix = { ROLE_MLP_RES_NORM, ROLE_MLP_RES_PROJ, .n_bank = bank_rows_mlp(p->spec, l) },
+    };
+    carve_attention(p, l, what, out);
+    out->mid = activations_take(p->act, p->n * p->spec->hidden);
+    carve_feed_forward(p, e, l, what, out);
+}
+
+static void again_attention(struct pass *p, uint32_t l, struct decoder_saved *s)
+{
+    if (s->makes_again)
+        carve_attention(p, l, CARVE_AGAIN, s);
+}
+
+static void again_feed_forward(struct pass *p, const struct moe *e, uint32_t l,
+                               struct decoder_saved *s)
+{
+    if (s->makes_again)
+        carve_feed_forward(p, e, l, CARVE_AGAIN, s);
+}
+
+/* Gives back what is made again; what all keep stays. */
+static void drop_again(struct pass *p, struct decoder_saved *s, struct activations_mark mark)
+{
+    if (!s->makes_again)
+        return;
+    moe_drop(&s->moe);
     activations_release(p->act, mark);
-    if (m->layers[l].mlp == MLP_MOE) /* the rows stay */
-        moe_count(p, n_rows);
+}
+
+void decoder_count_forward(struct pass *p, const struct moe *e, uint32_t l, enum carve what,
+                           int64_t n_rows, struct decoder_saved *out)
+{
+    const struct model_spec *m = p->spec;
+
+    decoder_carve(p, e, l, what, out);
+    struct activations_mark mark = activations_mark(p->act);
+    again_attention(p, l, out);
+    if (m->layers[l].attention == ATTENTION_KDA)
+        kda_layer_forward(p, NULL, NULL, NULL, 0, &out->kda);
+    else if (m->index_top_k)
+        dsa_count_forward(p);
+    drop_again(p, out, mark);
+    again_feed_forward(p, e, l, out);
+    if (m->layers[l].mlp == MLP_MOE)
+        moe_count_forward(p, n_rows);
+    drop_again(p, out, mark);
+}
+
+void decoder_count_backward(struct pass *p, const struct moe *e, uint32_t l, int64_t n_rows,
+                            struct decoder_saved *s)
+{
+    const struct model_spec *m = p->spec;
+    struct mlp_shape dense = mlp_dense_shape(m);
+    struct activations_mark mark = activations_mark(p->act);
+
+    activations_take(p->act, p->n * m->hidden); /* where dx goes */
+    struct activations_mark before = activations_mark(p->act);
+    again_feed_forward(p, e, l, s);
+    if (m->layers[l].mlp == MLP_MOE)
+        moe_count_backward(p, n_rows, s->makes_again);
+    else
+        mlp_backward(p, NULL, &dense, NULL, NULL, 0, &s->mlp);
+    drop_again(p, s, before);
+    again_attention(p, l, s);
+    if (m->layers[l].attention == ATTENTION_KDA)
+        kda_layer_backward(p, NULL, NULL, NULL, &s->kda);
+    else
+        mla_layer_backward(p, NULL, NULL, NULL, &s->mla);
+    activations_release(p->act, mark);
 }
 
 /* ---- forward -------------------------------------------------------------------------------- */
@@ -139,10 +195,12 @@ int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit
 {
     const struct model_spec *m = p->spec;
     size_t bytes = (size_t)p->n * m->hidden * elem_size(p->dev);
+    struct activations_mark mark = activations_mark(p->act);
     float beta = starts_block(m, l) ? 0 : 1;
-    int rc = activations_check(p->act, err);
+    int rc;
 
-    if (rc < 0)
+    again_attention(p, l, s);
+    if ((rc = activations_check(p->act, err)) < 0)
         return rc;
     enter(p, u, r, &s->attention_mix, r->p[l], s->h, ROLE_ATTN_NORM, s->x, s->h_rstd);
     if (beta != 0)
@@ -153,6 +211,8 @@ int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit
     else
         mla_layer_forward(p, u, s->x, s->mid, beta, &s->mla);
     spans_end(p->dev);
+    drop_again(p, s, mark);
+    again_feed_forward(p, e, l, s);
     if ((rc = activations_check(p->act, err)) < 0)
         return rc;
 
@@ -165,6 +225,47 @@ int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit
         rc = moe_forward(p, e, l, u, s->y, out, &s->moe, err);
     else
         mlp_forward(p, u, &dense, s->y, out, &s->mlp);
+    spans_end(p->dev);
+    drop_again(p, s, mark);
+    return rc;
+}
+
+/* ---- again ---------------------------------------------------------------------------------- */
+
+static int attention_again(struct pass *p, uint32_t l, const struct unit_view *u,
+                           struct residuals *r, struct decoder_saved *s, struct err *err)
+{
+    int rc;
+
+    again_attention(p, l, s);
+    if ((rc = activations_check(p->act, err)) < 0 || !s->makes_again)
+        return rc;
+    enter(p, u, r, &s->attention_mix, r->p[l], s->h, ROLE_ATTN_NORM, s->x, s->h_rstd);
+    spans_begin(p->dev, attention_phase(p->spec, l), (int32_t)l);
+    if (p->spec->layers[l].attention == ATTENTION_KDA)
+        kda_layer_again(p, u, s->x, &s->kda);
+    else
+        mla_layer_again(p, u, s->x, &s->mla);
+    spans_end(p->dev);
+    return activations_check(p->act, err);
+}
+
+static int feed_forward_again(struct pass *p, struct moe *e, uint32_t l,
+                              const struct unit_view *u, struct residuals *r,
+                              struct decoder_saved *s, struct err *err)
+{
+    struct mlp_shape dense = mlp_dense_shape(p->spec);
+    int rc;
+
+    again_feed_forward(p, e, l, s);
+    if ((rc = activations_check(p->act, err)) < 0 || !s->makes_again)
+        return rc;
+    enter(p, u, r, &s->mlp_mix, s->mid, s->m, ROLE_MLP_NORM, s->y, s->m_rstd);
+    spans_begin(p->dev, feed_forward_phase(p->spec, l), (int32_t)l);
+    if (p->spec->layers[l].mlp == MLP_MOE)
+        rc = moe_again(p, e, l, u, s->y, &s->moe, err);
+    else
+        mlp_forward(p, u, &dense, s->y, NULL, &s->mlp);
     spans_end(p->dev);
     return rc;
 }
@@ -229,10 +330,15 @@ int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct uni
     const struct model_spec *m = p->spec;
     struct activations_mark mark = activations_mark(p->act);
     elem *dx = activations_take(p->act, p->n * m->hidden);
-    int rc = activations_check(p->act, err);
+    struct activations_mark before = activations_mark(p->act);
+    int rc;
 
-    if (rc < 0 || (rc = feed_forward_backward(p, e, l, u, r->d_p, dx, s, err)) < 0 ||
-        (rc = leave(p, u, r, &s->mlp_mix, s->m, ROLE_MLP_NORM, s->m_rstd, dx, r->d_p, err)) < 0 ||
+    if ((rc = feed_forward_again(p, e, l, u, r, s, err)) < 0 ||
+        (rc = feed_forward_backward(p, e, l, u, r->d_p, dx, s, err)) < 0 ||
+        (rc = leave(p, u, r, &s->mlp_mix, s->m, ROLE_MLP_NORM, s->m_rstd, dx, r->d_p, err)) < 0)
+        goto out;
+    drop_again(p, s, before);
+    if ((rc = attention_again(p, l, u, r, s, err)) < 0 ||
         (rc = attention_backward(p, l, u, r->d_p, dx, s, err)) < 0)
         goto out;
     /* A block's first layer began a new sum: what flows on is the gradient of the row it pushed,
@@ -241,6 +347,7 @@ int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct uni
         r->d_p = r->d_bank[l / m->attn_res_block];
     rc = leave(p, u, r, &s->attention_mix, s->h, ROLE_ATTN_NORM, s->h_rstd, dx, r->d_p, err);
 out:
+    moe_drop(&s->moe);
     activations_release(p->act, mark);
     return rc;
 }

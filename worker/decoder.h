@@ -38,6 +38,8 @@ void mix_backward(struct pass *p, const struct unit_view *u, struct residuals *r
                   const struct mix *mix, const elem *dy, elem *d_p);
 
 struct decoder_saved {
+    bool makes_again; /* carved as selective recomputation keeps it */
+    struct activations_mark mark; /* where what it keeps begins */
     struct mix attention_mix, mlp_mix;
     elem  *h, *x;            /* input of the attention: mixed (NULL: p itself), then normed */
     elem  *mid;              /* the running sum after the attention */
@@ -49,17 +51,23 @@ struct decoder_saved {
     struct moe_saved moe;
 };
 
-void decoder_carve(struct pass *p, const struct moe *e, uint32_t l, struct decoder_saved *out);
+/* CARVE_ALL, or CARVE_KEPT: forward and backward take the rest when they come to it. */
+void decoder_carve(struct pass *p, const struct moe *e, uint32_t l, enum carve what,
+                   struct decoder_saved *out);
 
 /* out (n, hidden), the next running sum, or NULL: only what the backward needs. Collective. */
 int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
                     struct residuals *r, elem *out, struct decoder_saved *s, struct err *err);
 
-/* Moves r->d_p from the layer's output to its input. Collective. */
+/* Moves r->d_p from the layer's output to its input, and ends the plan of its rows. Collective. */
 int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
                      struct residuals *r, struct decoder_saved *s, struct err *err);
 
-/* While counting: what layer l keeps, and, released again, the scratch of its backward. */
-void decoder_count(struct pass *p, const struct moe *e, uint32_t l, int64_t n_rows);
+/* While counting: what a forward of layer l takes, of which stays what is kept; and what its
+ * backward takes, released again. n_rows: that its experts serve here. */
+void decoder_count_forward(struct pass *p, const struct moe *e, uint32_t l, enum carve what,
+                           int64_t n_rows, struct decoder_saved *out);
+void decoder_count_backward(struct pass *p, const struct moe *e, uint32_t l, int64_t n_rows,
+                            struct decoder_saved *s);
 
 #endif

@@ -44,14 +44,17 @@ static struct sparse_shape shape_of(const struct pass *p, float scale, int32_t c
     };
 }
 
-void dsa_carve(struct pass *p, struct dsa_saved *out)
+void dsa_carve(struct pass *p, enum carve what, struct dsa_saved *out)
 {
     int64_t wide = p->n * p->spec->heads * p->spec->kv_lora_rank;
 
     out->columns = columns_of(p);
-    out->selected = activations_take_i32(p->act, p->n * out->columns);
-    out->q_latent = activations_take(p->act, wide);
-    out->o_latent = activations_take(p->act, wide);
+    if (what != CARVE_AGAIN) {
+        out->selected = activations_take_i32(p->act, p->n * out->columns);
+        out->o_latent = activations_take(p->act, wide);
+    }
+    if (what != CARVE_KEPT)
+        out->q_latent = activations_take(p->act, wide);
 }
 
 /* ---- the indexer ---------------------------------------------------------------------------- */
@@ -74,6 +77,17 @@ static void carve_index(struct pass *p, struct index *out)
 
 typedef void (*turn_fn)(struct device *dev, elem_ptr x, int32_t n_heads, int64_t stride,
                         const float *table, const struct rotary_shape *shape);
+
+void dsa_count_forward(struct pass *p)
+{
+    struct activations_mark mark = activations_mark(p->act);
+    struct index i;
+
+    carve_index(p, &i);
+    if (p->index_stage != INDEX_FROZEN) /* where it learns, its gradients beside it */
+        carve_index(p, &i);
+    activations_release(p->act, mark);
+}
 
 /* The first dims of queries and key, with their positions or back. */
 static void turn(struct pass *p, elem *q, elem *k, turn_fn fn)
@@ -250,6 +264,16 @@ void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inp
     heads_x(p, u, &keys, s->q_latent, in->q, h.q_stride);
     p->dev->ops->sparse_attention(p->dev, s->o_latent, lse, s->q_latent, q_rope, h.q_stride,
                                   in->latent, in->k_rope, h.rope, s->selected, &shape);
+    heads_y(p, u, &values, o, h.v, s->o_latent);
+}
+
+void dsa_again(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, elem *o,
+               struct dsa_saved *s)
+{
+    struct heads h = heads_of(p->spec);
+    struct lora_heads keys = keys_of(&h), values = values_of(&h);
+
+    heads_x(p, u, &keys, s->q_latent, in->q, h.q_stride);
     heads_y(p, u, &values, o, h.v, s->o_latent);
 }
 

@@ -26,11 +26,18 @@ struct dsa_inputs {
     float scale;        /* of scores */
 };
 
-void dsa_carve(struct pass *p, struct dsa_saved *out);
+void dsa_carve(struct pass *p, enum carve what, struct dsa_saved *out);
 
 /* Writes s, o (n, heads, v) and lse (n, heads). */
 void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, elem *o,
                  float *lse, struct dsa_saved *s);
+
+/* What was carved to be made again; o too. */
+void dsa_again(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, elem *o,
+               struct dsa_saved *s);
+
+/* While counting: the scratch of a forward, released again. */
+void dsa_count_forward(struct pass *p);
 
 /* The indexer's loss is added to the pass, and its gradients to u's where it has some. kv NULL: the
  * sparse stage, of what dsa_forward chose; else the dense one, over all keys as kv (n, heads,

@@ -22,39 +22,65 @@ static struct kda_shape shape_of(const struct pass *p)
     };
 }
 
-void kda_carve(struct pass *p, struct kda_saved *out)
+static void carve_kept(struct pass *p, struct kda_saved *out)
+{
+    const struct model_spec *m = p->spec;
+    int64_t wide = (int64_t)m->kda_heads * m->kda_head_dim * p->n;
+    struct kda_shape shape = shape_of(p);
+
+    for (int i = 0; i < 3; i++)
+        out->in[i] = activations_take(p->act, wide);
+    out->f = activations_take(p->act, p->n * m->kda_head_dim);
+    out->beta = activations_take(p->act, p->n * m->kda_heads);
+    if (m->kda_gate_full_rank)
+        out->gate = activations_take(p->act, wide);
+    else
+        out->gate_low = activations_take(p->act, p->n * m->kda_head_dim);
+    out->o = activations_take(p->act, wide);
+    out->core = activations_take_f32(p->act,
+                                     (int64_t)p->dev->ops->kda_saved_floats(p->dev, &shape));
+}
+
+static void carve_again(struct pass *p, struct kda_saved *out)
 {
     const struct model_spec *m = p->spec;
     int64_t wide = (int64_t)m->kda_heads * m->kda_head_dim * p->n, per_head = p->n * m->kda_heads;
-    struct kda_shape shape = shape_of(p);
 
-    *out = (struct kda_saved){0};
-    for (int i = 0; i < 3; i++) {
-        out->in[i] = activations_take(p->act, wide);
+    for (int i = 0; i < 3; i++)
         out->pre[i] = activations_take(p->act, wide);
-    }
     out->q = activations_take(p->act, wide);
     out->k = activations_take(p->act, wide);
     out->v = activations_take(p->act, wide);
     out->q_rstd = activations_take_f32(p->act, per_head);
     out->k_rstd = activations_take_f32(p->act, per_head);
-    out->f = activations_take(p->act, p->n * m->kda_head_dim);
     out->z = activations_take(p->act, wide);
     out->decay = activations_take_f32(p->act, wide);
-    out->beta = activations_take(p->act, per_head);
     if (!m->kda_gate_full_rank)
-        out->gate_low = activations_take(p->act, p->n * m->kda_head_dim);
-    out->gate = activations_take(p->act, wide);
-    out->o = activations_take(p->act, wide);
+        out->gate = activations_take(p->act, wide);
     out->o_rstd = activations_take_f32(p->act, per_head);
     out->gated = activations_take(p->act, wide);
-    out->core = activations_take_f32(p->act,
-                                     (int64_t)p->dev->ops->kda_saved_floats(p->dev, &shape));
 }
 
-/* Query, key and value: projected, convolved; query and key brought to length 1 per head. */
-static void forward_qkv(struct pass *p, const struct unit_view *u, elem *spare,
-                        struct kda_saved *s)
+void kda_carve(struct pass *p, enum carve what, struct kda_saved *out)
+{
+    if (what != CARVE_AGAIN) {
+        *out = (struct kda_saved){0};
+        carve_kept(p, out);
+    }
+    if (what != CARVE_KEPT)
+        carve_again(p, out);
+}
+
+static void project_qkv(struct pass *p, const struct unit_view *u, struct kda_saved *s)
+{
+    int64_t wide = (int64_t)p->spec->kda_head_dim * p->spec->kda_heads;
+
+    for (int i = 0; i < 3; i++)
+        linear_forward(p, u, proj_roles[i], s->in[i], s->x, p->spec->hidden, wide, 0);
+}
+
+/* Query, key and value: convolved; query and key brought to length 1 per head. */
+static void shape_qkv(struct pass *p, const struct unit_view *u, elem *spare, struct kda_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
@@ -64,7 +90,6 @@ static void forward_qkv(struct pass *p, const struct unit_view *u, elem *spare,
 
     for (int i = 0; i < 3; i++) {
         elem *y = i < 2 ? spare : out[i];
-        linear_forward(p, u, proj_roles[i], s->in[i], s->x, m->hidden, wide, 0);
         ops->short_conv(p->dev, y, s->pre[i], s->in[i], weight_of(u, conv_roles[i]), p->cu_seqlens,
                         p->n_docs, wide, (int32_t)m->conv_kernel);
         if (i < 2)
@@ -72,34 +97,47 @@ static void forward_qkv(struct pass *p, const struct unit_view *u, elem *spare,
     }
 }
 
-static void forward_gates(struct pass *p, const struct unit_view *u, elem *spare,
+static void project_gates(struct pass *p, const struct unit_view *u, elem *spare,
                           struct kda_saved *s)
 {
-    const struct device_ops *ops = p->dev->ops;
+    const struct model_spec *m = p->spec;
+    int64_t d = m->kda_head_dim;
+
+    linear_forward(p, u, ROLE_KDA_F_A, s->f, s->x, m->hidden, d, 0);
+    linear_forward(p, u, ROLE_KDA_BETA, spare, s->x, m->hidden, m->kda_heads, 0);
+    p->dev->ops->sigmoid(p->dev, s->beta, spare, p->n * m->kda_heads);
+    if (m->kda_gate_full_rank)
+        linear_forward(p, u, ROLE_KDA_G, s->gate, s->x, m->hidden, d * m->kda_heads, 0);
+    else
+        linear_forward(p, u, ROLE_KDA_G_A, s->gate_low, s->x, m->hidden, d, 0);
+}
+
+static void shape_gates(struct pass *p, const struct unit_view *u, struct kda_saved *s)
+{
     const struct model_spec *m = p->spec;
     int64_t d = m->kda_head_dim, wide = d * m->kda_heads;
 
-    linear_forward(p, u, ROLE_KDA_F_A, s->f, s->x, m->hidden, d, 0);
     linear_forward(p, u, ROLE_KDA_F_B, s->z, s->f, d, wide, 0);
-    ops->kda_gate(p->dev, s->decay, s->z, weight_of(u, ROLE_KDA_DT_BIAS),
-                  weight_of(u, ROLE_KDA_A_LOG), p->n, (int32_t)m->kda_heads, (int32_t)d,
-                  m->kda_gate_bounded, m->kda_gate_lower_bound);
-    linear_forward(p, u, ROLE_KDA_BETA, spare, s->x, m->hidden, m->kda_heads, 0);
-    ops->sigmoid(p->dev, s->beta, spare, p->n * m->kda_heads);
-    if (m->kda_gate_full_rank) {
-        linear_forward(p, u, ROLE_KDA_G, s->gate, s->x, m->hidden, wide, 0);
-    } else {
-        linear_forward(p, u, ROLE_KDA_G_A, s->gate_low, s->x, m->hidden, d, 0);
+    p->dev->ops->kda_gate(p->dev, s->decay, s->z, weight_of(u, ROLE_KDA_DT_BIAS),
+                          weight_of(u, ROLE_KDA_A_LOG), p->n, (int32_t)m->kda_heads, (int32_t)d,
+                          m->kda_gate_bounded, m->kda_gate_lower_bound);
+    if (!m->kda_gate_full_rank)
         linear_forward(p, u, ROLE_KDA_G_B, s->gate, s->gate_low, d, wide, 0);
-    }
+}
+
+static void shape_output(struct pass *p, const struct unit_view *u, struct kda_saved *s)
+{
+    const struct model_spec *m = p->spec;
+
+    p->dev->ops->gated_rms_norm(p->dev, s->gated, s->o_rstd, s->o, s->gate,
+                                weight_of(u, ROLE_KDA_O_NORM), p->n * m->kda_heads,
+                                m->kda_head_dim, m->norm_eps);
 }
 
 void kda_layer_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
                        float beta, struct kda_saved *s)
 {
-    const struct device_ops *ops = p->dev->ops;
-    const struct model_spec *m = p->spec;
-    int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
+    int64_t wide = (int64_t)p->spec->kda_head_dim * p->spec->kda_heads;
     struct activations_mark mark = activations_mark(p->act);
     struct kda_shape shape = shape_of(p);
     elem *spare = activations_take(p->act, p->n * wide);
@@ -107,14 +145,31 @@ void kda_layer_forward(struct pass *p, const struct unit_view *u, const elem *x,
     s->x = x;
     if (!spare)
         goto out;
-    forward_qkv(p, u, spare, s);
-    forward_gates(p, u, spare, s);
-    ops->kda_forward(p->dev, s->o, NULL, s->core, s->q, s->k, s->v, s->decay, s->beta, NULL,
-                     &shape);
-    ops->gated_rms_norm(p->dev, s->gated, s->o_rstd, s->o, s->gate, weight_of(u, ROLE_KDA_O_NORM),
-                        rows, d, m->norm_eps);
-    linear_forward(p, u, ROLE_KDA_O, y, s->gated, wide, m->hidden, beta);
+    project_qkv(p, u, s);
+    shape_qkv(p, u, spare, s);
+    project_gates(p, u, spare, s);
+    shape_gates(p, u, s);
+    p->dev->ops->kda_forward(p->dev, s->o, NULL, s->core, s->q, s->k, s->v, s->decay, s->beta,
+                             NULL, &shape);
+    shape_output(p, u, s);
+    linear_forward(p, u, ROLE_KDA_O, y, s->gated, wide, p->spec->hidden, beta);
 out:
+    activations_release(p->act, mark);
+}
+
+void kda_layer_again(struct pass *p, const struct unit_view *u, const elem *x,
+                     struct kda_saved *s)
+{
+    struct activations_mark mark = activations_mark(p->act);
+    elem *spare = activations_take(p->act,
+                                   p->n * p->spec->kda_head_dim * p->spec->kda_heads);
+
+    s->x = x;
+    if (spare) {
+        shape_qkv(p, u, spare, s);
+        shape_gates(p, u, s);
+        shape_output(p, u, s);
+    }
     activations_release(p->act, mark);
 }
 

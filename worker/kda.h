@@ -21,11 +21,15 @@ struct kda_saved {
     float *core;               /* what the recurrence keeps */
 };
 
-void kda_carve(struct pass *p, struct kda_saved *out);
+void kda_carve(struct pass *p, enum carve what, struct kda_saved *out);
 
 /* y (n, hidden) = beta y + the layer of x. */
 void kda_layer_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
                        float beta, struct kda_saved *s);
+
+/* What was carved to be made again, from what was kept. Takes scratch and gives it back. */
+void kda_layer_again(struct pass *p, const struct unit_view *u, const elem *x,
+                     struct kda_saved *s);
 
 /* dx (n, hidden) is assigned; takes scratch and gives it back. */
 void kda_layer_backward(struct pass *p, const struct unit_view *u, const elem *dy, elem *dx,

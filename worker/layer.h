@@ -1,13 +1,15 @@
 /* layer.h - what every kind of layer is given: the pass, and the parameters of its unit
  *
  * A layer kind has: carve, which takes what its backward will need from the activations; forward,
- * which fills that; backward, which adds weight gradients and assigns the gradient of its input.
+ * which fills that; again, which fills what selective recomputation does not keep; backward, which
+ * adds weight gradients and assigns the gradient of its input.
  * Layers fetch nothing themselves: the model has gathered the unit. A forward or backward takes its
  * scratch first and ends early when it gets none: activations are only counted, or have failed. */
 #ifndef WORKER_LAYER_H
 #define WORKER_LAYER_H
 
 #include "common/model_spec.h"
+#include "common/recompute.h"
 #include "common/tensor_map.h"
 #include "kernels/device.h"
 #include "worker/activations.h"
@@ -48,6 +50,10 @@ struct pass {
 struct adapters_at {
     uint64_t a[TENSOR_ROLES], b[TENSOR_ROLES]; /* offsets, by role; NO_ADAPTER */
 };
+
+/* What is carved of a layer: all; or what common/recompute.h keeps; or the rest of it, which leaves
+ * what was carved before as it is. */
+enum carve { CARVE_ALL, CARVE_KEPT, CARVE_AGAIN };
 
 struct unit_view {
     const struct device *dev;

@@ -62,16 +62,22 @@ static struct rotary_shape rotary_shape_of(const struct pass *p)
 }
 
 /* The position parts of q (n, heads, nope + rope) and k_rope (n, rope), turned in place. */
-static void turn(struct pass *p, elem *q, elem *k_rope)
+static void turn_q(struct pass *p, elem *q)
 {
     const struct model_spec *m = p->spec;
     struct rotary_shape shape = rotary_shape_of(p);
 
-    if (!m->mla_rotary)
-        return;
-    p->dev->ops->rotary(p->dev, elem_at(p->dev, q, m->qk_nope_dim), (int32_t)m->heads,
-                        m->qk_nope_dim + m->qk_rope_dim, p->rotary, &shape);
-    p->dev->ops->rotary(p->dev, k_rope, 1, m->qk_rope_dim, p->rotary, &shape);
+    if (m->mla_rotary)
+        p->dev->ops->rotary(p->dev, elem_at(p->dev, q, m->qk_nope_dim), (int32_t)m->heads,
+                            m->qk_nope_dim + m->qk_rope_dim, p->rotary, &shape);
+}
+
+static void turn_k(struct pass *p, elem *k_rope)
+{
+    struct rotary_shape shape = rotary_shape_of(p);
+
+    if (p->spec->mla_rotary)
+        p->dev->ops->rotary(p->dev, k_rope, 1, p->spec->qk_rope_dim, p->rotary, &shape);
 }
 
 static void turn_back(struct pass *p, elem *d_q, elem *d_k_rope)
@@ -86,59 +92,101 @@ static void turn_back(struct pass *p, elem *d_q, elem *d_k_rope)
     p->dev->ops->rotary_backward(p->dev, d_k_rope, 1, m->qk_rope_dim, p->rotary, &shape);
 }
 
-void mla_carve(struct pass *p, struct mla_saved *out)
+static void carve_kept(struct pass *p, const struct widths *w, struct mla_saved *out)
 {
     const struct model_spec *m = p->spec;
-    struct widths w = widths_of(m);
 
-    *out = (struct mla_saved){0};
-    if (m->q_lora_rank) {
+    if (m->q_lora_rank)
         out->q_low = activations_take(p->act, p->n * m->q_lora_rank);
-        out->q_rstd = activations_take_f32(p->act, p->n);
-        out->q_latent = activations_take(p->act, p->n * m->q_lora_rank);
-    }
-    out->q = activations_take(p->act, p->n * w.q);
-    out->low = activations_take(p->act, p->n * w.latent);
-    out->kv_rstd = activations_take_f32(p->act, p->n);
-    out->latent = activations_take(p->act, p->n * w.latent);
-    out->k_rope = activations_take(p->act, p->n * w.rope);
-    if (is_sparse(p))
-        dsa_carve(p, &out->dsa);
     else
-        out->kv = activations_take(p->act, p->n * w.kv);
-    out->o = activations_take(p->act, p->n * w.o);
+        out->q = activations_take(p->act, p->n * w->q);
+    out->low = activations_take(p->act, p->n * w->latent);
+    out->k_rope = activations_take(p->act, p->n * w->rope);
+    if (!is_sparse(p))
+        out->o = activations_take(p->act, p->n * w->o);
     out->lse = activations_take_f32(p->act, p->n * m->heads);
-    if (m->mla_output_gate) {
-        out->gate = activations_take(p->act, p->n * w.o);
-        out->gated = activations_take(p->act, p->n * w.o);
-    }
+    if (m->mla_output_gate)
+        out->gate = activations_take(p->act, p->n * w->o);
 }
 
-static void forward_q(struct pass *p, const struct unit_view *u, const struct widths *w,
-                      struct mla_saved *s)
+static void carve_again(struct pass *p, const struct widths *w, struct mla_saved *out)
+{
+    const struct model_spec *m = p->spec;
+
+    if (m->q_lora_rank) {
+        out->q_rstd = activations_take_f32(p->act, p->n);
+        out->q_latent = activations_take(p->act, p->n * m->q_lora_rank);
+        out->q = activations_take(p->act, p->n * w->q);
+    }
+    out->kv_rstd = activations_take_f32(p->act, p->n);
+    out->latent = activations_take(p->act, p->n * w->latent);
+    if (is_sparse(p))
+        out->o = activations_take(p->act, p->n * w->o);
+    else
+        out->kv = activations_take(p->act, p->n * w->kv);
+    if (m->mla_output_gate)
+        out->gated = activations_take(p->act, p->n * w->o);
+}
+
+void mla_carve(struct pass *p, enum carve what, struct mla_saved *out)
+{
+    struct widths w = widths_of(p->spec);
+
+    if (what != CARVE_AGAIN) {
+        *out = (struct mla_saved){0};
+        carve_kept(p, &w, out);
+    }
+    if (what != CARVE_KEPT)
+        carve_again(p, &w, out);
+    if (is_sparse(p))
+        dsa_carve(p, what, &out->dsa);
+}
+
+/* What comes from the hidden width. */
+static void project(struct pass *p, const struct unit_view *u, const struct widths *w,
+                    struct mla_saved *s)
+{
+    int64_t hidden = p->spec->hidden;
+
+    if (p->spec->q_lora_rank)
+        linear_forward(p, u, ROLE_MLA_Q_A, s->q_low, s->x, hidden, p->spec->q_lora_rank, 0);
+    else
+        linear_forward(p, u, ROLE_MLA_Q, s->q, s->x, hidden, w->q, 0);
+    linear_rows_forward(p, u, ROLE_MLA_KV_A, s->low, s->x, hidden, 0, w->latent, 0);
+    linear_rows_forward(p, u, ROLE_MLA_KV_A, s->k_rope, s->x, hidden, w->latent, w->rope, 0);
+}
+
+/* What comes from that: latents, and queries where they have one. */
+static void expand(struct pass *p, const struct unit_view *u, const struct widths *w,
+                   struct mla_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
 
-    if (!m->q_lora_rank) {
-        linear_forward(p, u, ROLE_MLA_Q, s->q, s->x, m->hidden, w->q, 0);
+    ops->rms_norm(p->dev, s->latent, s->kv_rstd, s->low, weight_of(u, ROLE_MLA_KV_A_NORM), p->n,
+                  w->latent, m->latent_norm_eps);
+    if (!m->q_lora_rank)
         return;
-    }
-    linear_forward(p, u, ROLE_MLA_Q_A, s->q_low, s->x, m->hidden, m->q_lora_rank, 0);
     ops->rms_norm(p->dev, s->q_latent, s->q_rstd, s->q_low, weight_of(u, ROLE_MLA_Q_A_NORM), p->n,
                   m->q_lora_rank, m->latent_norm_eps);
     linear_forward(p, u, ROLE_MLA_Q_B, s->q, s->q_latent, m->q_lora_rank, w->q, 0);
+    turn_q(p, s->q);
+}
+
+static void expand_kv(struct pass *p, const struct unit_view *u, const struct widths *w,
+                      struct mla_saved *s)
+{
+    linear_forward(p, u, ROLE_MLA_KV_B, s->kv, s->latent, w->latent, w->kv, 0);
 }
 
 /* The expanded form: o from q, the latent and k_rope over all keys. */
 static void attend_densely(struct pass *p, const struct unit_view *u, const struct widths *w,
                            struct mla_saved *s)
 {
-    const struct device_ops *ops = p->dev->ops;
     struct attention_shape shape = shape_of(p);
 
-    linear_forward(p, u, ROLE_MLA_KV_B, s->kv, s->latent, w->latent, w->kv, 0);
-    ops->attention(p->dev, s->o, s->lse, s->q, s->kv, s->k_rope, w->rope, &shape);
+    expand_kv(p, u, w, s);
+    p->dev->ops->attention(p->dev, s->o, s->lse, s->q, s->kv, s->k_rope, w->rope, &shape);
 }
 
 static struct dsa_inputs dsa_inputs_of(const struct pass *p, const struct mla_saved *s)
@@ -150,20 +198,17 @@ static struct dsa_inputs dsa_inputs_of(const struct pass *p, const struct mla_sa
 void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
                        float beta, struct mla_saved *s)
 {
-    const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
     struct widths w = widths_of(m);
-    const elem *out = s->o;
 
     s->x = x;
-    if (!out)
+    if (p->act->failed)
         return;
-    forward_q(p, u, &w, s);
-    linear_rows_forward(p, u, ROLE_MLA_KV_A, s->low, x, m->hidden, 0, w.latent, 0);
-    linear_rows_forward(p, u, ROLE_MLA_KV_A, s->k_rope, x, m->hidden, w.latent, w.rope, 0);
-    ops->rms_norm(p->dev, s->latent, s->kv_rstd, s->low, weight_of(u, ROLE_MLA_KV_A_NORM), p->n,
-                  w.latent, m->latent_norm_eps);
-    turn(p, s->q, s->k_rope);
+    project(p, u, &w, s);
+    turn_k(p, s->k_rope);
+    if (!m->q_lora_rank)
+        turn_q(p, s->q);
+    expand(p, u, &w, s);
     struct dsa_inputs in = dsa_inputs_of(p, s);
     if (is_sparse(p))
         dsa_forward(p, u, &in, s->o, s->lse, &s->dsa);
@@ -173,10 +218,28 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x,
         dsa_learn(p, u, &in, s->kv, s->lse, &s->dsa);
     if (m->mla_output_gate) {
         linear_forward(p, u, ROLE_MLA_G, s->gate, x, m->hidden, w.o, 0);
-        ops->sigmoid_gate(p->dev, s->gated, s->o, s->gate, p->n * w.o);
-        out = s->gated;
+        p->dev->ops->sigmoid_gate(p->dev, s->gated, s->o, s->gate, p->n * w.o);
     }
-    linear_forward(p, u, ROLE_MLA_O, y, out, w.o, m->hidden, beta);
+    linear_forward(p, u, ROLE_MLA_O, y, m->mla_output_gate ? s->gated : s->o, w.o, m->hidden,
+                   beta);
+}
+
+void mla_layer_again(struct pass *p, const struct unit_view *u, const elem *x,
+                     struct mla_saved *s)
+{
+    struct widths w = widths_of(p->spec);
+
+    s->x = x;
+    if (p->act->failed)
+        return;
+    expand(p, u, &w, s);
+    struct dsa_inputs in = dsa_inputs_of(p, s);
+    if (is_sparse(p))
+        dsa_again(p, u, &in, s->o, &s->dsa);
+    else
+        expand_kv(p, u, &w, s);
+    if (p->spec->mla_output_gate)
+        p->dev->ops->sigmoid_gate(p->dev, s->gated, s->o, s->gate, p->n * w.o);
 }
 
 struct scratch {

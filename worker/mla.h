@@ -18,11 +18,15 @@ struct mla_saved {
     elem  *gate, *gated;     /* (n, heads * v), with an output gate only */
 };
 
-void mla_carve(struct pass *p, struct mla_saved *out);
+void mla_carve(struct pass *p, enum carve what, struct mla_saved *out);
 
 /* y (n, hidden) = beta y + the layer of x. */
 void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
                        float beta, struct mla_saved *s);
+
+/* What was carved to be made again, from what was kept. */
+void mla_layer_again(struct pass *p, const struct unit_view *u, const elem *x,
+                     struct mla_saved *s);
 
 /* dx (n, hidden) is assigned; takes scratch and gives it back. */
 void mla_layer_backward(struct pass *p, const struct unit_view *u, const elem *dy, elem *dx,

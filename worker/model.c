@@ -77,6 +77,17 @@ static int64_t rows_max(const struct model *m)
                                     m->config.layout->degrees.ep, m->moe.n_slots);
 }
 
+/* What is carved of a layer whose backward will come. */
+static enum carve kept_of(const struct model *m)
+{
+    return m->config.recompute == RECOMPUTE_SELECTIVE ? CARVE_KEPT : CARVE_ALL;
+}
+
+static void count_forward(struct model *m, uint32_t l)
+{
+    decoder_count_forward(&m->pass, &m->moe, l, kept_of(m), rows_max(m), &m->layers[l]);
+}
+
 /* Bytes that a step of tokens_max tokens takes when routing is nearly even. */
 static size_t plan(struct model *m)
 {
@@ -93,12 +104,17 @@ static size_t plan(struct model *m)
     take_inputs(m, &whole);
     take_gradients(m);
     for (uint32_t l = 0; l < s->n_layers; l++) {
-        struct activations_mark mark = activations_mark(&m->act);
-        decoder_count(&m->pass, &m->moe, l, rows_max(m));
+        count_forward(m, l);
         if (m->config.recompute == RECOMPUTE_FULL)
-            activations_release(&m->act, mark);
+            activations_release(&m->act, m->layers[l].mark);
     }
     head_count(&m->pass);
+    for (uint32_t l = s->n_layers; l-- > 0;) {
+        if (m->config.recompute == RECOMPUTE_FULL)
+            count_forward(m, l);
+        decoder_count_backward(&m->pass, &m->moe, l, rows_max(m), &m->layers[l]);
+        activations_release(&m->act, m->layers[l].mark);
+    }
     peak = m->act.peak;
     m->pass = (struct pass){0};
     return peak;
@@ -334,7 +350,6 @@ static int embed_backward(struct model *m, struct err *err)
 static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err)
 {
     struct pass *p = &m->pass;
-    struct activations_mark mark = activations_mark(&m->act);
     struct decoder_saved *saved = &m->layers[l];
     bool learns = m->is_learning && p->spec->layers[l].attention == ATTENTION_MLA;
     struct unit_view u;
@@ -342,12 +357,12 @@ static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err
     int rc = open_unit(m, unit_of_layer(l), learns, &u, err);
 
     if (rc == 0) {
-        decoder_carve(p, &m->moe, l, saved);
+        decoder_carve(p, &m->moe, l, kept_of(m), saved);
         rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, m->residuals.p[l + 1], saved, err);
     }
     if (rc == 0 && !keep) {
         moe_drop(&saved->moe);
-        activations_release(&m->act, mark);
+        activations_release(&m->act, saved->mark);
     }
     rc = close_unit(m, unit_of_layer(l), &u, rc, err);
     spans_end(p->dev);
@@ -357,20 +372,19 @@ static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err
 static int backward_layer(struct model *m, uint32_t l, struct err *err)
 {
     struct pass *p = &m->pass;
-    struct activations_mark mark = activations_mark(&m->act);
     struct decoder_saved *saved = &m->layers[l];
     struct unit_view u;
     spans_begin(p->dev, PHASE_OTHER, (int32_t)l);
     int rc = open_unit(m, unit_of_layer(l), true, &u, err);
 
     if (rc == 0 && m->config.recompute == RECOMPUTE_FULL) {
-        decoder_carve(p, &m->moe, l, saved);
+        decoder_carve(p, &m->moe, l, CARVE_ALL, saved);
         rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, NULL, saved, err);
     }
     if (rc == 0)
         rc = decoder_backward(p, &m->moe, l, &u, &m->residuals, saved, err);
-    moe_drop(&saved->moe);
-    activations_release(&m->act, mark);
+    if (rc == 0)
+        activations_release(&m->act, saved->mark);
     rc = close_unit(m, unit_of_layer(l), &u, rc, err);
     spans_end(p->dev);
     return rc;
@@ -498,7 +512,7 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
     /* Indexers learn in this forward, and not in one that is run again. */
     m->is_learning = learns;
     m->pass.index_stage = learns ? m->config.index_stage : INDEX_FROZEN;
-    rc = forward(m, backward && m->config.recompute == RECOMPUTE_OFF, err);
+    rc = forward(m, backward && m->config.recompute != RECOMPUTE_FULL, err);
     m->is_learning = m->moe.counting = false;
     m->pass.index_stage = INDEX_FROZEN;
     if (rc == 0)

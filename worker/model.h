@@ -20,11 +20,6 @@
 
 struct model;
 
-enum recompute {
-    RECOMPUTE_OFF,  /* every layer keeps what its backward needs */
-    RECOMPUTE_FULL, /* only each layer's input is kept; the layer runs again in the backward */
-};
-
 struct model_config { /* all borrowed until model_close */
     const struct model_spec *spec;
     const struct tensor_map *map;

@@ -74,17 +74,22 @@ void moe_fini(struct moe *e, struct device *dev)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-void moe_carve(struct pass *p, const struct moe *e, struct moe_saved *out)
+static void carve_kept(struct pass *p, const struct moe *e, struct moe_saved *out)
+{
+    const struct model_spec *m = p->spec;
+
+    moe_router_carve(p, &e->rules, out);
+    if (m->latent_moe)
+        out->latent = activations_take(p->act, p->n * m->latent);
+    out->slots = activations_take(p->act, p->n * m->top_k * m->latent);
+}
+
+static void carve_again(struct pass *p, struct moe_saved *out)
 {
     const struct model_spec *m = p->spec;
     struct mlp_shape shared = mlp_shared_shape(m);
-    int64_t latent = p->n * m->latent, slots = p->n * m->top_k;
+    int64_t latent = p->n * m->latent;
 
-    *out = (struct moe_saved){0};
-    moe_router_carve(p, &e->rules, out);
-    if (m->latent_moe)
-        out->latent = activations_take(p->act, latent);
-    out->slots = activations_take(p->act, slots * m->latent);
     out->normed = out->sum = activations_take(p->act, latent);
     if (m->latent_norm) {
         out->sum_rstd = activations_take_f32(p->act, p->n);
@@ -92,6 +97,16 @@ void moe_carve(struct pass *p, const struct moe *e, struct moe_saved *out)
     }
     if (shared.inter)
         mlp_carve(p, &shared, &out->shared);
+}
+
+void moe_carve(struct pass *p, const struct moe *e, enum carve what, struct moe_saved *out)
+{
+    if (what != CARVE_AGAIN) {
+        *out = (struct moe_saved){0};
+        carve_kept(p, e, out);
+    }
+    if (what != CARVE_KEPT)
+        carve_again(p, out);
 }
 
 static void carve_rows(struct pass *p, struct moe_saved *s)
@@ -129,18 +144,31 @@ static void carve_row_scratch(struct pass *p, int64_t n_rows, struct moe_scratch
     moe_lora_carve_backward(p, n_rows, &b->lora);
 }
 
-void moe_count(struct pass *p, int64_t n_rows)
+void moe_count_forward(struct pass *p, int64_t n_rows)
 {
-    struct mlp_shape shared = mlp_shared_shape(p->spec);
     struct moe_saved s = { .n_rows = n_rows };
-    struct moe_scratch b;
+    struct moe_lora_scratch lora;
 
     carve_rows(p, &s);
     struct activations_mark mark = activations_mark(p->act);
     activations_take(p->act, n_rows * p->spec->latent); /* what goes back */
-    moe_lora_carve_forward(p, n_rows, &b.lora);
+    moe_lora_carve_forward(p, n_rows, &lora);
     activations_release(p->act, mark);
-    activations_take(p->act, p->n * p->spec->hidden); /* where dx goes */
+}
+
+void moe_count_backward(struct pass *p, int64_t n_rows, bool is_again)
+{
+    struct mlp_shape shared = mlp_shared_shape(p->spec);
+    struct moe_saved s = { .n_rows = n_rows };
+    struct moe_scratch b;
+    struct activations_mark mark = activations_mark(p->act);
+
+    if (is_again) {
+        carve_rows(p, &s);
+        struct activations_mark rows = activations_mark(p->act);
+        moe_lora_carve_forward(p, n_rows, &b.lora);
+        activations_release(p->act, rows);
+    }
     carve_scratch(p, &b);
     struct activations_mark before = activations_mark(p->act);
     carve_row_scratch(p, n_rows, &b);
@@ -298,6 +326,27 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
     return 0;
 }
 
+int moe_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+              const elem *x, struct moe_saved *s, struct err *err)
+{
+    struct mlp_shape shared = mlp_shared_shape(p->spec);
+    int rc;
+
+    s->x = x;
+    if ((rc = activations_check(p->act, err)) < 0)
+        return rc;
+    combine(p, u, NULL, s);
+    if (shared.inter)
+        mlp_forward(p, u, &shared, x, NULL, &s->shared);
+    rc = dispatch_plan_create(e->dispatch, layer, moe_choices_sent(e, s), p->n, &s->plan, err);
+    if (rc < 0 || !s->plan) /* where they go part by part, the backward does this for each */
+        return rc;
+    struct part whole = part_of(p, s, 0, p->n);
+    s->n_rows = dispatch_plan_rows(s->plan);
+    rc = arrive(p, &whole, s, err);
+    return rc < 0 ? rc : moe_experts_forward(p, e, layer, u, NULL, s, err);
+}
+
 /* ---- backward ------------------------------------------------------------------------------- */
 
 /* From dy to the gradient of every slot and weight. */
@@ -348,13 +397,8 @@ static int part_backward(struct pass *p, struct moe *e, uint32_t layer, const st
 {
     elem *d_slots = elem_at(p->dev, (elem *)arg, t->first * p->spec->top_k * p->spec->latent);
     int rc = arrive(p, t, s, err);
-    if (rc == 0) {
-        struct activations_mark mark = activations_mark(p->act);
-        elem *unused = activations_take(p->act, s->n_rows * p->spec->latent);
-        if ((rc = activations_check(p->act, err)) == 0)
-            rc = moe_experts_forward(p, e, layer, u, unused, s, err);
-        activations_release(p->act, mark);
-    }
+    if (rc == 0)
+        rc = moe_experts_forward(p, e, layer, u, NULL, s, err);
     return rc < 0 ? rc : travel_backward(p, e, layer, u, d_slots, s, err);
 }
 

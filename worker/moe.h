@@ -73,12 +73,17 @@ struct moe_saved {
 };
 
 /* What depends on the tokens alone; the rest is taken by the forward, when routing is known. */
-void moe_carve(struct pass *p, const struct moe *e, struct moe_saved *out);
+void moe_carve(struct pass *p, const struct moe *e, enum carve what, struct moe_saved *out);
 
 /* y (n, hidden) += the layer of x; y NULL: only what the backward needs. Collective over the
  * expert group. */
 int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                 const elem *x, elem *y, struct moe_saved *s, struct err *err);
+
+/* What was carved to be made again, from what was kept, and the rows: tokens go to their experts
+ * once more. Collective. */
+int moe_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+              const elem *x, struct moe_saved *s, struct err *err);
 
 /* dx (n, hidden) is assigned; the experts' gradients are sent home. Collective. */
 int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
@@ -87,8 +92,10 @@ int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct uni
 /* Ends the plan, if there is one. */
 void moe_drop(struct moe_saved *s);
 
-/* While counting: what the rows that arrive take, and, released again, a backward's scratch. */
-void moe_count(struct pass *p, int64_t n_rows);
+/* While counting: what the rows that arrive take, which stays, and, released again, a forward's
+ * scratch; and a backward's, and where it is made again, of the rows. */
+void moe_count_forward(struct pass *p, int64_t n_rows);
+void moe_count_backward(struct pass *p, int64_t n_rows, bool is_again);
 
 /* ---- the router (moe_router.c) ---- */
 
@@ -123,7 +130,7 @@ struct moe_scratch { /* of a backward */
     struct moe_lora_scratch lora;
 };
 
-/* out_rows (n_rows, latent) from what arrived. */
+/* out_rows (n_rows, latent) from what arrived; NULL: only what the backward needs. */
 int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                         elem *out_rows, struct moe_saved *s, struct err *err);
 /* b->d_rows: in, the gradient of what went back; out, of what arrived. Weight gradients are sent

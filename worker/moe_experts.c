@@ -45,6 +45,8 @@ static void products_forward(struct pass *p, struct moe *e, const struct unit_vi
     moe_product_forward(p, e, &w->up, s->up, s->rows);
     moe_lora_forward(p, e, u, &w->up, s->up, s->hidden, s->rows, b);
     mlp_activate(p, s->hidden, s->gate, s->up, s->n_rows * p->spec->expert_inter);
+    if (!out_rows)
+        return;
     moe_product_forward(p, e, &w->down, out_rows, s->hidden);
     moe_lora_forward(p, e, u, &w->down, out_rows, b->y, s->hidden, b);
 }

@@ -14,7 +14,7 @@ static const char usage[] =
     "usage: ballast-worker validate MODEL_DIR --expect FIXTURE_DIR [--steps N]\n"
     "           [--device cpu|cuda:N] [--dtype f32|bf16] [--dump DIR] [--lora ADAPTER_DIR]\n"
     "           [--layout ranks=4,fsdp=2,ep=4,expert_shard=1]\n"
-    "           [--moves-every N] [--seed S] [--deterministic]\n"
+    "           [--moves-every N] [--seed S] [--deterministic] [--recompute off|selective|full]\n"
     "\n"
     "Runs the model on the fixture's tokens and compares logits, loss, gradients and the loss\n"
     "curve with what the fixture expects; where it trains an adapter, that one's curve and end,\n"
@@ -33,7 +33,9 @@ static const char usage[] =
     "                    the curve, each rank with one spare slot; default: 0, never\n"
     "  --seed S          of the placements; default: 1\n"
     "  --deterministic   moves change no bit: the digest of all weights and optimizer state, and\n"
-    "                    every loss, are those of a run without\n";
+    "                    every loss, are those of a run without\n"
+    "  --recompute WAY   what a backward makes again, as parallel.activation_checkpointing; with\n"
+    "                    --deterministic it changes no bit; default: off\n";
 
 struct options {
     const char *model, *expect, *dump, *device, *lora;
@@ -41,6 +43,7 @@ struct options {
     struct layout_degrees degrees;
     struct validation_moves moves;
     bool deterministic;
+    enum recompute recompute;
     int64_t n_steps; /* -1: all */
 };
 
@@ -97,8 +100,17 @@ static int parse_dtype(const char *value, enum elem_type *out, struct err *err)
 
 enum {
     OPTION_EXPECT = 256, OPTION_STEPS, OPTION_DEVICE, OPTION_DTYPE, OPTION_LAYOUT, OPTION_DUMP,
-    OPTION_LORA, OPTION_MOVES_EVERY, OPTION_SEED, OPTION_DETERMINISTIC
+    OPTION_LORA, OPTION_MOVES_EVERY, OPTION_SEED, OPTION_DETERMINISTIC, OPTION_RECOMPUTE
 };
+
+static int parse_recompute(const char *value, enum recompute *out, struct err *err)
+{
+    *out = recompute_of(value);
+    if (strcmp(value, recompute_words[*out]) != 0)
+        return err_set(err, -EINVAL, "--recompute '%s' is unknown; known: off, selective, full",
+                       value);
+    return 0;
+}
 
 static int parse_option(int which, char *value, struct options *o, struct err *err)
 {
@@ -109,6 +121,7 @@ static int parse_option(int which, char *value, struct options *o, struct err *e
     case OPTION_DUMP: o->dump = value; return 0;
     case OPTION_DEVICE: o->device = value; return device_check(value, err);
     case OPTION_DTYPE: return parse_dtype(value, &o->elem, err);
+    case OPTION_RECOMPUTE: return parse_recompute(value, &o->recompute, err);
     case OPTION_LORA: o->lora = value; return 0;
     case OPTION_LAYOUT: return parse_layout(value, &o->degrees, err);
     case OPTION_STEPS:
@@ -148,6 +161,7 @@ static int parse_options(int argc, char **argv, struct options *o, struct err *e
         { "moves-every", required_argument, NULL, OPTION_MOVES_EVERY },
         { "seed", required_argument, NULL, OPTION_SEED },
         { "deterministic", no_argument, NULL, OPTION_DETERMINISTIC },
+        { "recompute", required_argument, NULL, OPTION_RECOMPUTE },
         { "help", no_argument, NULL, 'h' },
         { 0 },
     };
@@ -191,7 +205,7 @@ static int validate(const struct options *o, const struct model_spec *spec,
     struct stack_config config = {
         .spec = spec, .map = map, .degrees = o->degrees, .device = o->device, .elem = o->elem,
         .n_spare = o->moves.every > 0 ? 1 : 0, .deterministic = o->deterministic,
-        .tokens_max = validation_tokens_max(f),
+        .tokens_max = validation_tokens_max(f), .recompute = o->recompute,
     };
     uint32_t n_steps = o->n_steps < 0 || o->n_steps > f->n_steps ? f->n_steps
                                                                  : (uint32_t)o->n_steps;
