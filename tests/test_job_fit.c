@@ -64,9 +64,9 @@ static const struct row {
     {"where all is cut, smaller passes", "workers: 4, fsdp_shard_degree: 4, "
      "expert_parallel_degree: 4", "4", 0.7, "train.micro_batch: 2", "fsdp_shard_degree"},
     {"then recomputing some", "workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4", "1",
-     0.72, "parallel.activation_checkpointing: selective", "micro_batch"},
+     0.78, "parallel.activation_checkpointing: selective", "micro_batch"},
     {"and all", "workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4, "
-     "activation_checkpointing: selective", "1", 0.96, "parallel.activation_checkpointing: full",
+     "activation_checkpointing: selective", "1", 0.93, "parallel.activation_checkpointing: full",
      "micro_batch"},
     {"then more workers", "workers: 2, fsdp_shard_degree: 2, expert_parallel_degree: 2, "
      "activation_checkpointing: full", "1", 0.7, "parallel.workers: ", "checkpointing"},
