@@ -96,6 +96,7 @@ int call_enter(struct host *h, const struct coll_group *g, enum shm_op op, uint3
     c.mine->number = h->numbers[g->id];
     c.mine->n = n;
     c.mine->n_blocks = n_blocks;
+    c.mine->in_arena = h->coll.rank;
     if ((rc = publish(h, in, in_bytes, &c.mine->in_at, err)) < 0)
         return rc;
     if ((rc = shm_wait_all(&h->shm, g, err)) < 0 || (rc = agree_on(&c, err)) < 0)
@@ -114,8 +115,8 @@ int call_leave(struct call *c, struct err *err)
 
 uint8_t *call_input_of(const struct call *c, uint32_t i)
 {
-    uint32_t rank = c->g->ranks[i];
-    return shm_arena_of(&c->h->shm, rank) + shm_rank_of(&c->h->shm, rank)->in_at;
+    const struct shm_rank *r = shm_rank_of(&c->h->shm, c->g->ranks[i]);
+    return shm_arena_of(&c->h->shm, r->in_arena) + r->in_at;
 }
 
 /* ---- rows ----------------------------------------------------------------------------------- */

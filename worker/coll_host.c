@@ -303,8 +303,9 @@ int coll_host_open(const struct coll_host_config *config, struct coll **out_coll
         .world_group = {.ranks = h->world_ranks, .n_ranks = config->world, .me = config->rank,
                         .id = COLL_WORLD},
     };
-    int rc = config->rank == 0 ? coll_meet_first(config, &h->shm, err)
-                               : coll_meet_other(config, &h->shm, err);
+    shm_place(&h->shm, NULL);
+    int rc = config->rank == h->shm.first ? coll_meet_first(config, &h->shm, err)
+                                          : coll_meet_other(config, &h->shm, err);
     if (rc == 0)
         rc = stage_init(h, config->stage_bytes, err);
     if (rc < 0) {

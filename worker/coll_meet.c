@@ -1,7 +1,7 @@
 /* coll_meet.c - the ranks of one machine find each other and map the same memory
  *
- * Rank 0 listens on an abstract unix socket named by the id; the kernel forgets it with the
- * process. Whoever connects is another process of the same user, or is turned away. */
+ * The lowest rank of the machine listens on an abstract unix socket named by the id and its own
+ * number; the kernel forgets it with the process. Whoever connects is another process of the same user, or is turned away. */
 #include <errno.h>
 #include <poll.h>
 #include <stddef.h>
@@ -27,13 +27,15 @@ struct welcome {
     uint64_t arena_bytes;
 };
 
-static socklen_t address_of(const uint8_t *id, struct sockaddr_un *out)
+static socklen_t address_of(const uint8_t *id, uint32_t first, struct sockaddr_un *out)
 {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     char *p = out->sun_path + 1; /* a leading NUL: no file */
     p += sprintf(p, "ballast-coll-");
     for (int i = 0; i < 16; i++)
         p += sprintf(p, "%02x", id[i]);
+    if (first > 0) /* a machine may play several */
+        p += sprintf(p, "-%u", first);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)(p - out->sun_path));
 }
 
@@ -68,17 +70,17 @@ static int wait_readable(const struct coll_host_config *c, int fd, uint64_t dead
     }
 }
 
-/* ---- rank 0 --------------------------------------------------------------------------------- */
+/* ---- the lowest rank ------------------------------------------------------------------------ */
 
 static int missing_ranks(const struct coll_host_config *c, const struct shm *s, struct err *err)
 {
     char names[256] = "";
     size_t n = 0;
-    for (uint32_t r = 1; r < c->world && n + 16 < sizeof names; r++)
-        if (s->peers[r] < 0)
+    for (uint32_t r = 0; r < c->world && n + 16 < sizeof names; r++)
+        if (s->peers[r] < 0 && r != s->first && shm_is_here(s, r))
             n += (size_t)snprintf(names + n, sizeof names - n, " %u", r);
     return err_set(err, -ETIMEDOUT, "after %.1f s these of %u ranks have not come:%s",
-                   (double)c->open_timeout_ns / NS_PER_S, c->world, names);
+                   (double)c->open_timeout_ns / NS_PER_S, s->n_here, names);
 }
 
 static int take_hello(const struct coll_host_config *c, struct shm *s, int fd, struct err *err)
@@ -87,15 +89,16 @@ static int take_hello(const struct coll_host_config *c, struct shm *s, int fd, s
     struct timeval patience = {.tv_sec = 1};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     bool is_ours = is_own_user(fd) && recv(fd, &h, sizeof h, 0) == sizeof h &&
-                   h.magic == MEET_MAGIC && h.rank > 0;
+                   h.magic == MEET_MAGIC && h.rank != s->first;
     if (!is_ours) {
         close(fd); /* a stranger; the ranks are still to come */
         return 0;
     }
-    if (h.world != c->world || h.rank >= c->world || s->peers[h.rank] >= 0) {
+    bool is_awaited = h.world == c->world && h.rank < c->world && shm_is_here(s, h.rank);
+    if (!is_awaited || s->peers[h.rank] >= 0) {
         close(fd);
         return err_set(err, -EPROTO, "rank %u of %u came to a run of %u ranks%s", h.rank, h.world,
-                       c->world, h.world == c->world ? " for the second time" : "");
+                       c->world, is_awaited ? " for the second time" : "");
     }
     s->peers[h.rank] = fd;
     return 1;
@@ -104,7 +107,7 @@ static int take_hello(const struct coll_host_config *c, struct shm *s, int fd, s
 static int gather_ranks(const struct coll_host_config *c, struct shm *s, int listener,
                         uint64_t deadline, struct err *err)
 {
-    for (uint32_t n_here = 1; n_here < c->world;) {
+    for (uint32_t n_came = 1; n_came < s->n_here;) {
         int rc = wait_readable(c, listener, deadline, err);
         if (rc == -ETIMEDOUT)
             return missing_ranks(c, s, err);
@@ -115,7 +118,7 @@ static int gather_ranks(const struct coll_host_config *c, struct shm *s, int lis
             continue;
         if ((rc = take_hello(c, s, fd, err)) < 0)
             return rc;
-        n_here += (uint32_t)rc;
+        n_came += (uint32_t)rc;
     }
     return 0;
 }
@@ -160,10 +163,11 @@ static int make_memory(struct shm *s, int *out_fd, struct err *err)
     return 0;
 }
 
-static int listen_at(const struct coll_host_config *c, int *out_fd, struct err *err)
+static int listen_at(const struct coll_host_config *c, uint32_t first, int *out_fd,
+                     struct err *err)
 {
     struct sockaddr_un address;
-    socklen_t n = address_of(c->id, &address);
+    socklen_t n = address_of(c->id, first, &address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0 || bind(fd, (struct sockaddr *)&address, n) < 0 || listen(fd, 128) < 0) {
         int rc = err_set(err, -errno, "rendezvous @%s: %s%s", address.sun_path + 1,
@@ -186,12 +190,12 @@ int coll_meet_first(const struct coll_host_config *c, struct shm *s, struct err 
         s->peers[r] = -1;
     if ((rc = make_memory(s, &memory, err)) < 0 || (rc = shm_map(s, memory, err)) < 0)
         goto end;
-    if (c->world > 1 && ((rc = listen_at(c, &listener, err)) < 0 ||
-                         (rc = gather_ranks(c, s, listener, deadline, err)) < 0))
+    if (s->n_here > 1 && ((rc = listen_at(c, s->first, &listener, err)) < 0 ||
+                          (rc = gather_ranks(c, s, listener, deadline, err)) < 0))
         goto end;
     struct welcome w = {.magic = MEET_MAGIC, .world = c->world, .arena_bytes = s->arena_bytes};
-    for (uint32_t r = 1; r < c->world && rc == 0; r++)
-        if ((rc = send_memory(s->peers[r], memory, &w)) < 0)
+    for (uint32_t r = 0; r < c->world && rc == 0; r++)
+        if (s->peers[r] >= 0 && (rc = send_memory(s->peers[r], memory, &w)) < 0)
             err_set(err, rc, "rank %u ended while the ranks gathered", r);
 end:
     if (listener >= 0)
@@ -203,11 +207,11 @@ end:
 
 /* ---- the others ----------------------------------------------------------------------------- */
 
-static int connect_first(const struct coll_host_config *c, uint64_t deadline, int *out_fd,
-                         struct err *err)
+static int connect_first(const struct coll_host_config *c, uint32_t first, uint64_t deadline,
+                         int *out_fd, struct err *err)
 {
     struct sockaddr_un address;
-    socklen_t n = address_of(c->id, &address);
+    socklen_t n = address_of(c->id, first, &address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return err_set(err, -errno, "socket: %s", strerror(errno));
@@ -220,7 +224,7 @@ static int connect_first(const struct coll_host_config *c, uint64_t deadline, in
         else if (is_cancelled(c))
             rc = err_set(err, -ECANCELED, "rank %u was stopped while the ranks gathered", c->rank);
         else if (clock_now_ns() >= deadline)
-            rc = err_set(err, -ETIMEDOUT, "rank 0 has not come after %.1f s",
+            rc = err_set(err, -ETIMEDOUT, "rank %u has not come after %.1f s", first,
                          (double)c->open_timeout_ns / NS_PER_S);
         if (rc < 0) {
             close(fd);
@@ -259,21 +263,21 @@ int coll_meet_other(const struct coll_host_config *c, struct shm *s, struct err 
     s->n_peers = 1;
     s->peers = xcalloc(1, sizeof *s->peers);
     s->peers[0] = -1;
-    int rc = connect_first(c, deadline, &s->peers[0], err);
+    int rc = connect_first(c, s->first, deadline, &s->peers[0], err);
     if (rc < 0)
         return rc;
     if (!is_own_user(s->peers[0]))
         return err_set(err, -EACCES, "the rendezvous is held by another user");
     if (send(s->peers[0], &h, sizeof h, MSG_NOSIGNAL) != sizeof h)
-        return err_set(err, -ECONNRESET, "rank 0 ended while the ranks gathered");
+        return err_set(err, -ECONNRESET, "rank %u ended while the ranks gathered", s->first);
     rc = wait_readable(c, s->peers[0], deadline, err);
     if (rc == -ETIMEDOUT)
         return err_set(err, rc, "after %.1f s not all of %u ranks have come",
-                       (double)c->open_timeout_ns / NS_PER_S, c->world);
+                       (double)c->open_timeout_ns / NS_PER_S, s->n_here);
     if (rc < 0)
         return rc;
     if ((rc = receive_memory(s->peers[0], &w, &memory)) < 0)
-        return err_set(err, rc, "rank 0 ended while the ranks gathered");
+        return err_set(err, rc, "rank %u ended while the ranks gathered", s->first);
     shm_plan(s, w.arena_bytes);
     rc = shm_map(s, memory, err);
     close(memory);

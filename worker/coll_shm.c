@@ -31,6 +31,7 @@ enum abort_phase { ABORT_NONE, ABORT_WRITING, ABORT_SAID };
 /* At the start of the memory. */
 struct shm_header {
     _Atomic uint32_t abort_phase;
+    _Atomic uint32_t n_gone; /* ranks of other hosts */
     char abort_text[512];
 };
 
@@ -51,7 +52,7 @@ int64_t *shm_counts_of(const struct shm *s, uint32_t rank)
 
 uint8_t *shm_arena_of(const struct shm *s, uint32_t rank)
 {
-    return s->base + s->arenas_at + rank * s->arena_bytes;
+    return s->base + s->arenas_at + s->places[rank] * s->arena_bytes;
 }
 
 void *shm_alloc(struct shm *s, size_t n_bytes)
@@ -137,6 +138,27 @@ int shm_check(const struct shm *s, struct err *err)
                    phase == ABORT_SAID ? h->abort_text : "a rank gave up", s->rank, at);
 }
 
+static void tell_end(struct shm *s, uint32_t rank)
+{
+    char at[128];
+    shm_describe(s, rank, at, sizeof at);
+    shm_abort(s, "rank %u has %s, %s", rank,
+              atomic_load(&shm_rank_of(s, rank)->has_left) ? "left" : "died", at);
+}
+
+void shm_note_gone(struct shm *s, uint32_t rank)
+{
+    if (!atomic_exchange(&shm_rank_of(s, rank)->is_gone, 1))
+        atomic_fetch_add(&header_of(s)->n_gone, 1);
+}
+
+static void look_far(struct shm *s)
+{
+    for (uint32_t r = 0; r < s->world && atomic_load(&header_of(s)->n_gone) > 0; r++)
+        if (atomic_load(&shm_rank_of(s, r)->is_gone))
+            tell_end(s, r);
+}
+
 /* The ranks whose sockets are closed have ended: say so to all. */
 static void look_around(struct shm *s)
 {
@@ -144,11 +166,7 @@ static void look_around(struct shm *s)
         struct pollfd p = {.fd = s->peers[i], .events = POLLIN};
         if (p.fd < 0 || poll(&p, 1, 0) != 1)
             continue;
-        uint32_t rank = s->rank == 0 ? i : 0;
-        char at[128];
-        shm_describe(s, rank, at, sizeof at);
-        shm_abort(s, "rank %u has %s, %s", rank,
-                  atomic_load(&shm_rank_of(s, rank)->has_left) ? "left" : "died", at);
+        tell_end(s, s->rank == s->first ? i : s->first);
     }
 }
 
@@ -188,7 +206,7 @@ static void look_for_stopped(struct shm *s)
     s->stopped_ns += since < 2 * LOOK_AROUND_NS ? since : 2 * LOOK_AROUND_NS;
     if (s->stopped_ns < s->stopped_timeout_ns)
         return;
-    uint32_t rank = s->rank == 0 ? i : 0;
+    uint32_t rank = s->rank == s->first ? i : s->first;
     char at[128];
     shm_describe(s, rank, at, sizeof at);
     shm_abort(s, "rank %u has been stopped by a signal for %.0f s, %s", rank,
@@ -197,7 +215,10 @@ static void look_for_stopped(struct shm *s)
 
 void shm_look(struct shm *s)
 {
+    if (s->cancelled && atomic_load(s->cancelled))
+        shm_abort(s, "rank %u was stopped while the ranks gathered", s->rank);
     look_around(s);
+    look_far(s);
     look_for_stopped(s);
 }
 
@@ -233,7 +254,7 @@ void shm_give_up(struct shm *s, const struct coll_group *g)
               mine, others);
 }
 
-static int timed_out(struct shm *s, const struct coll_group *g, struct err *err)
+int shm_time_out(struct shm *s, const struct coll_group *g, struct err *err)
 {
     shm_give_up(s, g);
     shm_check(s, err);
@@ -279,19 +300,34 @@ static int sleep_until_changed(struct shm *s, const struct coll_group *g, struct
         looked_ns = now;
         waited_ns += since < 2 * LOOK_AROUND_NS ? since : 2 * LOOK_AROUND_NS;
         if (timeout_ns && waited_ns >= timeout_ns)
-            return atomic_load(&b->generation) != old ? 0 : timed_out(s, g, err);
+            return atomic_load(&b->generation) != old ? 0 : shm_time_out(s, g, err);
     }
     return 0;
 }
 
+static uint32_t count_here(const struct shm *s, const struct coll_group *g, uint32_t *out_first)
+{
+    uint32_t n = 0;
+    *out_first = g->ranks[0];
+    if (s->n_here == s->world)
+        return g->n_ranks;
+    for (uint32_t i = g->n_ranks; i-- > 0;)
+        if (shm_is_here(s, g->ranks[i])) {
+            *out_first = g->ranks[i];
+            n++;
+        }
+    return n;
+}
+
 int shm_wait_all(struct shm *s, const struct coll_group *g, struct err *err)
 {
+    uint32_t first, n_here = count_here(s, g, &first);
     int rc = shm_check(s, err);
-    if (rc < 0 || g->n_ranks == 1)
+    if (rc < 0 || n_here == 1)
         return rc;
-    struct shm_barrier *b = &shm_rank_of(s, g->ranks[0])->barriers[g->id];
+    struct shm_barrier *b = &shm_rank_of(s, first)->barriers[g->id];
     uint32_t old = atomic_load_explicit(&b->generation, memory_order_acquire);
-    if (atomic_fetch_add(&b->arrived, 1) + 1 == g->n_ranks) {
+    if (atomic_fetch_add(&b->arrived, 1) + 1 == n_here) {
         atomic_store_explicit(&b->arrived, 0, memory_order_relaxed);
         atomic_store(&b->generation, old + 1);
         if (atomic_load(&b->n_sleepers) > 0)
@@ -315,7 +351,23 @@ void shm_close(struct shm *s)
         if (s->peers[i] >= 0)
             close(s->peers[i]);
     free(s->peers);
+    free(s->places);
     *s = (struct shm){0};
+}
+
+void shm_place(struct shm *s, const uint32_t *hosts)
+{
+    s->places = xcalloc(s->world, sizeof *s->places);
+    for (uint32_t r = s->world; r-- > 0;)
+        if (!hosts || hosts[r] == hosts[s->rank]) {
+            s->first = r;
+            s->n_here++;
+        } else {
+            s->places[r] = SHM_ELSEWHERE;
+        }
+    for (uint32_t r = 0, n = 0; r < s->world; r++)
+        if (shm_is_here(s, r))
+            s->places[r] = n++;
 }
 
 void shm_plan(struct shm *s, size_t arena_bytes)
@@ -326,9 +378,9 @@ void shm_plan(struct shm *s, size_t arena_bytes)
     size_t rank_bytes = sizeof(struct shm_rank) + s->world * sizeof(int64_t);
     s->rank_stride = (rank_bytes + page - 1) & ~(page - 1);
     s->arenas_at = s->ranks_at + s->world * s->rank_stride;
-    s->map_bytes = s->arenas_at + s->world * arena_bytes;
+    s->map_bytes = s->arenas_at + s->n_here * arena_bytes;
     /* A spinning rank must not keep the one that it waits for off its core. */
-    s->n_spins = sysconf(_SC_NPROCESSORS_ONLN) >= (long)s->world ? SPINS : 0;
+    s->n_spins = sysconf(_SC_NPROCESSORS_ONLN) >= (long)s->n_here ? SPINS : 0;
 }
 
 int shm_map(struct shm *s, int fd, struct err *err)

@@ -1,6 +1,6 @@
 /* coll_shm.h - the shared memory of the host collectives: rendezvous, arenas, barriers, abort
  *
- * Private to coll_host. Rank 0 makes one memfd and hands it to the others over an abstract unix
+ * Private to coll_host. The lowest rank of a host makes one memfd and hands it to the others over an abstract unix
  * socket that is named by the id, so nothing lies in /dev/shm or any folder: a run that is killed
  * leaves nothing, and the size of /dev/shm does not matter. The sockets stay open: the end of a
  * member closes its own, which is how the others learn of it. */
@@ -12,6 +12,7 @@
 #include "worker/coll.h"
 
 #define SHM_RING 16u /* operations a rank remembers */
+#define SHM_ELSEWHERE UINT32_MAX
 
 enum shm_op {
     SHM_NONE, SHM_BARRIER, SHM_ALL_GATHER, SHM_REDUCE_SCATTER, SHM_ALL_REDUCE,
@@ -31,16 +32,19 @@ struct shm_barrier {
     uint32_t pad[13];
 };
 
-/* What one rank shows the others. Its counts (world int64) and arena lie outside. */
+/* What one rank shows the others. Its counts (world int64) and arena lie outside. Ranks of other
+ * hosts have one, too: what has come of theirs through the network (coll_span). */
 struct shm_rank {
     struct shm_barrier barriers[COLL_GROUPS_MAX];
     struct shm_record  ring[SHM_RING];
     _Atomic uint32_t   n_calls; /* the newest record is ring[(n_calls - 1) % SHM_RING] */
     _Atomic uint32_t   has_left;
+    _Atomic uint32_t   is_gone; /* of a rank of another host: its connection has ended */
     /* The present call; written before its first barrier, read between first and last. */
     uint32_t op, number, op_word;
     uint64_t n, n_blocks;
-    uint64_t in_at; /* in the rank's arena */
+    uint64_t in_at; /* in the arena of rank in_arena */
+    uint32_t in_arena;
 } __attribute__((aligned(64)));
 
 struct shm {
@@ -48,16 +52,21 @@ struct shm {
     size_t   map_bytes, arena_bytes, arenas_at, ranks_at, rank_stride, arena_used;
     uint64_t n_allocs; /* in the arena */
     uint32_t rank, world;
+    uint32_t *places; /* (world) index of a rank's arena; SHM_ELSEWHERE: it is on another host */
+    uint32_t first, n_here; /* the lowest rank of this host; how many it has */
     uint32_t n_spins; /* before a waiting rank gives its core away */
     _Atomic uint64_t call_timeout_ns; /* a thread of its own may watch */
     uint64_t stopped_timeout_ns;
     uint64_t looked_ns, stopped_ns; /* the last look; how long stopped_peer was seen stopped */
     uint32_t stopped_peer;
     bool     is_watched; /* a thread of its own looks; set by the thread that waits */
-    int     *peers; /* sockets: rank 0 has one to each rank, the others one to rank 0; -1: none */
+    int     *peers; /* sockets: first has one to each rank here, the others one to it; -1: none */
     uint32_t n_peers;
+    const atomic_bool *cancelled; /* while the ranks gather; NULL: nothing to look at */
 };
 
+/* hosts: (world) equal where ranks share memory; NULL: all do. Sets places, first and n_here. */
+void shm_place(struct shm *s, const uint32_t *hosts);
 /* The sizes of everything, from the ranks' number and one arena's size, which all must agree on. */
 void shm_plan(struct shm *s, size_t arena_bytes);
 int  shm_map(struct shm *s, int fd, struct err *err);
@@ -70,7 +79,12 @@ uint8_t *shm_arena_of(const struct shm *s, uint32_t rank);
 /* NULL when the arena, as large as the machine's memory, is full. */
 void *shm_alloc(struct shm *s, size_t n_bytes);
 
-/* Waits for all members. On failure the whole run is aborted. */
+static inline bool shm_is_here(const struct shm *s, uint32_t rank)
+{
+    return s->places[rank] != SHM_ELSEWHERE;
+}
+
+/* Waits for all members that are on this host. On failure the whole run is aborted. */
 int shm_wait_all(struct shm *s, const struct coll_group *g, struct err *err);
 
 /* Looks whether a rank has ended or was stopped, and aborts if so. One thread of a process does it:
@@ -83,6 +97,10 @@ void shm_give_up(struct shm *s, const struct coll_group *g);
 void shm_abort(struct shm *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* -ECANCELED with the reason if anybody aborted. */
 int shm_check(const struct shm *s, struct err *err);
+/* The same with -ETIMEDOUT, after giving up because the other members of g do not come. */
+int shm_time_out(struct shm *s, const struct coll_group *g, struct err *err);
+/* A rank of another host has ended: whoever looks says so. */
+void shm_note_gone(struct shm *s, uint32_t rank);
 
 const char *shm_op_name(enum shm_op op);
 /* "all_reduce 812 of layer 7 (group 1)" */
