@@ -1,4 +1,4 @@
-/* link.h - a ZeroMQ socket on a uv loop: opaque messages of a few frames, to and from numbered peers
+/* link.h - a ZeroMQ socket on a uv loop: messages of a few frames, to and from numbered peers
  *
  * A server link is a ROUTER that refuses to drop silently, a client link is a DEALER with a fresh
  * random routing id per life. Nothing here ever blocks: a peer that does not read gets a bounded

@@ -30,8 +30,8 @@ int link_address_check(const char *address, struct err *err)
     if (!strncmp(address, "ipc://", 6)) {
         size_t n = strlen(address + 6), n_max = sizeof ((struct sockaddr_un *)0)->sun_path - 1;
         if (n == 0 || n > n_max)
-            return err_set(err, -EINVAL, "address '%.200s': the path of an ipc address has 1 to %zu "
-                           "bytes, this one %zu", address, n_max, n);
+            return err_set(err, -EINVAL, "address '%.200s': the path of an ipc address has 1 to "
+                           "%zu bytes, this one %zu", address, n_max, n);
         return 0;
     }
     if (strncmp(address, "tcp://", 6))
@@ -45,8 +45,9 @@ int link_address_check(const char *address, struct err *err)
         return err_set(err, -EINVAL, "address '%.200s': expected a port of 1 to 65535, as in "
                        "tcp://127.0.0.1:7070", address);
     if (!is_loopback(host, (size_t)(colon - host)))
-        return err_set(err, -EINVAL, "address '%.200s': only ipc:// and loopback tcp:// are allowed, "
-                       "because other machines need keys and this version has none", address);
+        return err_set(err, -EINVAL, "address '%.200s': only ipc:// and loopback tcp:// are "
+                       "allowed, because other machines need keys and this version has none",
+                       address);
     return 0;
 }
 

@@ -61,8 +61,8 @@ static bool check_fits(struct coord *c, struct turn *t, uint64_t peer, const Bal
     if (n < spec->parallel_workers || n_large >= spec->parallel_workers)
         return true;
     turn_refuse(t, peer, e, BALLAST__CODE__RESOURCE_EXHAUSTED, "NO_FIT",
-                "a rank needs %" PRIu64 " MiB of memory; of the %zu workers attached %zu have that, "
-                "%u are needed", needs >> 20, n, n_large, spec->parallel_workers);
+                "a rank needs %" PRIu64 " MiB of memory; of the %zu workers attached %zu have "
+                "that, %u are needed", needs >> 20, n, n_large, spec->parallel_workers);
     return false;
 }
 

@@ -69,7 +69,8 @@ static void block_pair(struct cpu_thread *t, const struct attention_backward *a,
 {
     const struct attention_shape *s = a->shape;
     int64_t q_stride = attention_q_stride(s), kv_stride = attention_kv_stride(s);
-    int64_t o_stride = attention_o_stride(s), q_head = (int64_t)h->index * (s->nope_dim + s->rope_dim);
+    int64_t o_stride = attention_o_stride(s);
+    int64_t q_head = (int64_t)h->index * (s->nope_dim + s->rope_dim);
     int64_t kv_head = (int64_t)h->index * (s->nope_dim + s->v_dim), v_head = kv_head + s->nope_dim;
     struct matrix d_o = as_is(a->d_o + query * o_stride + h->index * s->v_dim, o_stride);
     struct matrix p_t = transposed(h->p, BLOCK);

@@ -1,6 +1,7 @@
 /* cuda_memory.c - device memory, scratch of ops, and small host arrays on their way there
  *
- * The last two grow during the first step and then stay: cudaMalloc and cudaFree wait for the device. */
+ * The last two grow during the first step and then stay: cudaMalloc and cudaFree wait for the
+ * device. */
 #include "kernels/cuda_state.h"
 
 #include <stdio.h>

@@ -49,9 +49,9 @@ extern "C" {
 void cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
                 struct cuda_tile_group *groups, int32_t n_groups);
 
-/* The products of shared rows by warpgroups (grouped_linear.cu): groups in the device, of which there
- * are at most CUDA_TILE_WIDE_GROUPS_MAX; all starts and strides of a and b are multiples of 16
- * bytes. */
+/* The products of shared rows by warpgroups (grouped_linear.cu): groups in the device, of which
+ * there are at most CUDA_TILE_WIDE_GROUPS_MAX; all starts and strides of a and b are multiples of
+ * 16 bytes. */
 void cuda_tiles_wide_launch(struct device *dev, const struct cuda_tile_job *job,
                             const struct cuda_tile_group *groups, int32_t n_groups,
                             int64_t n_tiles);

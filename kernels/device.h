@@ -21,9 +21,10 @@
  * Where memory lies. The host may not look into what alloc gave. In host memory are: structs,
  * cu_seqlens and cu_rows, the offsets of groups, the arrays of a route, n_rerouted and n_dropped,
  * and arrays of pointers (w, acc_dw, r, acc_dr, packed, scales of groups), which point into the
- * device. All else is in the device's: elements, floats, tokens, labels, ids, sent, selected, index,
- * counts, histogram, and the accumulators acc, acc_loss and acc_bad. No op returns a number that it
- * computed: it adds it to an accumulator, which is read once, when the host may wait for it. */
+ * device. All else is in the device's: elements, floats, tokens, labels, ids, sent, selected,
+ * index, counts, histogram, and the accumulators acc, acc_loss and acc_bad. No op returns a number
+ * that it computed: it adds it to an accumulator, which is read once, when the host may wait for
+ * it. */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
 

@@ -16,7 +16,8 @@ struct place {
     int64_t row, col; /* of the tile's first element */
 };
 
-/* The tile's group is the last that begins at or before it: empty ones begin where the next does. */
+/* The tile's group is the last that begins at or before it: empty ones begin where the next
+ * does. */
 __device__ static place find_tile(const cuda_tile_group *groups, int32_t n_groups, int64_t tile,
                                   int side)
 {

@@ -1,7 +1,8 @@
 /* vmath.h - exponentials without branches, so that loops over them vectorise; a maximum
  *
  * Each is within 4 ulp where the result is a normal float (tests/test_vmath.c); limits and NaN
- * behave as in libm. Written in plain C, so every compiler and every vector width gives the same bits. */
+ * behave as in libm. Written in plain C, so every compiler and every vector width gives the same
+ * bits. */
 #ifndef KERNELS_VMATH_H
 #define KERNELS_VMATH_H
 

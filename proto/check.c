@@ -104,7 +104,8 @@ static int check_text(struct walk *w, const struct place *at, const struct check
     return violate(w, at, why);
 }
 
-static int check_number(struct walk *w, const struct place *at, const struct check_bound *b, uint64_t x)
+static int check_number(struct walk *w, const struct place *at, const struct check_bound *b,
+                        uint64_t x)
 {
     char why[96];
     if (x >= b->min && x <= b->max)

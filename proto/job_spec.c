@@ -62,7 +62,8 @@ static const struct field fields[] = {
     {"train.deterministic", FIELD_PB_BOOL, AT(train_deterministic), .preset = "false",
      .help = "the same bits in every run on the same layout, at some cost in speed"},
     {"train.on_nan", FIELD_WORD, AT(train_on_nan), .preset = "stop",
-     WORDS("stop", "skip", "rollback"), .help = "when loss or gradient is not a number; skip gives up after 10 steps in a row, "
+     WORDS("stop", "skip", "rollback"),
+     .help = "when loss or gradient is not a number; skip gives up after 10 steps in a row, "
              "rollback after 3 times"},
     {"train.verify_every_steps", FIELD_U64, AT(train_verify_every_steps), .preset = "500",
      .max = 1e9, .unit = "steps",

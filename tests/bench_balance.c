@@ -1,7 +1,7 @@
 /* bench_balance - the goal table of the planner on real loads: figures, met or not, and why
  *
- * usage: bench_balance DATA_FOLDER [effort_us [ROWS]], ROWS as in 245. Exits 1 if a figure that must
- * not get worse did. */
+ * usage: bench_balance DATA_FOLDER [effort_us [ROWS]], ROWS as in 245. Exits 1 if a figure that
+ * must not get worse did. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -310,10 +310,11 @@ static void row_4(void)
 {
     struct trace t;
     trace_read(TRACE_PATH, &t);
-    printf("4  recorded over a change of text (%u windows, %u layers, %u experts): plan on i, score "
-           "on i+1\n   (goal: within 10 %% of the oracle with a quarter of EPLB's moves), and what "
-           "it costs in virtual time; ours over 4 seeds\n   %-4s %-18s %9s %6s %6s %10s %9s %9s %9s\n", t.n_windows,
-           t.n_layers, t.n_experts, "", "", "max/mean", "plans", "moves", "GB moved", "uneven s",
+    printf("4  recorded over a change of text (%u windows, %u layers, %u experts): plan on i, "
+           "score on i+1\n   (goal: within 10 %% of the oracle with a quarter of EPLB's moves), "
+           "and what it costs in virtual time; ours over 4 seeds\n"
+           "   %-4s %-18s %9s %6s %6s %10s %9s %9s %9s\n", t.n_windows, t.n_layers,
+           t.n_experts, "", "", "max/mean", "plans", "moves", "GB moved", "uneven s",
            "moving s", "lost s");
     for (uint32_t g = 8; g <= 32; g *= 2) {
         struct replay r[REPLAY_KINDS];

@@ -1,8 +1,9 @@
 /* bench_control.c - figures of the control plane against the real coordinator, one table
  *
  * bench_control [FOLDER [start|submit|clients|kill|restart]]: the folder (on the disk that
- * matters) is made and removed; without a part, all. Peers' figures and goals stand in the design's performance table. Clients are plain ZeroMQ sockets here, because
- * a thousand of them in one loop would measure the loop. */
+ * matters) is made and removed; without a part, all. Peers' figures and goals stand in the
+ * design's performance table. Clients are plain ZeroMQ sockets here, because a thousand of them in
+ * one loop would measure the loop. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -71,7 +72,7 @@ static void end(int number)
     waitpid(pid, NULL, 0);
 }
 
-/* ---- one client -------------------------------------------------------------------------------- */
+/* ---- one client ------------------------------------------------------------------------------ */
 
 static void *client(void)
 {
@@ -159,7 +160,7 @@ static struct checked_message *call(void *s, Ballast__Method method, uint64_t in
     return m;
 }
 
-/* ---- figures ------------------------------------------------------------------------------------- */
+/* ---- figures --------------------------------------------------------------------------------- */
 
 static int compare(const void *a, const void *b)
 {
@@ -326,7 +327,7 @@ static void measure_start(void)
     zmq_close(s);
 }
 
-/* ---- kill -9 under a stream of submissions --------------------------------------------------------- */
+/* ---- kill -9 under a stream of submissions --------------------------------------------------- */
 
 static void measure_kills(void)
 {
@@ -401,7 +402,7 @@ static void measure_kills(void)
     zmq_close(s);
 }
 
-/* ---- restart ------------------------------------------------------------------------------------------ */
+/* ---- restart --------------------------------------------------------------------------------- */
 
 static void on_stored(void *context_)
 {

@@ -2,9 +2,9 @@
  * bench_move [TOKENS STEPS]
  *
  * Two ranks, each on one core of its own; the router's bias sends every token to expert 0, which
- * lies on rank 0. A plan gives rank 1 a copy of it in its spare slot. Predicted gain of a step: rows
- * that the heavier rank has less, times the measured seconds of a row, over the layers. Needs a
- * machine with two idle cores (or, with few tokens and many steps, moments in which they are);
+ * lies on rank 0. A plan gives rank 1 a copy of it in its spare slot. Predicted gain of a step:
+ * rows that the heavier rank has less, times the measured seconds of a row, over the layers. Needs
+ * a machine with two idle cores (or, with few tokens and many steps, moments in which they are);
  * exit code 1 if the gain is off by more than 20 %. */
 #include <math.h>
 #include <pthread.h>

@@ -209,7 +209,8 @@ class Cluster:
 
     def start_coordinator(self):
         process = self._start("coordinator", "ballast-coordinator",
-                              f"listen: [{self.address}, \"{self.tcp}\"]\nstate_dir: {self.folder}/state\n")
+                              f"listen: [{self.address}, \"{self.tcp}\"]\n"
+                              f"state_dir: {self.folder}/state\n")
         until(lambda: self.run("ping", "--timeout", "2").returncode == 0, 20,
               "the coordinator answers a ping")
         return process
@@ -330,7 +331,10 @@ train:
   optimizer: {{lr: 3e-3}}
   schedule: {{warmup_steps: 2, min_lr: 3e-4}}
 parallel: {{workers: {workers}, fsdp_shard_degree: {fsdp}, expert_parallel_degree: {ep}}}
-checkpoint: {{path: {checkpoint or f'checkpoint-{self.n_jobs}'}, every_steps: {checkpoint_every}, keep: 3}}
+checkpoint:
+  path: {checkpoint or f'checkpoint-{self.n_jobs}'}
+  every_steps: {checkpoint_every}
+  keep: 3
 scheduling: {{max_restarts: {max_restarts}}}
 {more}""")
         return path

@@ -174,7 +174,8 @@ static void attn_res_backward(struct trial *t)
                                        w, n, d, 1e-5f);
 }
 
-/* No rows, rows shorter than a vector, odd ones, a group's of every size, those of a block, K3's. */
+/* No rows, rows shorter than a vector, odd ones, a group's of every size, those of a block,
+ * K3's. */
 #define SHAPES(op)                                                                                 \
     {#op, op, {0, 8}}, {#op, op, {1, 1}}, {#op, op, {3, 5}}, {#op, op, {17, 8}},                   \
         {#op, op, {9, 33}}, {#op, op, {33, 64}}, {#op, op, {300, 128}}, {#op, op, {5, 512}},       \

@@ -53,9 +53,9 @@ static const float *apart_logits(struct trial *t, const struct router_shape *sha
             double at = (order[e] + 0.25 + 0.5 * trial_uniform(t)) / n_experts;
             double score = 0.15 + 0.7 * at - bias[e];
             bool is_tie = t->d[5] & TIES && i % 3 == 2;
-            x[i * n_experts + e] = is_tie                            ? 0.5f
-                                   : shape->kind == ROUTER_SOFTMAX ? (float)(8 * at)
-                                                                   : (float)log(score / (1 - score));
+            x[i * n_experts + e] = is_tie ? 0.5f
+                                 : shape->kind == ROUTER_SOFTMAX ? (float)(8 * at)
+                                 : (float)log(score / (1 - score));
         }
     }
     return in_floats_of(t, x, shape->n_tokens * n_experts);

@@ -1,4 +1,4 @@
-"""One job of each model family trains from random weights, saves, and resumes from what it saved."""
+"""One job of each model family trains from random weights, saves, and resumes from that."""
 import json
 import os
 

@@ -1,4 +1,4 @@
-"""What hangs is found within the lease: a collective that one rank skips, a step that never ends."""
+"""What hangs is found within the lease: a collective that a rank skips, a step without end."""
 import re
 import time
 

@@ -1,7 +1,8 @@
 /* fuzz_check.c - any two frames, any sender: check answers and never crashes
  *
  * The input is a byte of sender and kind, u16 the length of the head, the head, the payload. With
- * the first bit of the first byte the head is made well, of a method, so that payloads are reached. */
+ * the first bit of the first byte the head is made well, of a method, so that payloads are
+ * reached. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

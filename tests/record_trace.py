@@ -90,8 +90,8 @@ def main():
                 os.path.join(c.folder, f"weights-{part}", "**", "config.json"), recursive=True)))
             query = ("select window_start_step, layer, expert, sum(tokens) from expert_load where "
                      f"job = {job} group by 1, 2, 3 order by 1, 2, 3")
-            found = list(csv.reader(io.StringIO(c.ok("db", "query", query, "--csv", "--no-header", "-c",
-                                                        "100000"))))
+            answer = c.ok("db", "query", query, "--csv", "--no-header", "-c", "100000")
+            found = list(csv.reader(io.StringIO(answer)))
             starts = sorted({int(r[0]) for r in found})
             rows += [(window + starts.index(int(r[0])), *map(int, r[1:])) for r in found]
             window += len(starts)

@@ -135,11 +135,15 @@ static void methods_senders_and_keys(void **state)
         {"a method nobody knows", REQUEST, 999, CHECK_CLIENT, BALLAST__CODE__UNIMPLEMENTED},
         {"no method", REQUEST, M(UNKNOWN), CHECK_CLIENT, BALLAST__CODE__UNIMPLEMENTED},
         {"a notice of a request", NOTICE, M(PING), CHECK_CLIENT, BALLAST__CODE__INVALID_ARGUMENT},
-        {"a request of a notice", REQUEST, M(GOODBYE), CHECK_WORKER, BALLAST__CODE__INVALID_ARGUMENT},
+        {"a request of a notice", REQUEST, M(GOODBYE), CHECK_WORKER,
+         BALLAST__CODE__INVALID_ARGUMENT},
         {"a kind nobody knows", 77, M(PING), CHECK_CLIENT, BALLAST__CODE__INVALID_ARGUMENT},
-        {"a client that says STOP", NOTICE, M(STOP), CHECK_CLIENT, BALLAST__CODE__PERMISSION_DENIED},
-        {"a client that reports", NOTICE, M(HEARTBEAT), CHECK_CLIENT, BALLAST__CODE__PERMISSION_DENIED},
-        {"a worker that lists jobs", REQUEST, M(JOB_LIST), CHECK_WORKER, BALLAST__CODE__PERMISSION_DENIED},
+        {"a client that says STOP", NOTICE, M(STOP), CHECK_CLIENT,
+         BALLAST__CODE__PERMISSION_DENIED},
+        {"a client that reports", NOTICE, M(HEARTBEAT), CHECK_CLIENT,
+         BALLAST__CODE__PERMISSION_DENIED},
+        {"a worker that lists jobs", REQUEST, M(JOB_LIST), CHECK_WORKER,
+         BALLAST__CODE__PERMISSION_DENIED},
         {"a worker that pings", REQUEST, M(PING), CHECK_WORKER, -1},
     };
     struct message m = {0};
@@ -392,7 +396,10 @@ static void make_mistake(struct balance *b, enum balance_mistake which)
     case HOME_BEYOND:   b->home[0][1] = 4; break;
     case SHARE_NEGATIVE: b->share[0][0] = -0.25; break;
     case SHARES_SHORT:  b->share[0][0] = 0.2; break;
-    case MANY_SLOTS:    b->placement.n_devices = RANKS_MAX; b->placement.n_slots = EXPERTS_MAX; break;
+    case MANY_SLOTS:
+        b->placement.n_devices = RANKS_MAX;
+        b->placement.n_slots = EXPERTS_MAX;
+        break;
     case PLAN_OLD:      b->prepare.base_epoch = 2; break;
     case PLAN_EMPTY:    b->placement.n_layers = 0; break;
     case OTHER_EXPERTS: b->experts[1][1] = b->experts[1][3] = -1; b->share[1][0] = 1;

@@ -230,7 +230,8 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
     {"not yet: offload", {"parallel.offload=optimizer"},
      "--set: key 'parallel.offload': optimizer is not supported yet; this version runs off"},
     {"unknown optimizer", {"train.optimizer.name=sgd"},
-     "--set: key 'train.optimizer.name': 'sgd' is not allowed; allowed: adamw, muon, muon_per_head"},
+     "--set: key 'train.optimizer.name': 'sgd' is not allowed; "
+     "allowed: adamw, muon, muon_per_head"},
     {"no training data", {"data.train=[]"},
      "--set: key 'data.train': has 0 of at least 1 elements"},
     {"older spellings",

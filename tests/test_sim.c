@@ -60,7 +60,8 @@ static void every_history_keeps_the_rules(void **state)
            " packets (%" PRIu64 " lost), %" PRIu64 " coordinator crashes, %" PRIu64
            " daemon kills, %" PRIu64 " records, %" PRIu64 " trainers, %" PRIu64 " jobs done, %"
            PRIu64 " plans (%" PRIu64 " carried out, %" PRIu64 " ended, %" PRIu64
-           " of them too late), %" PRIu64 " failed\n", n_seeds, first_seed, (double)(clock() - from) / CLOCKS_PER_SEC,
+           " of them too late), %" PRIu64 " failed\n", n_seeds, first_seed,
+           (double)(clock() - from) / CLOCKS_PER_SEC,
            sum.n_events, sum.n_packets, sum.n_lost, sum.n_crashes, sum.n_kills, sum.n_records,
            sum.n_attempts, sum.n_done, sum.n_plans,
            sum.n_placements, sum.n_plans_ended, sum.n_late_wins, n_failed);

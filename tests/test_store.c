@@ -348,7 +348,8 @@ static void a_later_attempt_replaces_steps(void **state)
         uint32_t attempt;
         uint64_t step;
         double loss, validation_loss;
-    } rows[] = {{1, 1, 5.0, NAN}, {1, 2, 4.0, 4.5}, {2, 2, 3.0, 3.5}, {1, 2, 9.0, NAN}, {2, 3, 2.0, NAN}};
+    } rows[] = {{1, 1, 5.0, NAN}, {1, 2, 4.0, 4.5}, {2, 2, 3.0, 3.5}, {1, 2, 9.0, NAN},
+                {2, 3, 2.0, NAN}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         Ballast__PhaseTime phase = BALLAST__PHASE_TIME__INIT, *phases[] = {&phase};
         Ballast__StepReport step = BALLAST__STEP_REPORT__INIT, *list[] = {&step};

@@ -128,7 +128,8 @@ struct attempt *agent_add(struct agent *a, struct agent_turn *t, job_id job,
     }
     struct attempt *x = &a->attempts[a->n_attempts++];
     *x = (struct attempt){.job = job, .attempt = attempt, .rank = rank, .life = life,
-                          .kill_ns = UINT64_MAX, .late_ns = UINT64_MAX, .text = xstrdup(""), .plan_text = xstrdup("")};
+                          .kill_ns = UINT64_MAX, .late_ns = UINT64_MAX, .text = xstrdup(""),
+                          .plan_text = xstrdup("")};
     see(a, job, attempt);
     return x;
 }

@@ -131,7 +131,8 @@ static void print_case(FILE *out, const struct bench_case *c, bool json, double 
         else
             fputs("null}\n", out);
     } else {
-        fprintf(out, "%-24s %-30s %9.3f ms %7.1f GFLOP/s %6.1f GB/s  floor %8.3f ms  x%-6.2f %.1g\n",
+        fprintf(out, "%-24s %-30s %9.3f ms %7.1f GFLOP/s %6.1f GB/s  floor %8.3f ms  "
+                "x%-6.2f %.1g\n",
                 c->op, c->shape, seconds * 1e3, c->flops / seconds / 1e9, c->bytes / seconds / 1e9,
                 floor_s * 1e3, seconds / floor_s, error);
     }

@@ -142,7 +142,8 @@ struct coll_host_config {
     const uint8_t *id; /* 16 bytes, names the rendezvous; the same on all ranks */
     uint32_t rank, world;
     size_t   stage_bytes; /* of the pieces in which tensors pass through host memory, where the
-                           * device's is another; a multiple of 64, the same on all ranks; 0: 8 MiB */
+                           * device's is another; a multiple of 64, the same on all ranks;
+                           * 0: 8 MiB */
     uint64_t open_timeout_ns; /* for all ranks to arrive */
     uint64_t call_timeout_ns; /* for a member to come to a call; 0: wait for ever */
     uint64_t stopped_timeout_ns; /* for one that a signal has stopped; 0: as long as others */

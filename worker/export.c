@@ -24,8 +24,9 @@
 static const char usage[] =
     "usage: ballast-worker export MODEL_DIR --lora ADAPTER_DIR --out DIR\n"
     "\n"
-    "Writes the model with the adapter merged into it: W + (alpha / r) B A in place of each matrix\n"
-    "that has one, in the dtype that it is stored in, packed as it is packed. All else is copied.\n"
+    "Writes the model with the adapter merged into it: W + (alpha / r) B A in place of each\n"
+    "matrix that has one, in the dtype that it is stored in, packed as it is packed. All else is\n"
+    "copied.\n"
     "\n"
     "  --lora DIR    a PEFT folder: adapter_config.json and adapter_model.safetensors\n"
     "  --out DIR     a folder that does not exist yet\n"

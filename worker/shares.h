@@ -15,8 +15,8 @@ void shares_destroy(struct shares *s);
 /* counts: (n_devices, n_experts) rows that each source has for each expert. Out: to_slot (n_devices
  * * n_slots), rows of `me` for each slot; arrived (n_devices, n_slots), rows for my slots by
  * source. whole_sources: a source's rows for an expert all go to one copy, and servers (n_copied,
- * n_devices) says to which slot; -1: it has none. Returns the most rows that come to any device, the
- * same on all, where sources are not whole. */
+ * n_devices) says to which slot; -1: it has none. Returns the most rows that come to any device,
+ * the same on all, where sources are not whole. */
 int64_t shares_rows(struct shares *s, const struct slots *slots, uint32_t layer,
                     const int32_t *counts, bool whole_sources, int64_t *to_slot, int64_t *arrived,
                     int32_t *servers);

@@ -200,7 +200,8 @@ static void log_start(const struct trainer *t)
            (double)shard_state_bytes(r->shard) / (1 << 20), r->dev->n_threads,
            r->state.step > 0 ? "resumes from step" : "starts at step", r->state.step);
     if (r->coll->rank == 0)
-        printf("data: %" PRIu64 " tokens in %" PRIu64 " documents, %" PRIu64 " sequences an epoch\n",
+        printf("data: %" PRIu64 " tokens in %" PRIu64 " documents, %" PRIu64
+               " sequences an epoch\n",
                data_tokens(r->train), data_documents(r->train), data_windows(r->train));
 }
 
