@@ -33,6 +33,7 @@ enum outline_op {
     OP_ROUTER_SOFTMAX, OP_ROUTER_SOFTMAX_CHOSEN, OP_ROUTER_SQRT_SOFTPLUS, OP_ROUTER_HASH,
     OP_EXPERTS, OP_EXPERT_BIAS, OP_LATENT_EXPERTS, OP_SHARED_EXPERT, OP_SHARED_EXPERT_GATE,
     OP_SWIGLU, OP_SWIGLU_CLAMPED, OP_SITU, OP_RELU2, OP_OTHER_ACTIVATION,
+    OP_GATED_CONV, OP_INDEXER_BLOCKS, OP_ZERO_EXPERTS, OP_SOFT_CAP, OP_POST_NORM, OP_FACTORED_QUERY,
     OUTLINE_OPS
 };
 _Static_assert(OUTLINE_OPS <= 64, "a block's operators are the bits of one word");
@@ -57,6 +58,7 @@ struct outline_block {
     uint32_t index_heads, index_dim, index_top_k;
     uint64_t n_state;       /* floats of recurrent state of a sequence */
     uint32_t n_experts, top_k, expert_in, expert_inter, expert_matrices;
+    uint32_t n_zero;        /* choices beyond the experts that compute nothing */
     uint32_t n_tensors;
     struct outline_tensor tensors[OUTLINE_TENSORS_MAX];
 };

@@ -8,13 +8,15 @@
 #include "common/outline.h"
 
 enum mix_kind {
-    MIX_NONE, MIX_FULL, MIX_SLIDING, MIX_CHUNKED, MIX_LINEAR /* which linear one: the keys say */
+    MIX_NONE, MIX_FULL, MIX_SLIDING, MIX_CHUNKED, MIX_LINEAR, /* which linear one: the keys say */
+    MIX_CONV
 };
 enum ffn_kind { FFN_NONE, FFN_DENSE, FFN_MOE };
 
 struct builder {
     const struct json *root, *text; /* text: the language model's keys */
-    const char *type;               /* its model_type */
+    const char *type;               /* the model_type whose habits it has: its own, or of a kin */
+    char kin[64];
     struct outline *o;
     enum mix_kind mix[LAYERS_MAX];
     enum ffn_kind ffn[LAYERS_MAX];
@@ -24,6 +26,8 @@ struct builder {
 };
 
 #define KEYS(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define BUILD_N_EXPERTS KEYS("num_experts", "n_routed_experts", "num_local_experts", \
+                             "moe_num_experts", "moe_num_primary_experts")
 #define OUTLINE_REQUIRED UINT32_MAX
 #define WIDTH_MAX (1u << 20)
 
@@ -36,6 +40,8 @@ int build_flag(const struct builder *b, const char *key, bool otherwise, bool *o
 /* The text, or "" */
 const char *build_text(const struct builder *b, const char *key);
 bool build_has(const struct builder *b, const char *key); /* neither absent nor null */
+/* A number, or NULL: of the text model or of the objects that it keeps attention and experts in. */
+const struct json *build_find(const struct builder *b, const char *key);
 /* Does model_type begin with one of the words, which spaces separate? */
 bool build_is(const struct builder *b, const char *words);
 
@@ -51,14 +57,20 @@ void build_tensor(struct outline_block *k, enum outline_part part, const char *n
 /* A norm of the residual stream: root mean square or, in a few families, LayerNorm. */
 void build_norm(struct builder *b, struct outline_block *k, const char *weight, const char *bias);
 
+/* A norm of the block's output, in the families that have one. */
+void build_post_norm(struct builder *b, struct outline_block *k, const char *weight);
+
 /* Which blocks the layers have: fills mix, ffn and, in nested patterns, the number of layers. */
 int build_layers(struct builder *b);
 /* The blocks of layer l. */
 int build_mixer(struct builder *b, uint32_t l, struct outline_block *k);
+int build_conv(struct builder *b, struct outline_block *k);
 int build_linear(struct builder *b, struct outline_block *k);
 int build_latent(struct builder *b, uint32_t l, struct outline_block *k);
 int build_compressed(struct builder *b, uint32_t l, struct outline_block *k);
 int build_ffn(struct builder *b, uint32_t l, struct outline_block *k);
 int build_quant(struct builder *b);
+/* Of a file beside the configuration, hf_quant_config.json; none there is no error. */
+int build_quant_beside(const char *path, struct outline_quant *out, struct err *err);
 
 #endif

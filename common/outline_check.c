@@ -55,15 +55,22 @@ struct work {
     char (*names)[TENSOR_NAME_BYTES]; /* of groups, plain */
     enum tensor_kind *kinds;
     bool *told;          /* groups that were called unknown */
+    bool has_halves;     /* bytes hold two numbers */
     uint64_t found[2][OUTLINE_TENSORS_MAX]; /* parameters, of the blocks of one layer */
 };
+
+/* Two 4-bit numbers in a byte, which no name tells but the width does. */
+static bool is_half(const struct tensor_group *g, const struct outline_tensor *t)
+{
+    return t && g->n_dims >= 2 && t->in == 2 * g->dims[g->n_dims - 1] &&
+           (!strcmp(g->dtype, "I8") || !strcmp(g->dtype, "U8"));
+}
 
 static void place_group(struct work *w, size_t i, uint32_t layer,
                         const struct outline_block *const blocks[2])
 {
     const struct tensor_group *g = &w->list->groups[i];
     uint64_t n = g->per_layer[layer];
-    uint64_t count = n * g->n_elements * tensor_unpacked(g, w->o->quant.bits);
     struct place best = {0};
     for (int k = 0; k < 2; k++)
         if (blocks[k])
@@ -71,6 +78,9 @@ static void place_group(struct work *w, size_t i, uint32_t layer,
     for (int k = 0; !best.tensor && k < 2; k++)
         if (blocks[k])
             look_in(blocks[k], g->name, &best);
+    uint64_t count = n * g->n_elements * (is_half(g, best.tensor)
+                                              ? 2 : tensor_unpacked(g, w->o->quant.bits));
+    w->has_halves |= is_half(g, best.tensor);
     w->c->text += count;
     if (best.tensor && best.tensor->part == PART_EXPERTS)
         w->c->text_experts += count;
@@ -130,7 +140,8 @@ static void count_rest(struct work *w)
     struct outline_check *c = w->c;
     for (size_t i = 0; i < w->list->n_groups; i++) {
         const struct tensor_group *g = &w->list->groups[i];
-        uint64_t of_one = g->n_elements * tensor_unpacked(g, w->o->quant.bits);
+        bool half = w->has_halves && !strcmp(g->dtype, "I8");
+        uint64_t of_one = g->n_elements * (half ? 2 : tensor_unpacked(g, w->o->quant.bits));
         if (w->kinds[i] == TENSOR_SCALE)
             c->n_scales += g->n_tensors;
         else if (w->kinds[i] != TENSOR_TEXT)

@@ -15,10 +15,19 @@
 
 /* Families whose every tensor is known. */
 static const char known[] =
-    "bailing_moe_v2 dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe glm4_moe_lite "
-    "glm5_next glm_moe_dsa gpt_oss granitemoe hunyuan jamba kimi_k2 kimi_k25 kimi_k3 kimi_k31 "
-    "kimi_linear llama4 minimax_m1 minimax_m2 mixtral nemotron_h olmoe phimoe qwen2_moe "
-    "qwen3_5_moe qwen3_moe qwen3_next";
+    "afmoe arctic bailing_moe bailing_moe_v2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 "
+    "deepseek_v4 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm5_next glm_moe_dsa gpt_oss granitemoe "
+    "granitemoehybrid granitemoeshared hunyuan hunyuan_v1_moe jamba kimi_k2 kimi_k25 kimi_k3 "
+    "kimi_k31 kimi_linear lfm2_moe llama4 longcat_flash mimo_v2 mimo_v2_flash minimax_m1 minimax_m2 "
+    "minimax_m3 mixtral nemotron_h olmoe phimoe qwen2_moe qwen3_5_moe qwen3_moe qwen3_next";
+
+/* Other names of the same structure. */
+static const struct { const char *type, *kin; } kins[] = {
+    {"glm4v_moe", "glm4_moe"}, {"minimax", "minimax_m1"}, {"minimax_text_01", "minimax_m1"},
+    {"minimax_m3_vl", "minimax_m3"}, {"qwen3_vl_moe", "qwen3_moe"},
+    {"qwen3_omni_moe", "qwen3_moe"}, {"deepseek_moe", "deepseek"}, {"kimi_vl", "deepseek_v3"},
+    {"ernie4_5_moe_vl", "ernie4_5_moe"}, {"glm5_next_text", "glm5_next"},
+};
 
 /* ---- values --------------------------------------------------------------------------------- */
 
@@ -27,6 +36,7 @@ static int number_of(const struct builder *b, const char *key, const struct json
 {
     uint64_t x;
     if (json_kind_of(v) == JSON_ARRAY) {
+        l = build_is(b, "ernie") ? 0 : l; /* a value for text, another for pictures */
         if (l >= json_count(v))
             return err_set(b->err, -EINVAL, "key '%s' has %zu elements, expected one per layer",
                            key, json_count(v));
@@ -40,7 +50,7 @@ static int number_of(const struct builder *b, const char *key, const struct json
 }
 
 /* Some keep the keys of attention and experts in objects of their own. */
-static const struct json *find(const struct builder *b, const char *key)
+const struct json *build_find(const struct builder *b, const char *key)
 {
     static const char *const nests[] = {"ffn_config", "attn_config"};
     const struct json *v = json_get(b->text, key);
@@ -49,16 +59,26 @@ static const struct json *find(const struct builder *b, const char *key)
     return v;
 }
 
+static int missing(const struct builder *b, const char *const *keys)
+{
+    char others[256] = "";
+    for (size_t i = 1, n = 0; keys[i] && n < sizeof others; i++)
+        n += (size_t)snprintf(others + n, sizeof others - n, "%s'%s'", i == 1 ? " (or " : ", ",
+                              keys[i]);
+    return err_set(b->err, -EINVAL, "key '%s' is missing%s%s", keys[0], others,
+                   *others ? ")" : "");
+}
+
 int build_number(const struct builder *b, uint32_t l, const char *const *keys, uint32_t min,
                  uint32_t max, uint32_t otherwise, uint32_t *out)
 {
     for (size_t i = 0; keys[i]; i++) {
-        const struct json *v = find(b, keys[i]);
+        const struct json *v = build_find(b, keys[i]);
         if (v)
             return number_of(b, keys[i], v, l, min, max, out);
     }
     if (otherwise == OUTLINE_REQUIRED)
-        return err_set(b->err, -EINVAL, "key '%s' is missing", keys[0]);
+        return missing(b, keys);
     *out = otherwise;
     return 0;
 }
@@ -76,7 +96,7 @@ const char *build_text(const struct builder *b, const char *key)
 
 bool build_has(const struct builder *b, const char *key)
 {
-    return find(b, key) != NULL;
+    return build_find(b, key) != NULL;
 }
 
 bool build_is(const struct builder *b, const char *words)
@@ -108,6 +128,14 @@ void build_norm(struct builder *b, struct outline_block *k, const char *weight, 
         build_tensor(k, PART_NORMS, bias, b->o->hidden, 0, 1);
 }
 
+void build_post_norm(struct builder *b, struct outline_block *k, const char *weight)
+{
+    if (!build_is(b, "afmoe gemma grok git"))
+        return;
+    build_op(k, OP_POST_NORM);
+    build_tensor(k, PART_NORMS, weight, b->o->hidden, 0, 1);
+}
+
 /* ---- the whole model ------------------------------------------------------------------------ */
 
 bool outline_is_known(const char *word)
@@ -122,6 +150,55 @@ bool outline_is_known(const char *word)
     return false;
 }
 
+static const char *kin_of(const char *type)
+{
+    for (size_t i = 0; i < sizeof kins / sizeof *kins; i++)
+        if (!strcmp(type, kins[i].type))
+            return kins[i].kin;
+    return type;
+}
+
+/* "DeepseekV4ForCausalLM" as "deepseek_v4": what configurations under other names say, too. */
+static void type_of_class(const char *class, char out[64])
+{
+    size_t n = 0;
+    const char *end = strstr(class, "For");
+    for (const char *p = class; *p && p != end && n < 61; p++) {
+        bool is_upper = *p >= 'A' && *p <= 'Z';
+        if (is_upper && p > class && !(p[-1] >= 'A' && p[-1] <= 'Z'))
+            out[n++] = '_';
+        out[n++] = is_upper ? (char)(*p - 'A' + 'a') : *p;
+    }
+    out[n] = '\0';
+}
+
+/* Whose habits a model has whose own name tells nothing: of its text model, or of its class. */
+static void find_kin(struct builder *b)
+{
+    const char *text = json_as_string(json_get(b->text, "model_type"));
+    const char *class = json_as_string(json_at(json_get(b->root, "architectures"), 0));
+    size_t n = text ? strlen(text) : 0;
+    char own[64];
+    snprintf(b->kin, sizeof b->kin, "%s", kin_of(b->o->family));
+    if (!outline_is_known(b->kin) && n && n < sizeof own && b->text != b->root) {
+        bool has_end = n > 5 && !strcmp(text + n - 5, "_text");
+        snprintf(own, sizeof own, "%.*s", (int)(has_end ? n - 5 : n), text);
+        snprintf(b->kin, sizeof b->kin, "%s", kin_of(own));
+    }
+    if (!outline_is_known(b->kin) && class) {
+        type_of_class(class, own);
+        if (outline_is_known(kin_of(own)))
+            snprintf(b->kin, sizeof b->kin, "%s", kin_of(own));
+    }
+    b->type = b->kin;
+    b->o->is_known = outline_is_known(b->kin);
+    if (!b->o->is_known)
+        outline_note(b->o, "model_type '%s' is not known: its structure is inferred from its keys",
+                     b->o->family);
+    else if (strcmp(b->kin, b->o->family) != 0)
+        outline_note(b->o, "model_type '%s' is read as %s", b->o->family, b->kin);
+}
+
 static int read_family(struct builder *b)
 {
     const char *type = json_as_string(json_get(b->root, "model_type"));
@@ -132,26 +209,29 @@ static int read_family(struct builder *b)
         return err_set(b->err, -EINVAL, "key 'model_type' is '%s...', too long for a name",
                        hf_shown(type, shown));
     snprintf(b->o->family, sizeof b->o->family, "%s", hf_shown(type, shown));
-    b->o->is_known = outline_is_known(type);
-    b->type = b->o->family;
-    if (!b->o->is_known)
-        outline_note(b->o, "model_type '%s' is not known: its structure is inferred from its keys",
-                     b->o->family);
     return 0;
 }
 
+static bool has_widths(const struct json *o)
+{
+    return json_get(o, "hidden_size") || json_get(o, "n_embd") || json_get(o, "d_model");
+}
+
+/* The language model's object may lie in another: thinker_config.text_config. */
 static int find_text(struct builder *b)
 {
-    static const char *const keys[] = {"text_config", "language_config", "llm_config"};
+    static const char *const keys[] = {"text_config", "language_config", "llm_config",
+                                       "thinker_config"};
     b->text = b->root;
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        const struct json *text = json_get(b->root, keys[i]);
-        if (text && json_kind_of(text) != JSON_OBJECT)
-            return err_set(b->err, -EINVAL, "key '%s' is not an object", keys[i]);
-        if (text && !json_get(b->root, "hidden_size")) {
-            b->text = text;
-            return 0;
+    for (int depth = 0; depth < 2; depth++) {
+        const struct json *inner = NULL;
+        for (size_t i = 0; !inner && i < sizeof keys / sizeof *keys; i++) {
+            inner = json_get(b->text, keys[i]);
+            if (inner && json_kind_of(inner) != JSON_OBJECT)
+                return err_set(b->err, -EINVAL, "key '%s' is not an object", keys[i]);
         }
+        if (inner && !has_widths(b->text))
+            b->text = inner;
     }
     return 0;
 }
@@ -184,9 +264,11 @@ static void make_top(struct builder *b)
     struct outline_block *k = &o->top;
     uint64_t h = o->hidden;
     memcpy(k->kind, "top", 4);
-    build_tensor(k, PART_EMBEDDING, "embed_tokens.weight|embeddings.weight|embed.weight", o->vocab,
+    build_tensor(k, PART_EMBEDDING, "embed_tokens.weight|embeddings.weight|embed.weight|"
+                 "wte.weight|in_out_embed.weight|word_embeddings.weight", o->vocab,
                  h, 1);
-    build_norm(b, k, "model.norm.weight|norm_f.weight|final_layernorm.weight|norm.weight",
+    build_norm(b, k, "model.norm.weight|norm_f.weight|final_layernorm.weight|"
+               "norm.weight|embedding_norm.weight",
                "model.norm.bias");
     if (!o->is_tied)
         build_tensor(k, PART_EMBEDDING, "lm_head.weight|head.weight", o->vocab, h, 1);
@@ -203,8 +285,11 @@ static void make_top(struct builder *b)
     }
     build_op(k, OP_EMBEDDING);
     build_op(k, o->is_tied ? OP_TIED_HEAD : OP_HEAD);
-    if (build_has(b, "logits_scaling") || build_has(b, "embedding_multiplier"))
+    if (build_has(b, "logits_scaling") || build_has(b, "embedding_multiplier") ||
+        build_has(b, "embedding_multiplier_scale") || build_is(b, "afmoe gemma"))
         build_op(k, OP_SCALED_STREAM);
+    if (build_has(b, "final_logit_softcapping") || build_has(b, "max_attn_value"))
+        build_op(k, OP_SOFT_CAP);
 }
 
 static bool tensors_equal(const struct outline_block *x, const struct outline_block *y)
@@ -260,6 +345,7 @@ static int build(struct builder *b)
         return err_set(b->err, -EINVAL, "not a JSON object, expected a model's config.json");
     if ((rc = read_family(b)) < 0 || (rc = find_text(b)) < 0)
         return rc;
+    find_kin(b);
     if ((rc = read_widths(b)) == 0 && (rc = build_layers(b)) == 0 && (rc = make_layers(b)) == 0)
         rc = build_quant(b);
     if (rc < 0 && b->text != b->root)
@@ -305,5 +391,14 @@ int outline_read(const char *path, struct outline **out, struct err *err)
 {
     struct json *root;
     int rc = json_read_file(path, HF_CONFIG_BYTES_MAX, &root, err);
-    return rc < 0 ? rc : build_root(path, root, out, err);
+    if (rc < 0 || (rc = build_root(path, root, out, err)) < 0 || *(*out)->quant.method)
+        return rc;
+    const char *slash = strrchr(path, '/');
+    char *beside = xasprintf("%.*shf_quant_config.json", slash ? (int)(slash - path + 1) : 0, path);
+    if ((rc = build_quant_beside(beside, &(*out)->quant, err)) < 0) {
+        free(*out);
+        *out = NULL;
+    }
+    free(beside);
+    return rc;
 }

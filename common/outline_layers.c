@@ -1,5 +1,6 @@
 /* outline_layers.c - which layer is of which kind: lists, patterns, periods and offsets */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/hf_keys.h"
@@ -15,7 +16,7 @@ static int mix_of_word(const char *word, enum mix_kind *out)
         {"sliding_window", MIX_SLIDING}, {"local", MIX_SLIDING},
         {"chunked_attention", MIX_CHUNKED}, {"linear_attention", MIX_LINEAR},
         {"mamba", MIX_LINEAR}, {"mamba2", MIX_LINEAR}, {"recurrent", MIX_LINEAR},
-        {"kda", MIX_LINEAR},
+        {"kda", MIX_LINEAR}, {"hybrid", MIX_LINEAR}, {"conv", MIX_CONV},
     };
     for (size_t i = 0; word && i < sizeof words / sizeof *words; i++)
         if (!strcmp(word, words[i].word)) {
@@ -109,6 +110,19 @@ static int read_attn_types(struct builder *b)
     return 0;
 }
 
+/* A number for each layer: 1 is a window. */
+static int read_window_list(struct builder *b, const char *key)
+{
+    for (uint32_t l = 0; l < b->o->n_layers; l++) {
+        uint32_t is_window;
+        int rc = build_number(b, l, KEYS(key), 0, 1, OUTLINE_REQUIRED, &is_window);
+        if (rc < 0)
+            return rc;
+        b->mix[l] = is_window ? MIX_SLIDING : MIX_FULL;
+    }
+    return 0;
+}
+
 /* Every layer full but those that a period leaves out. */
 static int read_periods(struct builder *b)
 {
@@ -159,6 +173,10 @@ static int read_mixers(struct builder *b)
     }
     if (build_has(b, "attn_type_list"))
         return read_attn_types(b);
+    if (json_kind_of(json_get(b->text, "hybrid_layer_pattern")) == JSON_ARRAY)
+        return read_window_list(b, "hybrid_layer_pattern");
+    if (json_kind_of(json_get(b->text, "sliding_window_layout")) == JSON_ARRAY)
+        return read_window_list(b, "sliding_window_layout");
     rc = read_periods(b);
     return rc < 0 ? rc : read_windows(b);
 }
@@ -175,7 +193,10 @@ static int read_ffn_list(struct builder *b, const char *key)
         const struct json *v = json_at(list, l);
         const char *word = json_as_string(v);
         uint64_t x = 0;
-        if (!word && !json_as_u64(v, &x))
+        bool is_moe = false;
+        if (json_as_bool(v, &is_moe))
+            x = is_moe;
+        else if (!word && !json_as_u64(v, &x))
             return err_set(b->err, -EINVAL, "key '%s', element %u: expected 'dense' or 'sparse'",
                            key, l);
         b->ffn[l] = word ? (strcmp(word, "dense") ? FFN_MOE : FFN_DENSE)
@@ -198,21 +219,50 @@ static int mark_layers(struct builder *b, const char *key, enum ffn_kind kind)
     return 0;
 }
 
+/* "4,5,6": the layers with experts, as a text. */
+static int read_ffn_text(struct builder *b, const char *list)
+{
+    for (uint32_t l = 0; l < b->o->n_layers; l++)
+        b->ffn[l] = FFN_DENSE;
+    for (const char *at = list; *at;) {
+        char *end;
+        unsigned long l = strtoul(at, &end, 10);
+        if (end == at || l >= b->o->n_layers || (*end && *end != ','))
+            return err_set(b->err, -EINVAL, "key 'moe_layers_enum': expected layer numbers from 0 "
+                           "to %u, separated by commas", b->o->n_layers - 1);
+        b->ffn[l] = FFN_MOE;
+        at = end + (*end == ',');
+    }
+    return 0;
+}
+
+/* A negative number counts from the end. */
+static int last_moe_layer(struct builder *b, uint32_t *out)
+{
+    double x = -1;
+    if (json_as_double(json_get(b->text, "moe_layer_end_index"), &x) && x < 0) {
+        *out = b->o->n_layers - 1;
+        return 0;
+    }
+    return build_number(b, 0, KEYS("moe_layer_end_index"), 0, LAYERS_MAX, b->o->n_layers - 1, out);
+}
+
 static int read_ffn_periods(struct builder *b)
 {
     uint32_t first, freq, step, period, offset, leave, skipped;
     int rc;
-    if ((rc = build_number(b, 0, KEYS("first_k_dense_replace", "moe_layer_start_index"), 0,
-                           LAYERS_MAX, 0, &first)) < 0 ||
-        (rc = build_number(b, 0, KEYS("moe_layer_freq", "moe_layer_interval"), 1, LAYERS_MAX, 1,
+    if ((rc = build_number(b, 0, KEYS("first_k_dense_replace", "moe_layer_start_index",
+                                      "num_dense_layers", "n_dense_layers"), 0, LAYERS_MAX, 0,
+                           &first)) < 0 ||
+        (rc = build_number(b, 0, KEYS("moe_layer_freq", "moe_layer_frequency",
+                                      "moe_layer_interval", "moe_every_n_layer"), 1, LAYERS_MAX, 1,
                            &freq)) < 0 ||
         (rc = build_number(b, 0, KEYS("decoder_sparse_step", "interleave_moe_layer_step"), 1,
                            LAYERS_MAX, 1, &step)) < 0 ||
         (rc = build_number(b, 0, KEYS("expert_layer_period"), 1, LAYERS_MAX, 1, &period)) < 0 ||
         (rc = build_number(b, 0, KEYS("expert_layer_offset"), 0, LAYERS_MAX, 0, &offset)) < 0 ||
         (rc = build_number(b, 0, KEYS("moe_layer_num_skipped"), 0, LAYERS_MAX, 0, &skipped)) < 0 ||
-        (rc = build_number(b, 0, KEYS("moe_layer_end_index"), 0, LAYERS_MAX,
-                           b->o->n_layers - 1, &leave)) < 0)
+        (rc = last_moe_layer(b, &leave)) < 0)
         return rc;
     if (skipped > first)
         first = skipped;
@@ -226,12 +276,14 @@ static int read_ffns(struct builder *b)
 {
     uint32_t n_experts;
     int rc;
-    if (build_has(b, "mlp_layer_types"))
-        return read_ffn_list(b, "mlp_layer_types");
-    if (json_kind_of(json_get(b->text, "moe_layer_freq")) == JSON_ARRAY)
-        return read_ffn_list(b, "moe_layer_freq");
-    rc = build_number(b, 0, KEYS("num_experts", "n_routed_experts", "num_local_experts",
-                                 "moe_num_experts"), 0, EXPERTS_MAX, 0, &n_experts);
+    static const char *const lists[] = {"mlp_layer_types", "moe_layer_freq", "is_moe_layer",
+                                        "moe_layer_layout"};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        if (json_kind_of(json_get(b->text, lists[i])) == JSON_ARRAY)
+            return read_ffn_list(b, lists[i]);
+    if (*build_text(b, "moe_layers_enum"))
+        return read_ffn_text(b, build_text(b, "moe_layers_enum"));
+    rc = build_number(b, 0, BUILD_N_EXPERTS, 0, EXPERTS_MAX, 0, &n_experts);
     if (rc < 0)
         return rc;
     if (!n_experts) {
@@ -247,17 +299,30 @@ static int read_ffns(struct builder *b)
     return read_ffn_periods(b);
 }
 
+/* A list of the layers' kinds tells how many there are, too. */
+static uint32_t count_listed(const struct builder *b)
+{
+    static const char *const lists[] = {"layer_types", "layers_block_type",
+                                        "hybrid_layer_pattern", "mlp_layer_types"};
+    size_t n = 0;
+    for (size_t i = 0; n == 0 && i < sizeof lists / sizeof *lists; i++)
+        n = json_count(json_get(b->text, lists[i]));
+    return n > 0 && n <= LAYERS_MAX ? (uint32_t)n : OUTLINE_REQUIRED;
+}
+
 int build_layers(struct builder *b)
 {
     const char *pattern = build_text(b, "hybrid_override_pattern");
     const struct json *blocks = json_get(b->text, "layers_block_type");
     int rc;
-    b->is_zero_centred = build_is(b, "qwen3_next qwen3_5");
+    if ((rc = build_flag(b, "use_gemma_norm", build_is(b, "qwen3_next qwen3_5 step3p"),
+                         &b->is_zero_centred)) < 0)
+        return rc;
     b->one_block = *pattern || (blocks && build_is(b, "nemotron_h"));
     if (*pattern)
         return read_pattern(b, pattern);
     rc = build_number(b, 0, KEYS("num_hidden_layers", "n_layers", "n_layer", "num_layers"), 1,
-                      LAYERS_MAX, OUTLINE_REQUIRED, &b->o->n_layers);
+                      LAYERS_MAX, count_listed(b), &b->o->n_layers);
     if (rc < 0)
         return rc;
     if (blocks && (rc = read_types(b, "layers_block_type", blocks)) < 0)

@@ -7,6 +7,23 @@
 #define HEADS_MAX 4096u
 #define DIM_MAX   8192u
 
+/* ---- a gated convolution -------------------------------------------------------------------- */
+
+int build_conv(struct builder *b, struct outline_block *k)
+{
+    uint64_t h = b->o->hidden;
+    uint32_t kernel;
+    int rc = build_number(b, 0, KEYS("conv_L_cache"), 1, 64, 3, &kernel);
+    if (rc < 0)
+        return rc;
+    memcpy(k->kind, "conv", 5);
+    build_op(k, OP_GATED_CONV);
+    build_tensor(k, PART_ATTENTION, "conv.in_proj.weight", 3 * h, h, 1);
+    build_tensor(k, PART_ATTENTION, "conv.conv.weight", h, kernel, 1);
+    build_tensor(k, PART_ATTENTION, "conv.out_proj.weight", h, h, 1);
+    return 0;
+}
+
 /* ---- KDA ------------------------------------------------------------------------------------ */
 
 static int kda_widths(struct builder *b, uint32_t *heads, uint32_t *d, uint32_t *kernel)

@@ -7,12 +7,26 @@
 #define HEADS_MAX 4096u
 #define DIM_MAX   8192u
 
+/* Two blocks in one: all matrices are twice as tall. */
+static void double_up(struct outline_block *k)
+{
+    for (uint32_t i = 0; i < k->n_tensors; i++)
+        k->tensors[i].out *= 2;
+    k->heads *= 2;
+}
+
 /* What a layer has around its block: one norm before it, and what the residual scheme adds. */
 static void add_stream(struct builder *b, struct outline_block *k)
 {
     uint64_t h = b->o->hidden;
+    build_post_norm(b, k, "post_attention_layernorm.weight|post_attn_norm.weight");
+    if (build_is(b, "longcat")) {
+        double_up(k);
+        build_tensor(k, PART_NORMS, "input_layernorm.1.weight", h, 0, 1);
+    }
     build_norm(b, k, b->one_block ? "norm.weight" : "input_layernorm.weight|attn_norm.weight|"
-               "norm_attn_norm.norm_1.weight", "input_layernorm.bias");
+               "norm_attn_norm.norm_1.weight|operator_norm.weight|pre_attn_norm.weight|"
+               "input_layernorm.0.weight", "input_layernorm.bias");
     if (build_has(b, "attn_res_block_size")) {
         build_op(k, OP_ATTN_RES);
         build_tensor(k, PART_RESIDUAL, "self_attention_res_norm.weight", h, 0, 1);
@@ -51,16 +65,45 @@ static int add_rotary(struct builder *b, struct outline_block *k)
     return 0;
 }
 
-static int read_heads(struct builder *b, struct outline_block *k)
+/* Layers with a window, or those without one, may have heads of their own. */
+static int read_own_heads(struct builder *b, uint32_t l, struct outline_block *k)
+{
+    const struct json *text = b->text, *other = json_get(text, "attention_other_setting");
+    bool is_window = b->mix[l] == MIX_SLIDING;
+    int rc;
+    if (!is_window)
+        return build_number(b, 0, KEYS("global_head_dim"), 1, DIM_MAX, k->key_dim, &k->key_dim) < 0
+                   ? -EINVAL
+                   : build_number(b, 0, KEYS("num_global_key_value_heads"), 1, HEADS_MAX,
+                                  k->kv_heads, &k->kv_heads);
+    if ((rc = build_number(b, 0, KEYS("swa_num_attention_heads"), 1, HEADS_MAX, k->heads,
+                           &k->heads)) < 0 ||
+        (rc = build_number(b, 0, KEYS("swa_num_key_value_heads"), 1, HEADS_MAX, k->kv_heads,
+                           &k->kv_heads)) < 0 ||
+        (rc = build_number(b, 0, KEYS("swa_head_dim"), 1, DIM_MAX, k->key_dim, &k->key_dim)) < 0 ||
+        !other)
+        return rc;
+    b->text = other;
+    if ((rc = build_number(b, 0, KEYS("num_attention_heads"), 1, HEADS_MAX, k->heads,
+                           &k->heads)) == 0)
+        rc = build_number(b, 0, KEYS("num_attention_groups"), 1, HEADS_MAX, k->kv_heads,
+                          &k->kv_heads);
+    b->text = text;
+    return rc;
+}
+
+static int read_heads(struct builder *b, uint32_t l, struct outline_block *k)
 {
     uint32_t hidden = b->o->hidden;
     int rc;
-    if ((rc = build_number(b, 0, KEYS("num_attention_heads", "n_heads", "n_head"), 1, HEADS_MAX,
+    if ((rc = build_number(b, l, KEYS("num_attention_heads", "n_heads", "n_head"), 1, HEADS_MAX,
                            OUTLINE_REQUIRED, &k->heads)) < 0 ||
-        (rc = build_number(b, 0, KEYS("num_key_value_heads", "num_kv_heads", "kv_n_heads"), 1,
+        (rc = build_number(b, l, KEYS("num_key_value_heads", "num_kv_heads", "kv_n_heads",
+                                      "num_attention_groups"), 1,
                            HEADS_MAX, k->heads, &k->kv_heads)) < 0 ||
         (rc = build_number(b, 0, KEYS("head_dim", "attention_head_dim"), 1, DIM_MAX,
-                           hidden / k->heads ? hidden / k->heads : 1, &k->key_dim)) < 0)
+                           hidden / k->heads ? hidden / k->heads : 1, &k->key_dim)) < 0 ||
+        (rc = read_own_heads(b, l, k)) < 0)
         return rc;
     if (k->heads % k->kv_heads != 0)
         return err_set(b->err, -EINVAL, "key 'num_key_value_heads' is %u, which does not divide "
@@ -73,20 +116,23 @@ static int read_heads(struct builder *b, struct outline_block *k)
 static int add_qk_norm(struct builder *b, struct outline_block *k)
 {
     bool used;
-    int rc = build_flag(b, "use_qk_norm", build_is(b, "qwen3 olmoe"), &used);
+    int rc = build_flag(b, "use_qk_norm", build_is(b, "qwen3 olmoe flex_olmo dots1 afmoe lfm2 exaone "
+                        "step3p gemma"), &used);
     if (rc < 0 || !used)
         return rc;
     if (build_is(b, "llama4")) {
         build_op(k, OP_QK_NORM_PLAIN);
         return 0;
     }
-    bool all = build_is(b, "olmoe minimax_m2") ||
+    bool all = build_is(b, "olmoe flex_olmo minimax_m2") ||
                !strcmp(build_text(b, "qk_norm_type"), "per_layer");
     uint64_t d = k->key_dim;
     build_op(k, all ? OP_QK_NORM_ALL : OP_QK_NORM_HEAD);
-    build_tensor(k, PART_ATTENTION, "q_norm.weight|query_layernorm.weight",
+    build_tensor(k, PART_ATTENTION, "q_norm.weight|query_layernorm.weight|"
+                 "q_layernorm.weight",
                  all ? k->heads * d : d, 0, 1);
-    build_tensor(k, PART_ATTENTION, "k_norm.weight|key_layernorm.weight",
+    build_tensor(k, PART_ATTENTION, "k_norm.weight|key_layernorm.weight|"
+                 "k_layernorm.weight",
                  all ? k->kv_heads * d : d, 0, 1);
     return 0;
 }
@@ -110,38 +156,150 @@ static int add_biases(struct builder *b, struct outline_block *k)
     return 0;
 }
 
-static int build_grouped(struct builder *b, uint32_t l, struct outline_block *k)
+/* A learned logit of every head. */
+static int add_sinks(struct builder *b, uint32_t l, struct outline_block *k)
 {
-    uint64_t h = b->o->hidden;
-    bool gate;
-    int rc = read_heads(b, k);
-    if (rc < 0 || (rc = build_flag(b, "attn_output_gate", build_is(b, "qwen3_next qwen3_5"),
-                                   &gate)) < 0)
+    const char *key = b->mix[l] == MIX_SLIDING ? "add_swa_attention_sink_bias"
+                                               : "add_full_attention_sink_bias";
+    bool used;
+    int rc = build_flag(b, key, build_is(b, "gpt_oss"), &used);
+    if (rc < 0 || !used)
         return rc;
-    uint64_t q = (uint64_t)k->heads * k->key_dim, kv = (uint64_t)k->kv_heads * k->key_dim;
-    memcpy(k->kind, "gqa", 4);
-    build_op(k, OP_GQA);
-    build_tensor(k, PART_ATTENTION, "self_attn.q_proj.weight|mixer.q_proj.weight|q_proj.weight",
-                 gate ? 2 * q : q, h, 1);
-    build_tensor(k, PART_ATTENTION, "k_proj.weight", kv, h, 1);
-    build_tensor(k, PART_ATTENTION, "v_proj.weight", kv, h, 1);
-    build_tensor(k, PART_ATTENTION, "o_proj.weight", h, q, 1);
-    if (gate)
-        build_op(k, OP_GQA_GATE);
-    if (build_has(b, "clip_qkv"))
-        build_op(k, OP_CLIP_QKV);
-    if (build_is(b, "gpt_oss")) {
-        build_op(k, OP_SINKS);
-        build_tensor(k, PART_ATTENTION, "sinks", k->heads, 0, 1);
-    }
+    build_op(k, OP_SINKS);
+    build_tensor(k, PART_ATTENTION, "sinks|attention_sink_bias", k->heads, 0, 1);
+    return 0;
+}
+
+static int add_window(struct builder *b, uint32_t l, struct outline_block *k)
+{
     if (b->mix[l] == MIX_SLIDING) {
         build_op(k, OP_SLIDING_WINDOW);
-        rc = build_number(b, 0, KEYS("sliding_window"), 1, 1u << 30, OUTLINE_REQUIRED, &k->window);
-    } else if (b->mix[l] == MIX_CHUNKED || build_has(b, "attention_chunk_size")) {
-        build_op(k, OP_CHUNKED_ATTENTION);
-        rc = build_number(b, 0, KEYS("attention_chunk_size"), 1, 1u << 30, 0, &k->window);
+        return build_number(b, 0, KEYS("sliding_window", "sliding_window_size"), 1, 1u << 30,
+                            OUTLINE_REQUIRED, &k->window);
     }
-    if (rc < 0 || (rc = add_qk_norm(b, k)) < 0 || (rc = add_biases(b, k)) < 0)
+    if (b->mix[l] != MIX_CHUNKED && (build_is(b, "mimo") || !build_has(b, "attention_chunk_size")))
+        return 0;
+    build_op(k, OP_CHUNKED_ATTENTION);
+    return build_number(b, 0, KEYS("attention_chunk_size"), 1, 1u << 30, 0, &k->window);
+}
+
+/* Output gates: of every number inside q_proj or beside it, or of every head. */
+static int add_gates(struct builder *b, struct outline_block *k, bool *out_in_query)
+{
+    bool head_wise;
+    int rc;
+    if ((rc = build_flag(b, "attn_output_gate", build_is(b, "qwen3_next qwen3_5"),
+                         out_in_query)) < 0 ||
+        (rc = build_flag(b, "use_head_wise_attn_gate", false, &head_wise)) < 0)
+        return rc;
+    if (*out_in_query || head_wise || build_is(b, "afmoe"))
+        build_op(k, OP_GQA_GATE);
+    if (head_wise || build_is(b, "afmoe"))
+        build_tensor(k, PART_ATTENTION, "g_proj.weight|self_attn.gate_proj.weight",
+                     head_wise ? k->heads : (uint64_t)k->heads * k->value_dim, b->o->hidden, 1);
+    return 0;
+}
+
+/* An indexer that chooses blocks of keys, in the layers that a list marks. */
+static int add_block_indexer(struct builder *b, uint32_t l, struct outline_block *k)
+{
+    const struct json *own = json_get(b->text, "sparse_attention_config"), *text = b->text;
+    uint32_t used, blocks, size;
+    uint64_t h = b->o->hidden;
+    int rc;
+    if (!own)
+        return 0;
+    b->text = own;
+    if ((rc = build_number(b, l, KEYS("sparse_attention_freq"), 0, 1, 1, &used)) == 0 && used &&
+        (rc = build_number(b, 0, KEYS("sparse_num_index_heads"), 1, HEADS_MAX, OUTLINE_REQUIRED,
+                           &k->index_heads)) == 0 &&
+        (rc = build_number(b, 0, KEYS("sparse_index_dim"), 1, DIM_MAX, OUTLINE_REQUIRED,
+                           &k->index_dim)) == 0 &&
+        (rc = build_number(b, 0, KEYS("sparse_topk_blocks"), 1, 1u << 16, OUTLINE_REQUIRED,
+                           &blocks)) == 0 &&
+        (rc = build_number(b, 0, KEYS("sparse_block_size"), 1, 1u << 14, OUTLINE_REQUIRED,
+                           &size)) == 0) {
+        k->index_top_k = blocks * size;
+        build_op(k, OP_INDEXER_BLOCKS);
+        build_op(k, OP_SPARSE_ATTENTION);
+        build_tensor(k, PART_ATTENTION, "index_q_proj.weight",
+                     (uint64_t)k->index_heads * k->index_dim, h, 1);
+        build_tensor(k, PART_ATTENTION, "index_k_proj.weight", k->index_dim, h, 1);
+        build_tensor(k, PART_ATTENTION, "index_q_norm.weight", k->index_dim, 0, 1);
+        build_tensor(k, PART_ATTENTION, "index_k_norm.weight", k->index_dim, 0, 1);
+    }
+    b->text = text;
+    return rc;
+}
+
+/* Queries, whole or in two factors with a norm between. */
+static int add_query(struct builder *b, struct outline_block *k, uint64_t wide)
+{
+    uint32_t shared;
+    int rc = build_number(b, 0, KEYS("share_q_dim"), 1, WIDTH_MAX, 0, &shared);
+    if (rc == 0 && shared) {
+        build_op(k, OP_FACTORED_QUERY);
+        build_tensor(k, PART_ATTENTION, "inter_norm.weight", shared, 0, 1);
+        build_tensor(k, PART_ATTENTION, "wq.weight", wide, shared, 1);
+    }
+    if (rc == 0)
+        build_tensor(k, PART_ATTENTION, "self_attn.q_proj.weight|mixer.q_proj.weight|q_proj.weight",
+                     shared ? shared : wide, b->o->hidden, 1);
+    return rc;
+}
+
+/* Layers that use the keys and values of the one before have none of their own. */
+static int borrows_keys(struct builder *b, uint32_t l, bool *out)
+{
+    bool shared;
+    uint32_t every;
+    int rc;
+    if ((rc = build_flag(b, "use_cla", false, &shared)) < 0 ||
+        (rc = build_number(b, 0, KEYS("cla_share_factor"), 1, LAYERS_MAX, 1, &every)) < 0)
+        return rc;
+    *out = shared && l % every != 0;
+    return 0;
+}
+
+static int add_projections(struct builder *b, uint32_t l, struct outline_block *k, bool gate)
+{
+    uint64_t h = b->o->hidden, q = (uint64_t)k->heads * k->key_dim;
+    uint64_t keys = (uint64_t)k->kv_heads * k->key_dim, v = (uint64_t)k->kv_heads * k->value_dim;
+    bool borrows, same;
+    int rc;
+    if ((rc = borrows_keys(b, l, &borrows)) < 0 ||
+        (rc = build_flag(b, "attention_k_eq_v", false, &same)) < 0)
+        return rc;
+    if (build_is(b, "mimo_v2 dbrx")) {
+        build_tensor(k, PART_ATTENTION, "qkv_proj.weight|q_proj.weight|k_proj.weight|v_proj.weight|"
+                     "attn.Wqkv.weight", q + keys + v, h, 1);
+    } else if ((rc = add_query(b, k, gate ? 2 * q : q)) < 0) {
+        return rc;
+    } else if (!borrows) {
+        build_tensor(k, PART_ATTENTION, "k_proj.weight", keys, h, 1);
+        if (!same || b->mix[l] == MIX_SLIDING)
+            build_tensor(k, PART_ATTENTION, "v_proj.weight", v, h, 1);
+    }
+    build_tensor(k, PART_ATTENTION, "o_proj.weight|self_attn.out_proj.weight|attn.out_proj.weight",
+                 h, (uint64_t)k->heads * k->value_dim, 1);
+    return 0;
+}
+
+static int build_grouped(struct builder *b, uint32_t l, struct outline_block *k)
+{
+    bool gate;
+    int rc = read_heads(b, l, k);
+    if (rc < 0 || (rc = build_number(b, 0, KEYS("v_head_dim"), 1, DIM_MAX, k->key_dim,
+                                     &k->value_dim)) < 0 ||
+        (rc = add_gates(b, k, &gate)) < 0 || (rc = add_projections(b, l, k, gate)) < 0)
+        return rc;
+    memcpy(k->kind, "gqa", 4);
+    build_op(k, OP_GQA);
+    if (build_has(b, "clip_qkv"))
+        build_op(k, OP_CLIP_QKV);
+    if ((rc = add_sinks(b, l, k)) < 0 || (rc = add_window(b, l, k)) < 0 ||
+        (rc = add_qk_norm(b, k)) < 0 || (rc = add_biases(b, k)) < 0 ||
+        (rc = add_block_indexer(b, l, k)) < 0)
         return rc;
     return build_is(b, "nemotron_h jamba") ? 0 : add_rotary(b, k);
 }
@@ -210,7 +368,7 @@ int build_latent(struct builder *b, uint32_t l, struct outline_block *k)
     uint64_t h = b->o->hidden;
     uint32_t q, c, nope, rope;
     bool no_rotary;
-    int rc = read_heads(b, k);
+    int rc = read_heads(b, l, k);
     if (rc < 0 ||
         (rc = build_number(b, 0, KEYS("q_lora_rank"), 1, WIDTH_MAX, 0, &q)) < 0 ||
         (rc = build_number(b, 0, KEYS("kv_lora_rank"), 1, WIDTH_MAX, OUTLINE_REQUIRED, &c)) < 0 ||
@@ -253,8 +411,8 @@ int build_mixer(struct builder *b, uint32_t l, struct outline_block *k)
     int rc = build_flag(b, "use_mla", build_has(b, "kv_lora_rank"), &latent);
     if (rc < 0)
         return rc;
-    if (b->mix[l] == MIX_LINEAR)
-        rc = build_linear(b, k);
+    if (b->mix[l] == MIX_LINEAR || b->mix[l] == MIX_CONV)
+        rc = b->mix[l] == MIX_CONV ? build_conv(b, k) : build_linear(b, k);
     else if (build_is(b, "deepseek_v4"))
         rc = build_compressed(b, l, k);
     else

@@ -116,6 +116,21 @@ static const struct operator_fact facts[OUTLINE_OPS] = {
     [OP_SITU] = {"situ", FUSED("kernels/situ")},
     [OP_RELU2] = {"relu2", MISSING("squared ReLU, experts of two matrices",
         "y = W_down max(W_up x, 0)^2", "transformers models/nemotron_h")},
+    [OP_GATED_CONV] = {"gated_convolution", MISSING("a short convolution between two gates",
+        "b, c, u = W_in x; y = W_out (c conv(b u)), a causal convolution per channel without an "
+        "activation", "transformers models/lfm2_moe")},
+    [OP_INDEXER_BLOCKS] = {"indexer_blocks", MISSING("an indexer that chooses blocks of keys",
+        "score of a block = max over its keys of iq_t . ik_s, per group of heads; the best blocks "
+        "and the token's own are attended", "the model's own code (MiniMax-M3)")},
+    [OP_ZERO_EXPERTS] = {"zero_experts", MISSING("experts that compute nothing",
+        "a choice beyond the last expert adds w x instead of w expert(x)",
+        "transformers models/longcat_flash")},
+    [OP_SOFT_CAP] = {"soft_cap", MISSING("a smooth bound on scores or logits",
+        "y = c tanh(x / c); dx = dy (1 - (y / c)^2)", "transformers models/gemma2")},
+    [OP_POST_NORM] = {"post_norm", MISSING("a norm of a block's output before it is added",
+        "x += RMS(f(RMS(x)))", "transformers models/gemma2, models/afmoe")},
+    [OP_FACTORED_QUERY] = {"factored_query", COMPOSED("a product, a norm and a product to all "
+        "heads")},
     [OP_OTHER_ACTIVATION] = {"activation", MISSING("an activation that is not built",
         "as the key hidden_act says", "the model's own code")},
 };

@@ -174,6 +174,117 @@ static const struct {
      "_step\": 1, \"norm_topk_prob\": true}"},
 };
 
+/* Small models of structures that others publish, with counts worked out by hand: a name that only
+ * the class explains, keys in an object of an object, lists for text and pictures, heads of layers
+ * with windows, two blocks in a layer, factored queries, convolutions, a dense block beside. */
+static const struct {
+    const char *shows;
+    uint64_t total, active;
+    const char *config;
+} structures[] = {
+    {"kin_by_class", 281280, 133824,
+     "{\"hidden_size\": 64, \"num_hidden_layers\": 4, \"vocab_size\": 256,"
+     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"intermediate_size\": 128,"
+     " \"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 32,"
+     " \"model_type\": \"my_tune\", \"architectures\": [\"Qwen3MoeForCausalLM\"]}"},
+    {"nested_twice", 281280, 133824,
+     "{\"model_type\": \"qwen3_omni_moe\", \"thinker_config\": {\"model_type\": \"x\","
+     " \"text_config\": {\"hidden_size\": 64, \"num_hidden_layers\": 4,"
+     " \"vocab_size\": 256, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
+     " \"intermediate_size\": 128, \"num_experts\": 8, \"num_experts_per_tok\": 2,"
+     " \"moe_intermediate_size\": 32, \"model_type\": \"qwen3_omni_moe_text\"}}}"},
+    {"ernie_vl", 258136, 147544,
+     "{\"hidden_size\": 64, \"num_hidden_layers\": 4, \"vocab_size\": 256,"
+     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"intermediate_size\": 128,"
+     " \"model_type\": \"ernie4_5_moe_vl\", \"moe_num_experts\": [8, 8], \"moe_k\": 2,"
+     " \"moe_intermediate_size\": [32, 16], \"moe_num_shared_experts\": 1,"
+     " \"moe_layer_start_index\": [1, 1], \"moe_layer_end_index\": -1,"
+     " \"tie_word_embeddings\": true}"},
+    {"mimo_v2", 278624, 168032,
+     "{\"hidden_size\": 64, \"num_hidden_layers\": 4, \"vocab_size\": 256,"
+     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"intermediate_size\": 128,"
+     " \"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 32,"
+     " \"model_type\": \"mimo_v2\", \"head_dim\": 24, \"v_head_dim\": 16,"
+     " \"swa_num_key_value_heads\": 4, \"hybrid_layer_pattern\": [0, 1, 1, 0],"
+     " \"moe_layer_freq\": [0, 1, 1, 1], \"sliding_window\": 128,"
+     " \"add_swa_attention_sink_bias\": true, \"attention_chunk_size\": 128,"
+     " \"topk_method\": \"noaux_tc\", \"scoring_func\": \"sigmoid\"}"},
+    {"longcat", 272600, 198872,
+     "{\"model_type\": \"longcat_flash\", \"hidden_size\": 64, \"num_layers\": 2,"
+     " \"vocab_size\": 256, \"num_attention_heads\": 4, \"ffn_hidden_size\": 128,"
+     " \"expert_ffn_hidden_size\": 32, \"n_routed_experts\": 8, \"zero_expert_num\": 4,"
+     " \"moe_topk\": 3, \"q_lora_rank\": 16, \"kv_lora_rank\": 16,"
+     " \"qk_nope_head_dim\": 16, \"qk_rope_head_dim\": 8, \"v_head_dim\": 16}"},
+    {"step3", 237216, 163488,
+     "{\"model_type\": \"step3_vl\", \"text_config\": {\"model_type\": \"step3_text\","
+     " \"hidden_size\": 64, \"num_hidden_layers\": 4, \"vocab_size\": 256,"
+     " \"num_attention_heads\": 4, \"num_attention_groups\": 1, \"head_dim\": 16,"
+     " \"share_q_dim\": 24, \"intermediate_size\": 128, \"moe_num_experts\": 8,"
+     " \"moe_top_k\": 2, \"moe_intermediate_size\": 32, \"share_expert_dim\": 48,"
+     " \"moe_layers_enum\": \"1,3\"}}"},
+    {"lfm2_moe", 252600, 142008,
+     "{\"hidden_size\": 64, \"num_hidden_layers\": 4, \"vocab_size\": 256,"
+     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"intermediate_size\": 128,"
+     " \"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 32,"
+     " \"model_type\": \"lfm2_moe\", \"layer_types\": [\"conv\", \"conv\","
+     " \"full_attention\", \"conv\"], \"num_dense_layers\": 1, \"use_expert_bias\": true,"
+     " \"tie_word_embeddings\": true, \"conv_L_cache\": 3}"},
+    {"gemma_moe", 377120, 229664,
+     "{\"model_type\": \"gemma4\", \"text_config\": {\"hidden_size\": 64,"
+     " \"num_hidden_layers\": 4, \"vocab_size\": 256, \"num_attention_heads\": 4,"
+     " \"num_key_value_heads\": 2, \"intermediate_size\": 128, \"num_experts\": 8,"
+     " \"moe_intermediate_size\": 32, \"model_type\": \"gemma4_text\","
+     " \"top_k_experts\": 2, \"head_dim\": 16, \"global_head_dim\": 32,"
+     " \"num_global_key_value_heads\": 1, \"attention_k_eq_v\": true,"
+     " \"enable_moe_block\": true, \"layer_types\": [\"sliding_attention\","
+     " \"full_attention\", \"sliding_attention\", \"full_attention\"],"
+     " \"sliding_window\": 64, \"tie_word_embeddings\": true,"
+     " \"hidden_activation\": \"gelu_pytorch_tanh\"}}"},
+    {"residual_moe", 379968, 232512,
+     "{\"hidden_size\": 64, \"num_hidden_layers\": 4, \"vocab_size\": 256,"
+     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"intermediate_size\": 128,"
+     " \"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 32,"
+     " \"model_type\": \"git\", \"residual_moe\": true}"},
+    {"listed_layers", 281152, 133696,
+     "{\"hidden_size\": 64, \"vocab_size\": 256, \"num_attention_heads\": 4,"
+     " \"num_key_value_heads\": 2, \"intermediate_size\": 128, \"num_experts\": 8,"
+     " \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 32,"
+     " \"model_type\": \"new_moe\", \"layer_types\": [\"full_attention\","
+     " \"full_attention\", \"full_attention\", \"full_attention\"]}"},
+    {"block_indexer", 265528, 154936,
+     "{\"hidden_size\": 64, \"num_hidden_layers\": 4, \"vocab_size\": 256,"
+     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"num_experts_per_tok\": 2,"
+     " \"model_type\": \"minimax_m3_vl\", \"num_local_experts\": 8,"
+     " \"dense_intermediate_size\": 128, \"intermediate_size\": 32, \"use_qk_norm\": true,"
+     " \"use_gemma_norm\": true, \"qk_norm_type\": \"per_head\","
+     " \"use_routing_bias\": true, \"scoring_func\": \"sigmoid\", \"moe_layer_freq\": [0,"
+     " 1, 1, 1], \"sparse_attention_config\": {\"sparse_num_index_heads\": 2,"
+     " \"sparse_index_dim\": 16, \"sparse_topk_blocks\": 4, \"sparse_block_size\": 8,"
+     " \"sparse_attention_freq\": [0, 1, 1, 1]}}"},
+};
+
+static void structures_count_as_worked_out(void **state)
+{
+    (void)state;
+    bool good = true;
+    for (size_t i = 0; i < sizeof structures / sizeof *structures; i++) {
+        struct outline *o;
+        struct err err = {0};
+        const char *text = structures[i].config;
+        if (outline_parse(structures[i].shows, text, strlen(text), &o, &err) < 0)
+            fail_msg("%s", err.text);
+        struct outline_counts c = outline_count(o);
+        if (c.total != structures[i].total || c.active != structures[i].active) {
+            print_error("%s: %" PRIu64 " and %" PRIu64 ", expected %" PRIu64 " and %" PRIu64 "\n",
+                        structures[i].shows, c.total, c.active, structures[i].total,
+                        structures[i].active);
+            good = false;
+        }
+        free(o);
+    }
+    assert_true(good);
+}
+
 static void further_families_count_as_published(void **state)
 {
     (void)state;
@@ -305,6 +416,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_models_count_as_published),
         cmocka_unit_test(further_families_count_as_published),
+        cmocka_unit_test(structures_count_as_worked_out),
         cmocka_unit_test(an_unknown_family_is_read_by_its_keys),
         cmocka_unit_test(what_is_wrong_is_one_line),
         cmocka_unit_test(bad_lists_are_told_by_line),
