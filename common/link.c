@@ -8,11 +8,13 @@
 #include "common/link.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -22,6 +24,7 @@
 #include <zmq.h>
 
 #include "common/clock.h"
+#include "common/link_accept.h"
 #include "common/link_address.h"
 #include "common/link_peers.h"
 #include "common/mem.h"
@@ -43,6 +46,7 @@
 #define SWEEP_AT_MIN        1024
 #define SOCKETS_MAX         16384
 #define ADDRESSES_MAX       8
+#define DESCRIPTORS_MIN     32  /* ZeroMQ ends the process when it gets none at its start */
 
 struct link {
     uv_loop_t *loop; /* borrowed */
@@ -344,6 +348,8 @@ static bool receive_event(struct link *l)
         l->stats.n_connections++;
     else if (event == ZMQ_EVENT_DISCONNECTED && l->is_server && l->stats.n_connections)
         l->stats.n_connections--;
+    else if (event == ZMQ_EVENT_ACCEPT_FAILED && l->handler.refused)
+        l->handler.refused(l->handler.context);
     else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !l->is_server)
         set_connection(l, true);
     else if (event == ZMQ_EVENT_DISCONNECTED && !l->is_server)
@@ -434,7 +440,8 @@ static int open_monitor(struct link *l, void *context, struct err *err)
     char address[64];
     snprintf(address, sizeof address, "inproc://link-%lu",
              __atomic_add_fetch(&n_monitors, 1, __ATOMIC_RELAXED));
-    int events = l->is_server ? ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED
+    int events = l->is_server ? ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
+                                ZMQ_EVENT_DISCONNECTED
                               : ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
     if (!(l->monitor = zmq_socket(context, ZMQ_PAIR)))
         return err_set(err, -errno, "zmq_socket: %s", zmq_strerror(errno));
@@ -484,9 +491,18 @@ static void destroy(struct link *l)
     free(l);
 }
 
+static rlim_t descriptors_max(void)
+{
+    struct rlimit files;
+    return getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : RLIM_INFINITY;
+}
+
 static int open_socket(uv_loop_t *loop, bool is_server, const struct link_handler *handler,
                        struct link **out_link, struct err *err)
 {
+    if (descriptors_max() < DESCRIPTORS_MIN)
+        return err_set(err, -EMFILE, "%d files may be open at once (ulimit -n), at least %d are "
+                       "needed", (int)descriptors_max(), DESCRIPTORS_MIN);
     struct link *l = xcalloc(1, sizeof *l);
     l->loop = loop;
     l->handler = *handler;
@@ -530,6 +546,8 @@ int link_listen(struct uv_loop_s *loop, const char *const *addresses, size_t n_a
     int rc = open_socket(loop, true, handler, &l, err);
     if (rc < 0)
         return rc;
+    if (descriptors_max() < INT_MAX)
+        link_accept_limit((int)descriptors_max() - LINK_DESCRIPTORS_KEPT);
     for (size_t i = 0; i < n_addresses; i++)
         if ((rc = bind_one(l, addresses[i], err)) < 0) {
             destroy(l);

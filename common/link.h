@@ -46,6 +46,9 @@ struct link_handler {
     /* Client link: the connection is up (again), or was lost. What was sent before a loss may or
      * may not have arrived. */
     void (*connection)(void *context, bool is_up);
+
+    /* Server link: a connection was closed at once, because few descriptors are left. */
+    void (*refused)(void *context);
 };
 
 struct link_stats {
@@ -56,8 +59,12 @@ struct link_stats {
 /* 0 if a daemon may listen on (or connect to) that address, else -EINVAL and why. */
 int link_address_check(const char *address, struct err *err);
 
+/* Descriptors that connections leave to the rest of the process. */
+#define LINK_DESCRIPTORS_KEPT 64
+
 /* A server on all the addresses; gives *out_link, ended with link_close. An ipc path that a dead
- * server left behind is taken over; one that is in use is -EADDRINUSE. */
+ * server left behind is taken over; one that is in use is -EADDRINUSE. As many connections are
+ * taken as the limit of open files (RLIMIT_NOFILE) has room for at this moment. */
 int link_listen(struct uv_loop_s *loop, const char *const *addresses, size_t n_addresses,
                 const struct link_handler *handler, struct link **out_link, struct err *err);
 

@@ -17,6 +17,8 @@
 
 #define RETRY_NS NS_PER_S
 #define DESCRIPTORS_MAX 65536u
+#define DESCRIPTORS_MIN 256u
+#define REFUSED_SAY_NS (60 * NS_PER_S)
 
 static void arm_timer(struct server *s);
 static void begin_restore(struct server *s);
@@ -118,6 +120,19 @@ static void on_peer_gone(void *context, link_peer peer)
     }
     s->gone[s->n_gone++] = peer; /* the core hears it at the next turn */
     query_forget_peer(s, peer);
+}
+
+static void on_refused(void *context)
+{
+    struct server *s = context;
+    uint64_t now_ns = clock_now_ns();
+    s->n_turned_away++;
+    if (s->turned_away_said_ns && now_ns - s->turned_away_said_ns < REFUSED_SAY_NS)
+        return;
+    s->turned_away_said_ns = now_ns;
+    log_warn("connections=%" PRIu64 " msg=\"closed at once: of the %u files that may be open "
+             "(ulimit -n, LimitNOFILE) %u are left\"", s->n_turned_away, s->n_descriptors_max,
+             LINK_DESCRIPTORS_KEPT);
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */
@@ -262,7 +277,8 @@ static void on_restored(struct server *s, struct query *q)
 
 static int start_listening(struct server *s)
 {
-    struct link_handler handler = {s, on_message, on_turn_end, on_peer_gone, NULL};
+    struct link_handler handler = {s, on_message, on_turn_end, on_peer_gone, NULL,
+                                   on_refused};
     struct err err = {0};
     int rc = link_listen(&s->loop, (const char *const *)s->config->listen, s->config->n_listen,
                          &handler, &s->link, &err);
@@ -387,9 +403,9 @@ static void log_state(struct server *s)
     struct link_stats l = s->link ? link_stats(s->link) : (struct link_stats){0};
     log_info("state=%d batches=%zu parked=%zu peers=%u connections=%u received=%" PRIu64
              " sent=%" PRIu64 " refused=%" PRIu64 " limited=%" PRIu64 " foreign=%" PRIu64
-             " unreachable=%" PRIu64 " slow=%" PRIu64, (int)s->state, s->n_out, s->n_parked,
+             " unreachable=%" PRIu64 " slow=%" PRIu64 " turned_away=%" PRIu64, (int)s->state, s->n_out, s->n_parked,
              l.n_peers, l.n_connections, l.n_received, l.n_sent, s->n_refused, s->n_limited,
-             s->n_foreign, l.n_unreachable, l.n_dropped_slow);
+             s->n_foreign, l.n_unreachable, l.n_dropped_slow, s->n_turned_away);
     char *text = s->core ? coord_dump(s->core) : NULL;
     for (char *save, *line = text ? strtok_r(text, "\n", &save) : NULL; line;
          line = strtok_r(NULL, "\n", &save))
@@ -451,18 +467,24 @@ static struct coord_config core_config(const struct server_config *c)
     return core;
 }
 
-static uint32_t raise_descriptors(void)
+/* Each worker and each client takes a descriptor. */
+static int raise_descriptors(uint32_t *out, struct err *err)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit))
-        return 1024;
+        return err_set(err, -errno, "getrlimit: %s", strerror(errno));
     rlim_t wanted = limit.rlim_max < DESCRIPTORS_MAX ? limit.rlim_max : DESCRIPTORS_MAX;
     if (limit.rlim_cur < wanted) {
         limit.rlim_cur = wanted;
         setrlimit(RLIMIT_NOFILE, &limit);
         getrlimit(RLIMIT_NOFILE, &limit);
     }
-    return limit.rlim_cur < DESCRIPTORS_MAX ? (uint32_t)limit.rlim_cur : DESCRIPTORS_MAX;
+    if (limit.rlim_cur < DESCRIPTORS_MIN)
+        return err_set(err, -EMFILE, "%llu files may be open at once (ulimit -n), but a coordinator "
+                       "needs %u, and one more for each worker and client",
+                       (unsigned long long)limit.rlim_cur, DESCRIPTORS_MIN);
+    *out = limit.rlim_cur < DESCRIPTORS_MAX ? (uint32_t)limit.rlim_cur : DESCRIPTORS_MAX;
+    return 0;
 }
 
 int server_run(const struct server_config *config, void (*reload)(void *context), void *context,
@@ -471,8 +493,11 @@ int server_run(const struct server_config *config, void (*reload)(void *context)
     struct server s = {
         .config = config, .core_config = core_config(config), .reload = reload,
         .reload_context = context, .state = SERVER_RESTORING, .poll_deadline_ns = UINT64_MAX,
-        .err = err, .n_descriptors_max = raise_descriptors(),
+        .err = err,
     };
+    int raised = raise_descriptors(&s.n_descriptors_max, err);
+    if (raised < 0)
+        return raised;
     for (size_t i = 0; i < config->n_listen; i++) {
         int rc = link_address_check(config->listen[i], err);
         if (rc < 0)

@@ -1,7 +1,7 @@
 /* server_admit.c - who may ask how much: token buckets, shedding, descriptors
  *
- * ZeroMQ accepts every connection (and unbinding an address would cut those that are there), so
- * a peer that comes when few descriptors are left is told to go.
+ * A peer that comes when four fifths of the descriptors are taken is told to go; when nearly all
+ * are, the link closes its connection (unbinding an address would cut those that are there).
  *
  * Under pressure watches are refused first, then lists, then submits; cancels and what workers
  * say come through. */

@@ -89,6 +89,7 @@ struct server {
     struct arena scratch;     /* of one packed message, or one answer without a turn */
     uint32_t n_descriptors_max;
     uint64_t n_refused, n_limited, n_foreign;
+    uint64_t n_turned_away, turned_away_said_ns; /* connections, for want of descriptors */
     int      rc;              /* why the loop ended */
     struct err *err;
 };

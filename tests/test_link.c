@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -26,7 +27,7 @@
 struct end {
     struct link *link;
     bool      echoes;
-    size_t    n_messages, n_frames, n_bytes, n_up, n_down, n_gone;
+    size_t    n_messages, n_frames, n_bytes, n_up, n_down, n_gone, n_refused;
     link_peer peer;
     char      first[64];
 };
@@ -59,6 +60,11 @@ static void on_gone(void *context, link_peer peer)
     ((struct end *)context)->n_gone++;
 }
 
+static void on_refused(void *context)
+{
+    ((struct end *)context)->n_refused++;
+}
+
 struct net {
     uv_loop_t  loop;
     uv_timer_t timer;
@@ -73,7 +79,7 @@ static void on_timer(uv_timer_t *timer)
 
 static void listen_on(struct net *n, struct end *e)
 {
-    struct link_handler h = {e, on_message, NULL, on_gone, NULL};
+    struct link_handler h = {e, on_message, NULL, on_gone, NULL, on_refused};
     const char *addresses[] = {n->address};
     struct err err = {0};
     if (link_listen(&n->loop, addresses, 1, &h, &e->link, &err) < 0)
@@ -288,6 +294,66 @@ static void a_server_that_comes_back_is_found(void **state)
     net_close(&n);
 }
 
+static int connect_raw(const struct net *n)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    strcpy(a.sun_path, n->address + strlen("ipc://"));
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* Connections until no descriptor is left, which ends a process that leaves ZeroMQ to itself. */
+static void descriptors_for_the_rest_are_kept(void **state)
+{
+    (void)state;
+    struct net n;
+    struct rlimit old, low;
+    int fds[256];
+    size_t n_fds = 0;
+    getrlimit(RLIMIT_NOFILE, &old);
+    low = (struct rlimit){256, old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    net_open(&n);
+    n.server.echoes = true;
+    listen_on(&n, &n.server);
+    while ((fds[n_fds] = connect_raw(&n)) >= 0) {
+        n_fds++;
+        uv_run(&n.loop, UV_RUN_NOWAIT);
+        usleep(1000); /* ZeroMQ's thread takes it */
+    }
+    assert_true(turn_until(&n, &n.server.n_refused, LINK_DESCRIPTORS_KEPT / 2));
+    for (size_t i = 0; i < n_fds; i++)
+        close(fds[i]);
+    connect_to(&n, &n.client);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    say(&n.client, LINK_SERVER, "hello", 0);
+    assert_true(turn_until(&n, &n.client.n_messages, 1));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    net_close(&n);
+}
+
+static void a_process_without_descriptors_is_told(void **state)
+{
+    (void)state;
+    struct net n;
+    struct rlimit old, low;
+    struct err err = {0};
+    struct link_handler h = {&n.client, on_message, NULL, NULL, NULL};
+    net_open(&n);
+    getrlimit(RLIMIT_NOFILE, &old);
+    low = (struct rlimit){20, old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    int rc = link_connect(&n.loop, n.address, &h, &n.client.link, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(rc, -EMFILE);
+    assert_string_equal(err.text, "20 files may be open at once (ulimit -n), at least 32 are needed");
+    net_close(&n);
+}
+
 /* An open link without traffic must not wake its loop: the timer of the test alone may. */
 static void an_idle_link_sleeps(void **state)
 {
@@ -428,6 +494,8 @@ int main(void)
         cmocka_unit_test(a_slow_peer_is_dropped),
         cmocka_unit_test(reconnects_leak_no_descriptor),
         cmocka_unit_test(a_server_that_comes_back_is_found),
+        cmocka_unit_test(descriptors_for_the_rest_are_kept),
+        cmocka_unit_test(a_process_without_descriptors_is_told),
         cmocka_unit_test(an_idle_link_sleeps),
         cmocka_unit_test(shutdown_with_an_unreachable_peer_ends),
         cmocka_unit_test(a_path_in_use_is_refused_a_dead_one_taken),

@@ -34,7 +34,7 @@
 struct daemon {
     char  folder[64], address[128], config[128];
     pid_t pid;
-    rlim_t file_bytes_max; /* 0: no limit */
+    rlim_t file_bytes_max, files_max; /* 0: no limit */
 };
 
 static void daemon_make(struct daemon *d)
@@ -61,6 +61,10 @@ static void daemon_start(struct daemon *d)
     if (d->file_bytes_max) {
         struct rlimit limit = {d->file_bytes_max, RLIM_INFINITY};
         setrlimit(RLIMIT_FSIZE, &limit);
+    }
+    if (d->files_max) {
+        struct rlimit limit = {d->files_max, d->files_max};
+        setrlimit(RLIMIT_NOFILE, &limit);
     }
     execl(path, path, "--config", d->config, (char *)NULL);
     perror(path);
@@ -719,6 +723,20 @@ static void one_folder_one_coordinator(void **state)
     daemon_remove(&d);
 }
 
+static void too_few_descriptors_are_no_place_to_start(void **state)
+{
+    (void)state;
+    struct daemon d;
+    int ended;
+    daemon_make(&d);
+    d.files_max = 200;
+    daemon_start(&d);
+    waitpid(d.pid, &ended, 0);
+    d.pid = 0;
+    assert_true(WIFEXITED(ended) && WEXITSTATUS(ended) == 1);
+    daemon_remove(&d);
+}
+
 /* Files may not grow: submits are refused and say why, reads are served; with space again all
  * goes on by itself and nothing acknowledged is missing. */
 static void a_full_disk_and_then_space(void **state)
@@ -782,6 +800,7 @@ int main(void)
         cmocka_unit_test_teardown(a_flood_hurts_only_itself, reset),
         cmocka_unit_test_teardown(an_idle_cluster_idles, reset),
         cmocka_unit_test_teardown(one_folder_one_coordinator, reset),
+        cmocka_unit_test_teardown(too_few_descriptors_are_no_place_to_start, reset),
         cmocka_unit_test_teardown(a_full_disk_and_then_space, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
