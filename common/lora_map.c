@@ -15,17 +15,11 @@ static const char *const part_names[] = { [ADAPTER_A] = ".lora_A", [ADAPTER_B] =
 bool lora_takes(enum tensor_role role)
 {
     switch (role) {
-    case ROLE_KDA_Q: case ROLE_KDA_K: case ROLE_KDA_V: case ROLE_KDA_F_A: case ROLE_KDA_F_B:
-    case ROLE_KDA_BETA: case ROLE_KDA_G: case ROLE_KDA_G_A: case ROLE_KDA_G_B: case ROLE_KDA_O:
-    case ROLE_MLA_Q: case ROLE_MLA_Q_A: case ROLE_MLA_Q_B: case ROLE_MLA_KV_A: case ROLE_MLA_KV_B:
-    case ROLE_MLA_G: case ROLE_MLA_O:
-    case ROLE_MLP_GATE: case ROLE_MLP_UP: case ROLE_MLP_DOWN:
-    case ROLE_LATENT_DOWN: case ROLE_LATENT_UP:
-    case ROLE_SHARED_GATE: case ROLE_SHARED_UP: case ROLE_SHARED_DOWN:
-    case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: case ROLE_EXPERT_DOWN:
+    case ROLE_INDEX_Q: case ROLE_INDEX_K: case ROLE_INDEX_WEIGHTS:
+    case ROLE_ROUTER: case ROLE_HEAD:
         return true;
     default:
-        return false;
+        return tensor_is_projection(role);
     }
 }
 
@@ -85,6 +79,17 @@ int64_t lora_expert_of_name(const char *name, char out[LORA_NAME_BYTES])
     return (int64_t)strtoul(strstr(name, experts_part) + strlen(experts_part), NULL, 10);
 }
 
+bool lora_is_copy(const char *name, char out[LORA_NAME_BYTES])
+{
+    static const char copy[] = ".base_layer.weight";
+    size_t n = strlen(name), head = strlen(LORA_NAME_PREFIX), tail = sizeof copy - 1;
+    if (n <= head + tail || n >= LORA_NAME_BYTES || strncmp(name, LORA_NAME_PREFIX, head) != 0 ||
+        strcmp(name + n - tail, copy) != 0)
+        return false;
+    snprintf(out, LORA_NAME_BYTES, "%.*s%s", (int)(n - head - tail), name + head, ending);
+    return true;
+}
+
 int lora_target_of(const char *name, char out[LORA_NAME_BYTES], struct err *err)
 {
     size_t n = strlen(name), head = strlen(LORA_NAME_PREFIX), tail = sizeof ending - 1;
@@ -99,6 +104,9 @@ int lora_target_of(const char *name, char out[LORA_NAME_BYTES], struct err *err)
         drop_expert(out);
         return 0;
     }
+    if (strstr(name, ".lora_embedding_"))
+        return err_set(err, -EINVAL, "tensor '%.200s' is an adapter of an embedding; adapters are "
+                       "beside matrices that are multiplied with here", name);
     return err_set(err, -EINVAL, "tensor '%.200s' is no adapter: expected " LORA_NAME_PREFIX
                    "<module>.lora_A.weight or .lora_B.weight", name);
 }
@@ -119,6 +127,11 @@ const struct tensor_entry *lora_base_of(const struct tensor_map *map,
 static bool is_expert(enum tensor_role role)
 {
     return role >= ROLE_EXPERT_GATE && role <= ROLE_EXPERT_DOWN;
+}
+
+static bool is_of_indexer(enum tensor_role role)
+{
+    return role >= ROLE_INDEX_Q && role <= ROLE_INDEX_WEIGHTS;
 }
 
 static bool fits(const char *target, const char *path, enum tensor_role role)
@@ -226,6 +239,7 @@ static void add_part(struct builder *b, const struct tensor_entry *base, enum ad
         .expert = is_shared ? -1 : base->expert, .n_dims = 2,
         .dims = { part == ADAPTER_A ? r : base->dims[0], part == ADAPTER_A ? base->dims[1] : r },
         .init = part == ADAPTER_A ? INIT_LORA_A : INIT_ZEROS, .is_matrix = true,
+        .is_unreached = is_of_indexer(base->role) && !b->config->indexers,
     };
     e->count = e->stored_count = e->dims[0] * e->dims[1];
 }
@@ -252,6 +266,18 @@ static void look_around(struct builder *b)
     }
 }
 
+/* That the loss reaches one of them. */
+static int check_reached(const struct tensor_map *map, const struct lora_config *c,
+                         struct err *err)
+{
+    for (size_t i = 0; i < map->n_entries; i++)
+        if (is_wanted(c, &map->entries[i]) &&
+            (c->indexers || !is_of_indexer(map->entries[i].role)))
+            return 0;
+    return err_set(err, -EINVAL, "LoRA targets of indexers alone, which rest unless "
+                   "train.indexer.with_model is true; add others, or set that");
+}
+
 int lora_map_add(struct tensor_map *map, const struct lora_config *c, struct err *err)
 {
     struct builder b = { .map = map, .config = c };
@@ -264,6 +290,9 @@ int lora_map_add(struct tensor_map *map, const struct lora_config *c, struct err
         if (rc < 0)
             return rc;
     }
+    int rc = check_reached(map, c, err);
+    if (rc < 0)
+        return rc;
     look_around(&b);
     b.entries = xcalloc(3 * map->n_entries, sizeof *b.entries);
     for (size_t i = 0; i < map->n_entries; i++) {

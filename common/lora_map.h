@@ -20,14 +20,17 @@ struct lora_config { /* borrowed while it is used */
      * (experts.w1); "experts": all three matrices of the routed ones. */
     const char *const *targets;
     size_t n_targets;
+    bool indexers; /* theirs are trained; else they rest as they are */
 };
 
 /* Adds adapters to map and freezes all that was there. -EINVAL for a target that names no matrix
- * of the model or one that takes no adapter; then the map is as it was. */
+ * of the model or one that takes no adapter, and where nothing would be trained; then the map is
+ * as it was. */
 int lora_map_add(struct tensor_map *map, const struct lora_config *c, struct err *err);
 
-/* Whether an adapter goes beside a matrix of this role: not embeddings, router and indexer, nor the
- * head, whose product with the vocabulary is never made as a whole. */
+/* Whether an adapter goes beside a matrix of this role: all that are multiplied with, so not the
+ * embedding, which is looked up, nor the queries of residuals, of which only a product with their
+ * norm is used. */
 bool lora_takes(enum tensor_role role);
 
 /* The name under which expert e stores an A that is shared. */
@@ -37,6 +40,11 @@ int64_t lora_expert_of_name(const char *name, char out[LORA_NAME_BYTES]);
 
 /* The target that stands for the module of an adapter's name, in out; -EINVAL for another name. */
 int lora_target_of(const char *name, char out[LORA_NAME_BYTES], struct err *err);
+
+/* Whether a tensor of an adapter's file is no adapter but a copy of the matrix beside which one
+ * lies, as PEFT adds it for a head: base_model.model.<module>.base_layer.weight. Then the matrix'
+ * name in out. */
+bool lora_is_copy(const char *name, char out[LORA_NAME_BYTES]);
 
 /* The matrix beside which an adapter lies, by its name without the ending .weight. */
 const struct tensor_entry *lora_base_of(const struct tensor_map *map,

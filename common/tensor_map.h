@@ -73,6 +73,9 @@ struct tensor_entry {
     bool     keep_f32;      /* published in F32 even in BF16 checkpoints */
 };
 
+/* A layer's matrix between activations, which FP8 rounds: not a router, an indexer's, the head. */
+bool tensor_is_projection(enum tensor_role role);
+
 static inline bool tensor_is_trained(const struct tensor_entry *e)
 {
     return !e->is_buffer && !e->is_unreached;

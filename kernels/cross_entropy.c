@@ -59,9 +59,41 @@ static void loss_rows(void *arg, int64_t begin, int64_t end, struct cpu_thread *
     }
 }
 
+/* Rows of the batch that are in work, and what they are multiplied with. */
+struct block {
+    float *logits;
+    const float *x, *w;
+    int64_t first, rows, d, vocab;
+};
+
+static void logits_of(struct device *dev, const struct block *b, const struct low_rank *beside)
+{
+    product_spread(dev, b->logits, b->vocab, as_is(b->x, b->d), transposed(b->w, b->d), b->rows,
+                   b->vocab, b->d, 1, 0);
+    if (beside)
+        product_spread(dev, b->logits, b->vocab,
+                       as_is((const float *)(const void *)beside->z + b->first * beside->r,
+                             beside->r),
+                       transposed((const float *)(const void *)beside->b, beside->r), b->rows,
+                       b->vocab, beside->r, 1, 1);
+}
+
+static void gradients_beside(struct device *dev, const struct block *b,
+                             const struct low_rank *beside)
+{
+    const float *z = (const float *)(const void *)beside->z + b->first * beside->r;
+    float *dz = (float *)(void *)beside->dz + b->first * beside->r;
+
+    product_spread(dev, dz, beside->r, as_is(b->logits, b->vocab),
+                   as_is((const float *)(const void *)beside->b, beside->r), b->rows, beside->r,
+                   b->vocab, 1, 0);
+    product_spread(dev, beside->acc_db, beside->r, transposed(b->logits, b->vocab),
+                   as_is(z, beside->r), b->vocab, beside->r, b->rows, 1, 1);
+}
+
 void cpu_linear_cross_entropy(struct device *dev, double *acc_loss, float *dx, float *acc_dw,
-                              const float *x, const float *w, const int32_t *labels, int64_t n,
-                              int64_t d, int64_t vocab)
+                              const float *x, const float *w, const struct low_rank *beside,
+                              const int32_t *labels, int64_t n, int64_t d, int64_t vocab)
 {
     assert(dx || !acc_dw);
     int64_t block = min_i64(n, max_i64(BLOCK_ROWS_MIN, LOGITS_MAX / vocab));
@@ -71,10 +103,9 @@ void cpu_linear_cross_entropy(struct device *dev, double *acc_loss, float *dx, f
     s.logits = (float *)(s.losses + block);
     for (int64_t first = 0; first < n; first += block) {
         int64_t rows = min_i64(block, n - first);
-        const float *x_rows = x + first * d;
+        struct block b = {s.logits, x + first * d, w, first, rows, d, vocab};
         s.labels = labels + first;
-        product_spread(dev, s.logits, vocab, as_is(x_rows, d), transposed(w, d), rows, vocab, d, 1,
-                       0);
+        logits_of(dev, &b, beside);
         cpu_for(dev, rows, cpu_grain(4 * vocab), loss_rows, &s);
         for (int64_t i = 0; i < rows; i++)
             loss += s.losses[i];
@@ -82,8 +113,10 @@ void cpu_linear_cross_entropy(struct device *dev, double *acc_loss, float *dx, f
             continue;
         product_spread(dev, dx + first * d, d, as_is(s.logits, vocab), as_is(w, d), rows, d, vocab,
                        1, 0);
+        if (beside)
+            gradients_beside(dev, &b, beside);
         if (acc_dw)
-            product_spread(dev, acc_dw, d, transposed(s.logits, vocab), as_is(x_rows, d), vocab, d,
+            product_spread(dev, acc_dw, d, transposed(s.logits, vocab), as_is(b.x, d), vocab, d,
                            rows, 1, 1);
     }
     *acc_loss += loss;

@@ -83,6 +83,48 @@ static void logits_of(struct device *dev, const struct head_block *b)
     cuda_product(dev, "linear_cross_entropy", &p);
 }
 
+/* logits += z b^T; of the rows from first on. */
+static void logits_beside(struct device *dev, const struct head_block *b, int64_t first,
+                          const struct low_rank *beside)
+{
+    struct cuda_product p = {};
+    p.c = b->logits, p.b = beside->b;
+    p.a = (const char *)beside->z + first * beside->r * (int64_t)elem_size(dev);
+    p.m = b->rows, p.n = b->vocab, p.k = beside->r;
+    p.c_stride = b->vocab, p.a_stride = p.b_stride = beside->r;
+    p.b_transposed = true;
+    p.type = p.c_type = b->type;
+    p.alpha = p.beta = 1;
+    cuda_product(dev, "linear_cross_entropy", &p);
+}
+
+static void dz_of(struct device *dev, const struct head_block *b, int64_t first,
+                  const struct low_rank *beside)
+{
+    struct cuda_product p = {};
+    p.c = (char *)beside->dz + first * beside->r * (int64_t)elem_size(dev);
+    p.a = b->logits, p.b = beside->b;
+    p.m = b->rows, p.n = beside->r, p.k = b->vocab;
+    p.c_stride = p.b_stride = beside->r, p.a_stride = b->vocab;
+    p.type = p.c_type = b->type;
+    p.alpha = 1;
+    cuda_product(dev, "linear_cross_entropy", &p);
+}
+
+static void db_of(struct device *dev, const struct head_block *b, int64_t first,
+                  const struct low_rank *beside)
+{
+    struct cuda_product p = {};
+    p.c = beside->acc_db, p.a = b->logits;
+    p.b = (const char *)beside->z + first * beside->r * (int64_t)elem_size(dev);
+    p.m = b->vocab, p.n = beside->r, p.k = b->rows;
+    p.c_stride = p.b_stride = beside->r, p.a_stride = b->vocab;
+    p.a_transposed = true;
+    p.type = b->type, p.c_type = ELEM_F32;
+    p.alpha = p.beta = 1;
+    cuda_product(dev, "linear_cross_entropy", &p);
+}
+
 static void dx_of(struct device *dev, void *dx, const struct head_block *b)
 {
     struct cuda_product p = {};
@@ -115,8 +157,8 @@ static int64_t block_rows(const struct device *dev, int64_t n, int64_t vocab)
 }
 
 void cuda_linear_cross_entropy(struct device *dev, double *acc_loss, elem_ptr dx, float *acc_dw,
-                               const_elem_ptr x, const_elem_ptr w, const int32_t *labels, int64_t n,
-                               int64_t d, int64_t vocab)
+                               const_elem_ptr x, const_elem_ptr w, const struct low_rank *beside,
+                               const int32_t *labels, int64_t n, int64_t d, int64_t vocab)
 {
     assert(dx || !acc_dw);
     if (n == 0)
@@ -131,12 +173,18 @@ void cuda_linear_cross_entropy(struct device *dev, double *acc_loss, elem_ptr dx
         struct head_block b = {logits,   (const char *)x + first * d * size, w, rows, d, vocab,
                                dev->elem};
         logits_of(dev, &b);
+        if (beside)
+            logits_beside(dev, &b, first, beside);
         VECTOR_DISPATCH(dev, vectors, T, V,
                         loss_rows<T, V><<<(unsigned)rows, LOSS_THREADS, 0, cuda_stream(dev)>>>(
                             (T *)logits, losses + first, labels + first, vocab, dx != NULL));
         if (!dx)
             continue;
         dx_of(dev, (char *)dx + first * d * size, &b);
+        if (beside) {
+            dz_of(dev, &b, first, beside);
+            db_of(dev, &b, first, beside);
+        }
         if (acc_dw)
             dw_of(dev, acc_dw, &b);
     }

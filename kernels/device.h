@@ -144,6 +144,14 @@ struct sparse_shape {
     int32_t top_k; /* columns of selected */
 };
 
+/* A part of a product that is r wide in between: what is added is z b^T. */
+struct low_rank {
+    int64_t r;
+    const elem *z, *b; /* (n, r), (out, r) */
+    elem  *dz;         /* (n, r), assigned where the product's dx is; else not used, nor acc_db */
+    float *acc_db;     /* (out, r) */
+};
+
 struct muon_config {
     float lr, momentum, weight_decay;
     float grad_scale; /* as in adamw_config */
@@ -503,10 +511,10 @@ struct device_ops {
                                const int32_t *tokens, int64_t n, int64_t d);
     /* acc_loss += the sum over rows with label >= 0 of -log softmax(x w^T)[label]; never holds
      * (n, vocab) whole. dx (n, d) and acc_dw (vocab, d) are of that sum; acc_dw NULL: w is
-     * frozen; both NULL: the loss alone. */
+     * frozen; both NULL: the loss alone. beside: what is added to the logits; NULL: nothing. */
     void (*linear_cross_entropy)(struct device *dev, double *acc_loss, elem_ptr dx, float *acc_dw,
-                                 const_elem_ptr x, const_elem_ptr w, const int32_t *labels,
-                                 int64_t n, int64_t d, int64_t vocab);
+                                 const_elem_ptr x, const_elem_ptr w, const struct low_rank *beside,
+                                 const int32_t *labels, int64_t n, int64_t d, int64_t vocab);
 
     /* ---- optimizer: decoupled AdamW over n elements ---- */
     /* w_elems: what w becomes, as elements; NULL: not wanted. */

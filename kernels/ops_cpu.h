@@ -175,8 +175,8 @@ void cpu_embedding(struct device *dev, float *y, const float *table, const int32
 void cpu_embedding_backward(struct device *dev, float *acc_table, const float *dy,
                             const int32_t *tokens, int64_t n, int64_t d);
 void cpu_linear_cross_entropy(struct device *dev, double *acc_loss, float *dx, float *acc_dw,
-                              const float *x, const float *w, const int32_t *labels, int64_t n,
-                              int64_t d, int64_t vocab);
+                              const float *x, const float *w, const struct low_rank *beside,
+                              const int32_t *labels, int64_t n, int64_t d, int64_t vocab);
 void cpu_adamw(struct device *dev, float *w, float *m, float *v, float *w_elems, const float *grad,
                int64_t n, const struct adamw_config *config);
 void cpu_muon(struct device *dev, float *w, float *m, const float *grad, int32_t n_heads,

@@ -13,6 +13,7 @@ struct lora_config job_lora(const Ballast__JobSpec *spec)
 {
     return (struct lora_config){
         .r = spec->lora_r, .alpha = spec->lora_alpha, .shared_a = spec->lora_shared_a,
+        .indexers = spec->indexer_with_model,
         .targets = (const char *const *)spec->lora_targets, .n_targets = spec->n_lora_targets,
     };
 }
@@ -44,7 +45,7 @@ int job_map_init(const Ballast__JobSpec *spec, const struct model_spec *model,
     int rc = tensor_map_init(model, &map, err);
     if (rc < 0)
         return rc;
-    if (trains_indexers)
+    if (trains_indexers && !job_trains_adapters(spec))
         tensor_map_train_indexers(&map, alone);
     if (job_trains_adapters(spec) && (rc = add_adapters(spec, &map, out_key, err)) < 0) {
         tensor_map_fini(&map);

@@ -114,7 +114,7 @@ static const struct field fields[] = {
     {"train.indexer.stage", FIELD_WORD, AT(indexer_stage), .preset = "sparse",
      WORDS("dense", "sparse"), .help = "what the indexer learns from"},
     {"train.indexer.with_model", FIELD_PB_BOOL, AT(indexer_with_model), .preset = "false",
-     .help = "train.mode full: the indexers learn beside everything else, in the sparse stage"},
+     .help = "train.mode full or lora: the indexers learn beside the rest, in the sparse stage"},
     {"train.indexer.loss_coefficient", FIELD_DOUBLE, AT(indexer_loss_coefficient),
      .preset = "1.0", .max = 1e6, .help = "of the indexer's loss"},
 
@@ -307,9 +307,9 @@ static void check_indexer(const Ballast__JobSpec *s, struct problems *out)
 {
     if (!s->indexer_with_model)
         return;
-    if (strcmp(s->train_mode, "full") != 0)
-        problems_add(out, NULL, "train.indexer.with_model", "true goes with train.mode full, not "
-                     "%s", s->train_mode);
+    if (strcmp(s->train_mode, "indexer") == 0)
+        problems_add(out, NULL, "train.indexer.with_model", "true goes with train.mode full or "
+                     "lora, not %s", s->train_mode);
     if (strcmp(s->indexer_stage, "sparse") != 0)
         problems_add(out, NULL, "train.indexer.with_model", "true goes with train.indexer.stage "
                      "sparse, not %s", s->indexer_stage);

@@ -181,7 +181,7 @@ static void route_blocks(struct trial *t)
         t->dev->ops->route_blocks(t->dev, to_of, from_of, from, to, n_blocks);
 }
 
-/* ---- the head: d: n, d, vocab, the loss alone ---- */
+/* ---- the head: d: n, d, vocab, the loss alone, the width of what is beside ---- */
 
 static void linear_cross_entropy(struct trial *t)
 {
@@ -195,9 +195,17 @@ static void linear_cross_entropy(struct trial *t)
     elem *dx = is_loss_alone ? NULL : out_elems(t, "dx", n * d);
     float *acc_dw = is_loss_alone ? NULL : inout_floats(t, "acc_dw", vocab * d, 0.01f);
     double *acc_loss = inout_double(t, "acc_loss", 1.5);
+    struct low_rank beside = {.r = t->d[4]};
+    if (beside.r) {
+        beside.z = in_elems(t, n * beside.r, 1);
+        beside.b = in_elems(t, vocab * beside.r, 0.1f);
+        beside.dz = is_loss_alone ? NULL : out_elems(t, "dz", n * beside.r);
+        beside.acc_db = is_loss_alone ? NULL : inout_floats(t, "acc_db", vocab * beside.r, 0.01f);
+    }
     t->flops = 2.0 * (double)(n * d) * (double)vocab * (is_loss_alone ? 1 : 3);
     TRIAL_RUN(t)
-        t->dev->ops->linear_cross_entropy(t->dev, acc_loss, dx, acc_dw, x, w, labels, n, d, vocab);
+        t->dev->ops->linear_cross_entropy(t->dev, acc_loss, dx, acc_dw, x, w,
+                                          beside.r ? &beside : NULL, labels, n, d, vocab);
 }
 
 #define COMBINATIONS(op)                                                                           \
@@ -242,7 +250,10 @@ static const struct op_case cases[] = {
     {"linear_cross_entropy", linear_cross_entropy, {5, 8, 3}},
     {"linear_cross_entropy", linear_cross_entropy, {33, 40, 257}},
     {"linear_cross_entropy", linear_cross_entropy, {33, 40, 264, 1}},
+    {"linear_cross_entropy", linear_cross_entropy, {33, 40, 257, 0, 3}},
+    {"linear_cross_entropy", linear_cross_entropy, {33, 40, 264, 1, 8}},
     {"linear_cross_entropy", linear_cross_entropy, {64, 96, 1000}},
+    {"linear_cross_entropy", linear_cross_entropy, {64, 96, 1000, 0, 16}},
     {"linear_cross_entropy", linear_cross_entropy, {200, 64, 4096}},
     {"linear_cross_entropy", linear_cross_entropy, {1700, 64, 163840}, CASE_LARGE},
     {"linear_cross_entropy", linear_cross_entropy, {8192, 4096, 131072}, CASE_BENCH},

@@ -13,7 +13,7 @@ from cluster import BIN, Cluster, expect, tell, until
 
 STEPS = 40
 R, ALPHA = 4, 12.0
-TARGETS = "[q_proj, o_proj, kv_b_proj, experts]"
+TARGETS = "[q_proj, o_proj, kv_b_proj, gate, lm_head, experts]"
 PREFIX = "base_model.model."
 
 
@@ -107,7 +107,7 @@ def the_adapter_is_pefts(c):
     for name in base:
         module = name[:-len(".weight")] if name.endswith(".weight") else None
         chosen = module is not None and len(base[name][0]) == 2 and re.search(
-            r"\.(q_proj|o_proj|kv_b_proj|experts\.\d+\.w[123])$", module) is not None
+            r"\.(q_proj|o_proj|kv_b_proj|gate|lm_head|experts\.\d+\.w[123])$", module) is not None
         expect(chosen == (module in modules), f"{name}: adapter {module in modules}")
         if not chosen:
             continue
@@ -117,7 +117,7 @@ def the_adapter_is_pefts(c):
         expect(re.fullmatch(config["target_modules"], module), f"{module} is no target")
     for name in (n for n in tensors if ".lora_B." in n and ".experts." not in n):
         expect(any(floats(tensors[name][1])), f"{name} is still zero")
-    for name in ("norm.weight", "lm_head.weight"):
+    for name in ("norm.weight", "embed_tokens"):
         expect(not any(name in n for n in tensors), name)
     state = sorted(os.listdir(f"{folder}/ballast"))
     expect(state == ["checksums.json", "m", "state.json", "v"], str(state))
@@ -181,7 +181,7 @@ def what_does_not_fit_is_refused(c):
     refused(c, "other-alpha", "lora_alpha is 12", more + whole, "train.lora.alpha=16")
     refused(c, "fewer-targets", "does not train", more + whole, "train.lora.targets=[q_proj]")
     refused(c, "more-targets", "v_proj.lora_A.weight' is missing", more + whole,
-            "train.lora.targets=[q_proj, o_proj, kv_b_proj, experts, v_proj]")
+            f"train.lora.targets={TARGETS[:-1]}, v_proj]")
     refused(c, "no-base", "holds no weights", "model.path=model")
     refused(c, "other-base", "belong to a base with the hash", "model.path=merged",
             checkpoint="whole")

@@ -41,17 +41,24 @@ static void rows_move_by_index(void **state)
 /* ---- head and loss ---- */
 
 struct head {
-    int64_t n, d, vocab;
-    float *x, *w, *dx, *dw;
+    int64_t n, d, vocab, r; /* r 0: nothing beside */
+    float *x, *w, *dx, *dw, *z, *b, *dz, *db;
     int32_t *labels;
 };
+
+static struct low_rank beside_of(const struct head *h)
+{
+    return (struct low_rank){h->r, (elem *)(void *)h->z, (elem *)(void *)h->b,
+                             (elem *)(void *)h->dz, h->db};
+}
 
 static double head_loss(void *ctx)
 {
     struct head *h = ctx;
     double loss = 0;
-    dev->ops->linear_cross_entropy(dev, &loss, NULL, NULL, h->x, h->w, h->labels, h->n, h->d,
-                                   h->vocab);
+    struct low_rank beside = beside_of(h);
+    dev->ops->linear_cross_entropy(dev, &loss, NULL, NULL, h->x, h->w, h->r ? &beside : NULL,
+                                   h->labels, h->n, h->d, h->vocab);
     return loss;
 }
 
@@ -64,6 +71,8 @@ static double head_truth(const struct head *h)
             double logit = 0;
             for (int64_t j = 0; j < h->d; j++)
                 logit += (double)h->x[i * h->d + j] * h->w[v * h->d + j];
+            for (int64_t j = 0; j < h->r; j++)
+                logit += (double)h->z[i * h->r + j] * h->b[v * h->r + j];
             total += exp(logit);
             if (v == h->labels[i])
                 of_label = logit;
@@ -77,36 +86,44 @@ static double head_truth(const struct head *h)
 static void loss_and_its_gradients(void **state)
 {
     (void)state;
-    static const int64_t shapes[][3] = {
+    static const int64_t shapes[][4] = {
         {1, 1, 1}, {1, 5, 3}, {7, 16, 33}, {70, 24, 256}, {40, 8, 150000},
+        {1, 1, 1, 1}, {7, 16, 33, 3}, {70, 24, 256, 8}, {40, 8, 150000, 2},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        struct head h = {.n = shapes[i][0], .d = shapes[i][1], .vocab = shapes[i][2]};
+        struct head h = {.n = shapes[i][0], .d = shapes[i][1], .vocab = shapes[i][2],
+                         .r = shapes[i][3]};
         h.x = random_floats(&rng, h.n * h.d, 1);
         h.w = random_floats(&rng, h.vocab * h.d, 0.5f);
+        h.z = random_floats(&rng, h.n * h.r + 1, 1);
+        h.b = random_floats(&rng, h.vocab * h.r + 1, 0.5f);
         h.dx = filled(h.n * h.d, NAN);
         h.dw = filled(h.vocab * h.d, 0.5f);
+        h.dz = filled(h.n * h.r + 1, NAN);
+        h.db = filled(h.vocab * h.r + 1, 0.5f);
         h.labels = xcalloc((size_t)h.n, sizeof *h.labels);
         for (int64_t j = 0; j < h.n; j++)
             h.labels[j] = j % 5 == 2 ? -100 : (int32_t)(random_bits(&rng) % (uint64_t)h.vocab);
         double truth = head_truth(&h), alone = head_loss(&h), loss = 0;
-        dev->ops->linear_cross_entropy(dev, &loss, h.dx, h.dw, h.x, h.w, h.labels, h.n, h.d,
-                                       h.vocab);
+        struct low_rank beside = beside_of(&h);
+        dev->ops->linear_cross_entropy(dev, &loss, h.dx, h.dw, h.x, h.w, h.r ? &beside : NULL,
+                                       h.labels, h.n, h.d, h.vocab);
         assert_true(loss == alone);
         assert_true(fabs(loss - truth) <= 1e-6 * (fabs(truth) + 0.1));
         struct gradient gradients[] = {
             {"x", h.x, h.dx, h.n * h.d, 0},
             {"w", h.w, h.dw, h.vocab * h.d, 0.5f},
+            {"z", h.z, h.dz, h.n * h.r, 0},
+            {"b", h.b, h.db, h.vocab * h.r, 0.5f},
         };
         /* The gradient of w is held beside 0.5, so it is known to 6e-8 an element. */
-        gradcheck("linear_cross_entropy", &rng, head_loss, &h, gradients, 2, 5e-2);
+        gradcheck("linear_cross_entropy", &rng, head_loss, &h, gradients, h.r ? 4 : 2, 5e-2);
         for (int64_t j = 0; j < h.n; j++)
             for (int64_t k = 0; h.labels[j] < 0 && k < h.d; k++)
                 assert_true(h.dx[j * h.d + k] == 0);
-        free(h.x);
-        free(h.w);
-        free(h.dx);
-        free(h.dw);
+        float *all[] = {h.x, h.w, h.dx, h.dw, h.z, h.b, h.dz, h.db};
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
+            free(all[k]);
         free(h.labels);
     }
 }
@@ -117,7 +134,7 @@ static void large_logits_stay_finite(void **state)
     float x[2] = {1000, -1000}, w[3] = {1, -1, 0}, dx[2], dw[3] = {0};
     int32_t labels[2] = {1, 1};
     double loss = 1; /* added to */
-    dev->ops->linear_cross_entropy(dev, &loss, dx, dw, x, w, labels, 2, 1, 3);
+    dev->ops->linear_cross_entropy(dev, &loss, dx, dw, x, w, NULL, labels, 2, 1, 3);
     assert_true(loss == 2001);
     assert_true(dx[0] == 2 && dx[1] == 0);
     assert_true(dw[0] == 1000 && dw[1] == -1000 && dw[2] == 0);

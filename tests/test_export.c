@@ -186,10 +186,28 @@ static void write_base(void)
 }
 
 static const char *const targets[] = { "q_b_proj", "o_proj", "kv_a_proj_with_mqa",
-                                       "experts.gate_proj" };
-static const struct lora_config lora = { 2, 3, false, targets, 4 };
+                                       "experts.gate_proj", "mlp.gate", "lm_head" };
+static const struct lora_config lora = { 2, 3, false, targets, 6 };
 
-static void write_adapter(void)
+/* Beside the adapter of a head PEFT stores the head itself. */
+static void add_copy(struct file *f, float more)
+{
+    struct tensor_map map = map_of(NULL);
+    for (size_t i = 0; i < map.n_entries; i++) {
+        const struct tensor_entry *e = &map.entries[i];
+        if (e->role != ROLE_HEAD)
+            continue;
+        float *x = (float *)(void *)add(f, "base_model.model.lm_head.base_layer.weight", "",
+                                        ST_F32, 2, e->dims, e->count * 4);
+        for (uint64_t k = 0; k < e->count; k++)
+            x[k] = value(i, k);
+        x[e->count - 1] += more;
+    }
+    tensor_map_fini(&map);
+}
+
+/* copy_is_off: the copy of the head differs by it. */
+static void write_adapter(float copy_is_off)
 {
     static struct file f;
     struct tensor_map map = map_of(&lora);
@@ -202,6 +220,7 @@ static void write_adapter(void)
         for (uint64_t k = 0; k < e->count; k++)
             x[k] = value(500 + i, k);
     }
+    add_copy(&f, copy_is_off);
     write_file("adapter/" PEFT_TENSORS_FILE, &f);
     assert_int_equal(peft_write_config(path, &lora, &map, "base", NULL), 0);
     free(path);
@@ -221,7 +240,7 @@ static int make(void **state)
     free(adapter);
     write_text("base/config.json", config_text);
     write_base();
-    write_adapter();
+    write_adapter(0);
     return 0;
 }
 
@@ -332,7 +351,7 @@ static void every_form_stays_and_holds_the_sum(void **state)
         free(before);
         free(after);
     }
-    assert_true(n_merged[PLAIN] == 3 && n_merged[HALF] == 1 && n_merged[PACKED] == 2 &&
+    assert_true(n_merged[PLAIN] == 5 && n_merged[HALF] == 1 && n_merged[PACKED] == 2 &&
                 n_merged[BLOCKED] == 1);
     tensor_map_fini(&map);
     safetensors_close(base);
@@ -352,8 +371,8 @@ static void what_has_no_adapter_is_the_same_byte_for_byte(void **state)
         assert_int_equal(x->n_bytes, y->n_bytes);
         n_same += memcmp(x->data, y->data, x->n_bytes) == 0;
     }
-    /* 3 plain, 1 half, 2 packed with scales, 1 blocked with a scale have changed; scales may not */
-    assert_true(n_same >= safetensors_count(base) - 10 && n_same <= safetensors_count(base) - 7);
+    /* 5 plain, 1 half, 2 packed with scales, 1 blocked with a scale have changed; scales may not */
+    assert_true(n_same >= safetensors_count(base) - 12 && n_same <= safetensors_count(base) - 9);
     char *tokenizer = in_folder("merged/tokenizer.json");
     assert_int_equal(access(tokenizer, F_OK), 0);
     free(tokenizer);
@@ -369,6 +388,10 @@ static void nothing_is_left_of_what_is_refused(void **state)
     assert_int_equal(export_to("adapter", "merged", &err), -EEXIST);
     assert_non_null(strstr(err.text, "nothing is overwritten"));
     assert_true(export_to("nowhere", "other", &err) < 0);
+    write_adapter(0.5f);
+    assert_int_equal(export_to("adapter", "other", &err), -EINVAL);
+    assert_non_null(strstr(err.text, "lm_head.base_layer.weight' is not the matrix of the model"));
+    write_adapter(0);
     write_text("adapter/adapter_config.json", "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":1}");
     assert_int_equal(export_to("adapter", "other", &err), -EINVAL);
     assert_non_null(strstr(err.text, "has the shape [2, "));

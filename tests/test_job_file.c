@@ -211,7 +211,8 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
     {"numbers read as text", {"data.train=[a.bin]"},
      "--set: key 'data.train': '/jobs/a.bin' is read with data.format u16 or u32, not bytes"},
     {"an indexer beside what rests", {"train.indexer.with_model=true", "train.mode=indexer"},
-     "--set: key 'train.indexer.with_model': true goes with train.mode full, not indexer"},
+     "--set: key 'train.indexer.with_model': true goes with train.mode full or lora, not "
+     "indexer"},
     {"half of an indexed dataset", {"data.train=[a.idx]"},
      "--set: key 'data.train': '/jobs/a.idx' is half of a Megatron dataset, which is named by its "
      "prefix without .idx and .bin, with data.format megatron"},

@@ -336,7 +336,7 @@ static float *expected(const struct tensor_entry *e, size_t tensor, enum base_pr
     uint8_t *codes = xcalloc(n, 1);
     for (uint64_t i = 0; i < n; i++)
         x[i] = number(tensor, i);
-    if (e->is_matrix && precision == BASE_FP8 && lora_takes(e->role)) { /* one block each */
+    if (precision == BASE_FP8 && tensor_is_projection(e->role)) { /* one block each */
         fp8_e4m3_encode(codes, &scale, x, (int64_t)e->dims[0], (int64_t)e->dims[1], FP8_BLOCK);
         for (uint64_t i = 0; i < n; i++)
             x[i] = fp8_e4m3_value(codes[i]) * scale;

@@ -38,8 +38,9 @@ static struct model_spec kimi(void)
     };
 }
 
-static const char *const targets[] = {"q_b_proj", "o_proj", "kv_b_proj", "experts"};
-static const struct lora_config adapters = {8, 16, false, targets, 4};
+static const char *const targets[] = {"q_b_proj", "o_proj", "kv_b_proj",
+                                      "experts",  "gate",   "lm_head"};
+static const struct lora_config adapters = {8, 16, false, targets, 6};
 
 static const struct row {
     const char *shows;

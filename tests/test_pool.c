@@ -197,7 +197,7 @@ static void run_experts(struct device *dev, struct step *s)
     dev->ops->grouped_linear_dw(dev, dw, s->y, s->x, offsets, EXPERTS, WIDTH, WIDTH);
     double loss = 0;
     dev->ops->linear_cross_entropy(dev, &loss, next(s, n), next(s, EXPERTS * WIDTH), s->x, s->w,
-                                   labels, TOKENS, WIDTH, EXPERTS);
+                                   NULL, labels, TOKENS, WIDTH, EXPERTS);
     *next(s, 1) = (float)loss;
     free(ids);
 }

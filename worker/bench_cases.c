@@ -461,8 +461,8 @@ static void run_head(const struct bench_case *c, struct device *dev, float *cons
         labels[i] = (int32_t)(i * 7919 % c->m);
     int32_t *to = (int32_t *)out[2];
     dev->ops->to_device(dev, to, labels, (size_t)c->n * sizeof *labels);
-    dev->ops->linear_cross_entropy(dev, (double *)out[3], out[0], out[1], in[0], in[1], to, c->n,
-                                   c->d, c->m);
+    dev->ops->linear_cross_entropy(dev, (double *)out[3], out[0], out[1], in[0], in[1], NULL,
+                                   to, c->n, c->d, c->m);
 }
 
 static void declare_adamw(struct bench_case *c, struct device *dev)

@@ -5,7 +5,6 @@
 
 #include <stdlib.h>
 
-#include "common/lora_map.h"
 #include "common/mem.h"
 #include "kernels/fp8.h"
 #include "kernels/mxfp4.h"
@@ -14,7 +13,7 @@ bool ckpt_base_is_whole(const struct tensor_entry *e, const struct ckpt_source *
                         enum base_precision precision)
 {
     return e->is_packed ||
-           (precision == BASE_FP8 && lora_takes(e->role) && !ckpt_source_is_fp8(source));
+           (precision == BASE_FP8 && tensor_is_projection(e->role) && !ckpt_source_is_fp8(source));
 }
 
 static int read_packed(struct shard *s, const struct tensor_entry *e, const struct shard_part *p,

@@ -348,6 +348,8 @@ static int check_adapters(const struct safetensors *st, const struct tensor_map 
         const struct st_view *v = safetensors_at(st, i);
         char first[LORA_NAME_BYTES];
         const struct tensor_entry *e = tensor_map_find(map, v->tensor.name);
+        if (!e && lora_is_copy(v->tensor.name, first))
+            continue; /* peft_check_copies is for it */
         int64_t expert = e ? 0 : lora_expert_of_name(v->tensor.name, first);
         if (!e && expert >= 0 && (e = tensor_map_find(map, first)) && expert >= e->n_same)
             e = NULL;

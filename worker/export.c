@@ -285,10 +285,12 @@ static int open_all(struct merge *m, const char *adapter_path, struct err *err)
     if ((rc = hf_config_read(m->model_path, m->spec, err)) == 0 &&
         (rc = tensor_map_init(m->spec, &m->map, err)) == 0 &&
         (rc = peft_open(adapter_path, &m->peft, err)) == 0 &&
+        (rc = peft_check_copies(adapter_path, m->model_path, err)) == 0 &&
         (rc = safetensors_open(m->model_path, &m->base, err)) == 0 &&
         (rc = ckpt_source_check_names(m->base, &m->map, err)) == 0 &&
         (rc = safetensors_open(tensors, &m->adapter, err)) == 0) {
         struct lora_config c = peft_lora(&m->peft);
+        c.indexers = true;
         if ((rc = lora_map_add(&m->map, &c, err)) < 0)
             err_prefix(err, "%s", adapter_path);
     }

@@ -2,6 +2,7 @@
 #include "worker/head.h"
 
 #include "worker/linear.h"
+#include "worker/lora.h"
 
 static void carve(struct pass *p, struct head *h)
 {
@@ -47,12 +48,28 @@ int head_forward(struct pass *p, const struct unit_view *u, struct residuals *r,
     return 0;
 }
 
+/* d_x NULL: the loss alone. */
+static void loss(struct pass *p, const struct unit_view *u, const elem *x, elem *d_x,
+                 const int32_t *labels)
+{
+    bool has_adapter = lora_has(u, ROLE_HEAD);
+    struct low_rank beside;
+
+    if (has_adapter)
+        beside = lora_head_forward(p, u, x);
+    p->dev->ops->linear_cross_entropy(p->dev, p->acc_loss, d_x,
+                                      d_x && unit_trains(u, ROLE_HEAD) ? gradient_of(u, ROLE_HEAD)
+                                                                       : NULL,
+                                      x, weight_of(u, ROLE_HEAD), has_adapter ? &beside : NULL,
+                                      labels, p->n, p->spec->hidden, p->spec->vocab);
+    if (has_adapter && d_x)
+        lora_head_backward(p, u, d_x, x);
+}
+
 void head_loss_only(struct pass *p, const struct unit_view *u, const struct head *h,
                     const int32_t *labels)
 {
-    p->dev->ops->linear_cross_entropy(p->dev, p->acc_loss, NULL, NULL, h->x,
-                                      weight_of(u, ROLE_HEAD), labels, p->n, p->spec->hidden,
-                                      p->spec->vocab);
+    loss(p, u, h->x, NULL, labels);
 }
 
 void head_loss_backward(struct pass *p, const struct unit_view *u, struct residuals *r,
@@ -63,9 +80,7 @@ void head_loss_backward(struct pass *p, const struct unit_view *u, struct residu
     elem *d_from = h->mixed ? h->d_mixed : r->d_p;
     size_t n_bytes = (size_t)(p->n * hidden) * elem_size(p->dev);
 
-    ops->linear_cross_entropy(p->dev, p->acc_loss, h->d_x,
-                              unit_trains(u, ROLE_HEAD) ? gradient_of(u, ROLE_HEAD) : NULL, h->x,
-                              weight_of(u, ROLE_HEAD), labels, p->n, hidden, p->spec->vocab);
+    loss(p, u, h->x, h->d_x, labels);
     ops->rms_norm_backward(p->dev, d_from, gradient_of(u, ROLE_FINAL_NORM), h->d_x, h->from,
                            weight_of(u, ROLE_FINAL_NORM), h->rstd, p->n, hidden, 0);
     if (h->mixed) {

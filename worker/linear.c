@@ -22,6 +22,8 @@ void linear_f32_forward(const struct pass *p, const struct unit_view *u, enum te
                         float *y, const elem *x, int64_t in, int64_t out)
 {
     p->dev->ops->linear_f32(p->dev, y, x, weight_of(u, role), p->n, in, out, 0);
+    if (lora_has(u, role))
+        lora_f32_forward(p, u, role, y, x, in, out);
 }
 
 void linear_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,

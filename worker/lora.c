@@ -116,6 +116,15 @@ void lora_forward(const struct pass *p, const struct unit_view *u, enum tensor_r
     p->dev->ops->linear(p->dev, y, l->z, weight_b(p, u, role, first), p->n, l->r, out, 1);
 }
 
+void lora_f32_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                      float *y, const elem *x, int64_t in, int64_t out)
+{
+    const struct lora_pass *l = &p->lora;
+
+    shrink(p, u, role, x, p->n, in);
+    p->dev->ops->linear_f32(p->dev, y, l->z, weight_b(p, u, role, 0), p->n, l->r, out, 1);
+}
+
 void lora_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
                    elem *dx, const elem *dy, const elem *x, int64_t in, int64_t first,
                    int64_t out)
@@ -130,6 +139,28 @@ void lora_backward(const struct pass *p, const struct unit_view *u, enum tensor_
     ops->linear_dw(p->dev, gradient_a(u, role), l->dz, x, p->n, in, l->r);
     if (dx)
         ops->linear_dx(p->dev, dx, l->dz, weight_a(u, role), p->n, in, l->r, 1);
+}
+
+/* ---- the vocabulary ------------------------------------------------------------------------- */
+
+struct low_rank lora_head_forward(const struct pass *p, const struct unit_view *u, const elem *x)
+{
+    shrink(p, u, ROLE_HEAD, x, p->n, p->spec->hidden);
+    return (struct low_rank){
+        .r = p->lora.r, .z = p->lora.z, .b = weight_b(p, u, ROLE_HEAD, 0), .dz = p->lora.dz,
+        .acc_db = u->gradients ? gradient_b(u, ROLE_HEAD) : NULL,
+    };
+}
+
+void lora_head_backward(const struct pass *p, const struct unit_view *u, elem *d_x, const elem *x)
+{
+    const struct device_ops *ops = p->dev->ops;
+    const struct lora_pass *l = &p->lora;
+    int64_t hidden = p->spec->hidden;
+
+    lora_scale(p, l->dz, l->floats, p->n * l->r);
+    ops->linear_dw(p->dev, gradient_a(u, ROLE_HEAD), l->dz, x, p->n, hidden, l->r);
+    ops->linear_dx(p->dev, d_x, l->dz, weight_a(u, ROLE_HEAD), p->n, hidden, l->r, 1);
 }
 
 /* ---- heads ---------------------------------------------------------------------------------- */

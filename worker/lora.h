@@ -29,10 +29,21 @@ static inline bool lora_has(const struct unit_view *u, enum tensor_role role)
 /* y += the adapter's part. */
 void lora_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role, elem *y,
                   const elem *x, int64_t in, int64_t first, int64_t out);
+/* The same where y is float32. */
+void lora_f32_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                      float *y, const elem *x, int64_t in, int64_t out);
 /* dx += its part, unless NULL; gradients of A and B are added. */
 void lora_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
                    elem *dx, const elem *dy, const elem *x, int64_t in, int64_t first,
                    int64_t out);
+
+/* ---- the product with the vocabulary, for head.c, which makes the loss in the same op ---- */
+
+/* What that op adds to its logits, from x (n, hidden); the scratch of the pass is in it until
+ * lora_head_backward, which, once the op has made dz, adds to d_x and to A's gradient. */
+struct low_rank lora_head_forward(const struct pass *p, const struct unit_view *u, const elem *x);
+void lora_head_backward(const struct pass *p, const struct unit_view *u, elem *d_x,
+                        const elem *x);
 
 /* ---- projections of each head by itself, for dsa.c ---- */
 

@@ -80,6 +80,8 @@ static int list_targets(const char *path, struct peft *p, struct err *err)
     for (size_t i = 0; i < safetensors_count(st) && rc == 0; i++) {
         char target[LORA_NAME_BYTES];
         const char *name = safetensors_at(st, i)->tensor.name;
+        if (lora_is_copy(name, target))
+            continue;
         if ((rc = lora_target_of(name, target, err)) < 0)
             err_prefix(err, "%s", path);
         else if (!has_target(p, target)) {
@@ -88,7 +90,7 @@ static int list_targets(const char *path, struct peft *p, struct err *err)
         }
     }
     if (rc == 0 && p->n_targets == 0)
-        rc = err_set(err, -EINVAL, "%s holds no tensor", path);
+        rc = err_set(err, -EINVAL, "%s holds no adapter", path);
     safetensors_close(st);
     return rc;
 }
@@ -120,6 +122,47 @@ void peft_fini(struct peft *p)
         free(p->targets[i]);
     free(p->targets);
     *p = (struct peft){0};
+}
+
+#define COPY_FLOATS ((uint64_t)1 << 16) /* compared at once */
+
+static int check_copy(const struct st_view *copy, const struct st_view *base, struct err *err)
+{
+    float *x = xcalloc(2 * COPY_FLOATS, sizeof *x);
+    bool same = base && copy->tensor.n_dims == base->tensor.n_dims &&
+                memcmp(copy->tensor.dims, base->tensor.dims,
+                       copy->tensor.n_dims * sizeof *copy->tensor.dims) == 0;
+    int rc = 0;
+    for (uint64_t at = 0; same && rc == 0 && at < copy->n_elements; at += COPY_FLOATS) {
+        uint64_t rest = copy->n_elements - at, n = rest < COPY_FLOATS ? rest : COPY_FLOATS;
+        if ((rc = st_read_f32(copy, at, n, x, err)) == 0 &&
+            (rc = st_read_f32(base, at, n, x + COPY_FLOATS, err)) == 0)
+            same = memcmp(x, x + COPY_FLOATS, n * sizeof *x) == 0;
+    }
+    free(x);
+    if (rc < 0 || same)
+        return rc;
+    return err_set(err, -EINVAL, "%s: tensor '%.200s' is not the matrix of the model that the "
+                   "adapter is to lie beside", copy->file, copy->tensor.name);
+}
+
+int peft_check_copies(const char *folder, const char *base_folder, struct err *err)
+{
+    char *path = xasprintf("%s/" PEFT_TENSORS_FILE, folder);
+    struct safetensors *st = NULL, *base = NULL;
+    int rc = safetensors_open(path, &st, err);
+    for (size_t i = 0; rc == 0 && i < safetensors_count(st); i++) {
+        const struct st_view *v = safetensors_at(st, i);
+        char name[LORA_NAME_BYTES];
+        if (!lora_is_copy(v->tensor.name, name))
+            continue;
+        if (base || (rc = safetensors_open(base_folder, &base, err)) == 0)
+            rc = check_copy(v, safetensors_find(base, name), err);
+    }
+    safetensors_close(st);
+    safetensors_close(base);
+    free(path);
+    return rc;
 }
 
 struct lora_config peft_lora(const struct peft *p)

@@ -22,6 +22,10 @@ struct peft {
 int  peft_open(const char *folder, struct peft *out, struct err *err);
 void peft_fini(struct peft *p);
 
+/* -EINVAL where the file holds a copy of a matrix, as lora_is_copy says, that is not the one of the
+ * model in base_folder. */
+int  peft_check_copies(const char *folder, const char *base_folder, struct err *err);
+
 /* What lora_map_add takes to make just these adapters; borrows p. */
 struct lora_config peft_lora(const struct peft *p);
 

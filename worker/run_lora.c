@@ -60,6 +60,8 @@ static int load_adapter(struct run *run, struct err *err)
     if (rc < 0)
         return rc;
     rc = peft_check(&p, path, run->lora, err);
+    if (rc == 0 && run->coll->rank == 0)
+        rc = peft_check_copies(path, run->spec->model_path, err);
     peft_fini(&p);
     return rc < 0 ? rc : ckpt_load_adapters(path, run->shard, &run->map, err);
 }

@@ -107,6 +107,8 @@ int validation_lora(const struct stack_config *config, const char *adapter, stru
     int rc = peft_open(adapter, &l->peft, err);
 
     if (rc == 0)
+        rc = peft_check_copies(adapter, v->model_path, err);
+    if (rc == 0)
         rc = open_map(config->spec, l, err);
     if (rc == 0) {
         lora = peft_lora(&l->peft);
