@@ -15,7 +15,8 @@ static struct model_spec spec;
 
 /* ---- a model's folder ----------------------------------------------------------------------- */
 
-enum kind { MIXED, MXFP4, FP8 }; /* plain dtypes; packed experts; packed dense matrices */
+/* Plain dtypes; packed experts; packed dense matrices; all experts of a layer in two tensors. */
+enum kind { MIXED, MXFP4, FP8, FUSED };
 
 static uint32_t random_of(uint64_t i)
 {
@@ -68,6 +69,19 @@ static size_t add(struct stored *at, size_t n, const char *name, const char *suf
     return n + 1;
 }
 
+/* The tensor that an expert's matrix is in, added with the first of them. */
+static size_t add_fused(const struct tensor_entry *e, struct stored *out, size_t n)
+{
+    bool is_down = e->role == ROLE_EXPERT_DOWN;
+    uint64_t dims[] = {spec.n_experts, e->dims[0] * (is_down ? 1 : 2), e->dims[1]};
+    char name[200];
+    if (e->expert > 0 || e->role == ROLE_EXPERT_UP)
+        return n;
+    snprintf(name, sizeof name, "%.*s%s", (int)(strstr(e->name, ".0.w") - e->name), e->name,
+             is_down ? ".down_proj" : ".gate_up_proj");
+    return add(out, n, name, "", is_down ? ST_BF16 : ST_F32, 3, dims, dims[0] * dims[1] * dims[2]);
+}
+
 /* Every tensor of the model in the dtypes of kind, and a vision tower. */
 static size_t plan(const struct tensor_map *map, enum kind kind, struct stored *out)
 {
@@ -76,7 +90,9 @@ static size_t plan(const struct tensor_map *map, enum kind kind, struct stored *
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         uint64_t rows = e->dims[0], cols = e->dims[1];
-        if (kind == MXFP4 && e->expert >= 0) {
+        if (kind == FUSED && e->expert >= 0) {
+            n = add_fused(e, out, n);
+        } else if (kind == MXFP4 && e->expert >= 0) {
             uint64_t packed[] = {rows, cols / 2}, scales[] = {rows, cols / 32};
             n = add(out, n, e->name, "_packed", ST_U8, 2, packed, rows * cols);
             n = add(out, n, e->name, "_scale", ST_U8, 2, scales, rows * cols);
@@ -299,16 +315,17 @@ static void what_is_untouched_keeps_every_bit(void **state)
 {
     (void)state;
     static const struct { enum kind kind; bool is_frozen; } rows[] = {
-        {MIXED, false}, {MIXED, true}, {MXFP4, true}, {FP8, true},
+        {MIXED, false}, {MIXED, true}, {MXFP4, true}, {FP8, true}, {FUSED, false}, {FUSED, true},
     };
-    for (size_t i = 0; i < 4; i++)
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (size_t l = 0; l < N_TEST_LAYOUTS; l += 5) {
             struct model m = new_model(rows[i].kind, rows[i].is_frozen);
             struct job job = {.choice = CKPT_DTYPE_SOURCE};
             empty_path(NULL);
             run(&m, test_layouts[l], import_and_export, job);
             assert_same_bytes(m.tensors, m.n);
-            assert_int_equal(config_calls_it_packed(), rows[i].kind != MIXED);
+            assert_int_equal(config_calls_it_packed(),
+                             rows[i].kind == MXFP4 || rows[i].kind == FP8);
             assert_true(has_masters());
             run(&m, test_layouts[(l * 7 + 3) % N_TEST_LAYOUTS], resume, job);
             end_model(&m);
@@ -318,7 +335,7 @@ static void what_is_untouched_keeps_every_bit(void **state)
 static void a_resumed_run_goes_on_from_what_was_rounded(void **state)
 {
     (void)state;
-    for (int kind = MIXED; kind <= FP8; kind++)
+    for (int kind = MIXED; kind <= FUSED; kind++)
         for (int choice = CKPT_DTYPE_SOURCE; choice <= CKPT_DTYPE_F16; choice++) {
             struct model m = new_model((enum kind)kind, false);
             struct job job = {.choice = (enum ckpt_dtype)choice, .moved = 0x1.2345p-6f};
@@ -326,7 +343,7 @@ static void a_resumed_run_goes_on_from_what_was_rounded(void **state)
             empty_path(NULL);
             run(&m, (struct layout_degrees){2, 2, 2, 0}, import_and_export, job);
             run(&m, (struct layout_degrees){4, 2, 4, 0}, resume, job);
-            if (kind != MIXED || choice != CKPT_DTYPE_SOURCE)
+            if (kind != FUSED && (kind != MIXED || choice != CKPT_DTYPE_SOURCE))
                 assert_dtypes(&m.map, dtypes[choice]);
             assert_false(config_calls_it_packed());
             assert_int_equal(has_masters(), choice != CKPT_DTYPE_F32);

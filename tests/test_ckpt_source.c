@@ -216,6 +216,108 @@ static void a_tensor_of_another_model_is_named(void **state)
     tensor_map_fini(&map);
 }
 
+/* ---- fused experts -------------------------------------------------------------------------- */
+
+enum { HIDDEN = 8, INTER = 4 }; /* of map_of */
+
+/* A file of n tensors of the layer's experts, their numbers 1, 2, 3, ... in order. */
+struct fused {
+    const char *name;
+    uint32_t n_dims;
+    uint64_t dims[3];
+};
+
+static struct safetensors *stored_fused(const struct fused *tensors, size_t n)
+{
+    struct st_tensor list[4];
+    char names[4][100];
+    float *values[4];
+    struct st_layout l;
+    struct st_writer *w;
+    struct safetensors *st;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t count = 1;
+        list[i] = (struct st_tensor){.name = names[i], .dtype = ST_F32,
+                                     .n_dims = tensors[i].n_dims};
+        snprintf(names[i], sizeof names[i], "model.layers.0.mlp.experts.%s", tensors[i].name);
+        for (uint32_t d = 0; d < tensors[i].n_dims; d++)
+            count *= list[i].dims[d] = tensors[i].dims[d];
+        values[i] = xcalloc(count, sizeof *values[i]);
+        for (uint64_t k = 0; k < count; k++)
+            values[i][k] = (float)(k + 1);
+    }
+    assert_int_equal(st_layout_init(list, n, &l, NULL), 0);
+    assert_int_equal(st_create(path, &l, NULL), 0);
+    assert_int_equal(st_writer_open(path, &l, &w, NULL), 0);
+    for (size_t i = 0; i < n; i++) {
+        assert_int_equal(st_write_bytes(w, i, (const uint8_t *)values[i], NULL), 0);
+        free(values[i]);
+    }
+    assert_int_equal(st_writer_close(w, NULL), 0);
+    st_layout_fini(&l);
+    assert_int_equal(safetensors_open(path, &st, NULL), 0);
+    return st;
+}
+
+/* Gate rows of an expert, then its up rows, expert after expert; and the downs. */
+static void experts_may_lie_in_one_tensor(void **state)
+{
+    (void)state;
+    struct tensor_map map = map_of(0);
+    struct safetensors *st = stored_fused((const struct fused[]){
+        { "gate_up_proj", 3, { 2, 2 * INTER, HIDDEN } }, { "down_proj", 3, { 2, HIDDEN, INTER } },
+    }, 2);
+    static const float first[2][3] = {
+        { 1, INTER * HIDDEN + 1, 1 },
+        { 2 * INTER * HIDDEN + 1, 3 * INTER * HIDDEN + 1, INTER * HIDDEN + 1 },
+    };
+    int n = 0;
+    for (size_t i = 0; i < map.n_entries; i++) {
+        const struct tensor_entry *e = &map.entries[i];
+        struct ckpt_source s;
+        float x[3];
+        if (e->expert < 0)
+            continue;
+        assert_int_equal(ckpt_source_find(st, e, "folder", &s, NULL), 0);
+        assert_int_equal(ckpt_source_read(&s, 2, 3, x, NULL), 0);
+        float at = first[e->expert][e->role - ROLE_EXPERT_GATE];
+        assert_true(x[0] == at + 2 && x[1] == at + 3 && x[2] == at + 4);
+        n++;
+    }
+    assert_int_equal(n, 6);
+    assert_int_equal(ckpt_source_check_names(st, &map, NULL), 0);
+    safetensors_close(st);
+    tensor_map_fini(&map);
+}
+
+static void fused_experts_that_are_not_the_models_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        struct fused tensors[2];
+        size_t n;
+        const char *says;
+    } rows[] = {
+        { { { "gate_up_proj", 3, { 3, 2 * INTER, HIDDEN } } }, 1,
+          "experts.gate_up_proj' has the shape [3, 8, 8], config.json makes it [2, 8, 8]" },
+        { { { "down_proj", 3, { 1, HIDDEN, INTER } } }, 1, "[1, 8, 4], config.json makes it [2" },
+        { { { "down_proj", 3, { 2, INTER, HIDDEN } } }, 1, "[2, 4, 8], config.json makes it [2" },
+        { { { "down_proj", 2, { 2 * HIDDEN, INTER } } }, 1, "has the shape [16, 4], " },
+        { { { "down_proj", 3, { 2, HIDDEN, INTER } },
+            { "1.down_proj.weight", 2, { HIDDEN, INTER } } }, 2, "holds what " },
+    };
+    struct tensor_map map = map_of(0);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct safetensors *st = stored_fused(rows[i].tensors, rows[i].n);
+        struct err err = {0};
+        assert_int_equal(ckpt_source_check_names(st, &map, &err), -EINVAL);
+        if (!strstr(err.text, rows[i].says))
+            fail_msg("row %zu: %s", i, err.text);
+        safetensors_close(st);
+    }
+    tensor_map_fini(&map);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -224,6 +326,8 @@ int main(void)
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(next_token_layers_and_vision_are_carried),
         cmocka_unit_test(a_tensor_of_another_model_is_named),
+        cmocka_unit_test(experts_may_lie_in_one_tensor),
+        cmocka_unit_test(fused_experts_that_are_not_the_models_are_named),
     };
     return cmocka_run_group_tests(tests, make_path, remove_path);
 }

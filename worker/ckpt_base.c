@@ -23,7 +23,7 @@ static int read_packed(struct shard *s, const struct tensor_entry *e, const stru
     size_t one = elem_size(dev);
     uint64_t n = e->stored_count;
     uint8_t *bytes = xcalloc(e->count, one);
-    int rc = ckpt_source_read_packed(source, bytes, bytes + n / 2, err);
+    int rc = ckpt_source_read_packed(source, n, bytes, bytes + n / 2, err);
     if (rc == 0)
         dev->ops->to_device(dev, p->elements, bytes + p->first * one, p->count * one);
     free(bytes);

@@ -23,20 +23,34 @@
 
 /* ---- which tensors, in which file ----------------------------------------------------------- */
 
+/* What is written of an entry, and where in which tensor of its file. */
+struct piece {
+    const struct tensor_entry *entry;
+    size_t   tensor;
+    uint64_t at;
+    const uint8_t *bytes; /* written as they are; NULL: the entry's floats */
+};
+
 struct file {
     char  *name;
-    size_t n;
-    struct st_tensor *tensors;              /* n; names of the file's own are in made */
-    const struct tensor_entry **entries;    /* n */
-    const uint8_t **bytes;                  /* n: written as they are; NULL: the entry's floats */
+    size_t n, n_pieces;
+    struct st_tensor *tensors; /* n; names of the file's own are in made */
+    struct piece *pieces;      /* n_pieces */
     char **made;
     size_t n_made;
+};
+
+/* A tensor of many entries that has been planned. */
+struct fused {
+    const struct st_view *view;
+    size_t file, tensor;
 };
 
 struct files {
     struct file *items;
     size_t n;
     uint64_t last_bytes, n_bytes; /* of tensors in the last file; in all */
+    struct fused fused[2];        /* the newest two: a layer has two */
 };
 
 static const struct ckpt_form *form_of(const struct ckpt_tensors *t, const struct tensor_entry *e)
@@ -71,10 +85,16 @@ static void add_file(struct files *f)
     f->last_bytes = 0;
 }
 
-/* bytes NULL: the entry's floats. */
+static void add_piece(struct file *f, const struct piece *p)
+{
+    f->pieces = xrealloc(f->pieces, (f->n_pieces + 1) * sizeof *f->pieces);
+    f->pieces[f->n_pieces++] = *p;
+}
+
+/* bytes NULL: the entry's floats, from number at of the tensor on. */
 static void add_tensor(const struct ckpt_tensors *t, struct files *out,
                        const struct tensor_entry *e, const struct st_tensor *tensor,
-                       const uint8_t *bytes)
+                       const uint8_t *bytes, uint64_t at)
 {
     uint64_t n_bytes = st_dtype_bits(tensor->dtype) / 8;
     for (uint32_t i = 0; i < tensor->n_dims; i++)
@@ -83,11 +103,8 @@ static void add_tensor(const struct ckpt_tensors *t, struct files *out,
         add_file(out);
     struct file *f = &out->items[out->n - 1];
     f->tensors = xrealloc(f->tensors, (f->n + 1) * sizeof *f->tensors);
-    f->entries = xrealloc(f->entries, (f->n + 1) * sizeof *f->entries);
-    f->bytes = xrealloc(f->bytes, (f->n + 1) * sizeof *f->bytes);
     f->tensors[f->n] = *tensor;
-    f->entries[f->n] = e;
-    f->bytes[f->n++] = bytes;
+    add_piece(f, &(struct piece){e, f->n++, at, bytes});
     out->last_bytes += n_bytes;
     out->n_bytes += n_bytes;
 }
@@ -98,7 +115,24 @@ static void add_floats(const struct ckpt_tensors *t, struct files *out,
     struct st_tensor tensor = {.name = name, .n_dims = e->n_dims,
                                .dtype = t->what == CKPT_MASTERS ? ST_F32 : form_of(t, e)->dtype};
     memcpy(tensor.dims, e->dims, sizeof tensor.dims);
-    add_tensor(t, out, e, &tensor, NULL);
+    add_tensor(t, out, e, &tensor, NULL, 0);
+}
+
+/* A part of a tensor that other entries are in, too. */
+static void add_fused(const struct ckpt_tensors *t, struct files *out,
+                      const struct tensor_entry *e, const struct ckpt_form *form)
+{
+    for (size_t i = 0; i < 2; i++)
+        if (out->fused[i].view == form->fused) {
+            add_piece(&out->items[out->fused[i].file],
+                      &(struct piece){e, out->fused[i].tensor, form->fused_at, NULL});
+            return;
+        }
+    struct st_tensor tensor = form->fused->tensor;
+    tensor.dtype = form->dtype;
+    add_tensor(t, out, e, &tensor, NULL, form->fused_at);
+    out->fused[0] = out->fused[1];
+    out->fused[1] = (struct fused){form->fused, out->n - 1, out->items[out->n - 1].n - 1};
 }
 
 /* An A that experts share is a tensor of each of them to other tools. */
@@ -126,8 +160,12 @@ static void add_entry(const struct ckpt_tensors *t, struct files *out, const str
 {
     const struct ckpt_form *form = form_of(t, e);
     if (t->what == CKPT_WEIGHTS && form->packed) {
-        add_tensor(t, out, e, &form->packed->tensor, form->packed->data);
-        add_tensor(t, out, e, &form->scales->tensor, form->scales->data);
+        add_tensor(t, out, e, &form->packed->tensor, form->packed->data, 0);
+        add_tensor(t, out, e, &form->scales->tensor, form->scales->data, 0);
+        return;
+    }
+    if (t->what == CKPT_WEIGHTS && form->fused) {
+        add_fused(t, out, e, form);
         return;
     }
     add_floats(t, out, e, e->name);
@@ -153,8 +191,7 @@ static void files_fini(struct files *f)
         free(f->items[i].made);
         free(f->items[i].name);
         free(f->items[i].tensors);
-        free(f->items[i].entries);
-        free(f->items[i].bytes);
+        free(f->items[i].pieces);
     }
     free(f->items);
 }
@@ -241,7 +278,7 @@ int ckpt_files_create(const struct ckpt_tensors *t, const struct ckpt_carried *c
     return rc;
 }
 
-static int write_part(const struct ckpt_tensors *t, struct st_writer *w, size_t i,
+static int write_part(const struct ckpt_tensors *t, struct st_writer *w, const struct piece *piece,
                       const struct shard_part *p, float *chunk, struct err *err)
 {
     int rc = failpoint("checkpoint-write");
@@ -250,7 +287,7 @@ static int write_part(const struct ckpt_tensors *t, struct st_writer *w, size_t 
     for (uint64_t done = 0; done < p->count && rc == 0; done += CHUNK_FLOATS) {
         uint64_t n = p->count - done < CHUNK_FLOATS ? p->count - done : CHUNK_FLOATS;
         read_device(t, p, done, n, chunk);
-        rc = st_write_f32(w, i, p->first + done, n, chunk, err);
+        rc = st_write_f32(w, piece->tensor, piece->at + p->first + done, n, chunk, err);
     }
     return rc;
 }
@@ -264,9 +301,10 @@ static int write_file(const struct ckpt_tensors *t, const struct file *f, const 
     int rc = st_layout_init(f->tensors, f->n, &l, err);
     if (rc < 0)
         return rc;
-    for (size_t i = 0; i < f->n && rc == 0; i++) {
+    for (size_t i = 0; i < f->n_pieces && rc == 0; i++) {
+        const struct piece *piece = &f->pieces[i];
         struct shard_part p;
-        if (!shard_part(t->shard, f->entries[i], &p) || !p.is_first || (f->bytes[i] && p.first > 0))
+        if (!shard_part(t->shard, piece->entry, &p) || !p.is_first || (piece->bytes && p.first > 0))
             continue;
         if (!w) {
             char *path = xasprintf("%s/%s", folder, f->name);
@@ -274,8 +312,8 @@ static int write_file(const struct ckpt_tensors *t, const struct file *f, const 
             free(path);
         }
         if (rc == 0)
-            rc = f->bytes[i] ? st_write_bytes(w, i, f->bytes[i], err)
-                             : write_part(t, w, i, &p, chunk, err);
+            rc = piece->bytes ? st_write_bytes(w, piece->tensor, piece->bytes, err)
+                              : write_part(t, w, piece, &p, chunk, err);
     }
     for (size_t i = 0; i < f->n && t->sums; i++)
         ckpt_sums_add(t->sums, t->place, f->tensors[i].name,

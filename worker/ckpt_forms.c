@@ -35,6 +35,10 @@ static struct ckpt_form form_of(const struct tensor_entry *e, const struct ckpt_
         f.dtype = source->values->tensor.dtype;
     else if (source->scales)
         f.dtype = ST_BF16; /* what published models are before they are packed */
+    if (source->is_fused) {
+        f.fused = source->values;
+        f.fused_at = source->at;
+    }
     f.is_left_out = e->is_unreached && e->is_optional && !source->values;
     f.is_exact = f.dtype == ST_F32 || f.is_left_out ||
                  (e->is_unreached && is_plain && f.dtype == source->values->tensor.dtype);

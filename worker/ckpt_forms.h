@@ -21,6 +21,8 @@ struct ckpt_form {
     bool is_left_out; /* the folder lacks it and nothing trains it */
     bool is_exact;    /* what is written is what was trained: no master copy is needed */
     const struct st_view *packed, *scales; /* written as they are; NULL: as dtype */
+    const struct st_view *fused; /* where not NULL: a part of a tensor like this, */
+    uint64_t fused_at;           /* from this number on */
 };
 
 struct ckpt_forms {

@@ -75,7 +75,7 @@ static int find_mxfp4(const struct safetensors *st, const struct tensor_entry *e
         (rc = check_shape(packed, (uint64_t[]){ rows, width / 2 }, 2, err)) < 0 ||
         (rc = check_shape(scale, (uint64_t[]){ rows, width / MXFP4_GROUP }, 2, err)) < 0)
         return rc;
-    *out = (struct ckpt_source){ packed, scale, width };
+    *out = (struct ckpt_source){ .values = packed, .scales = scale, .width = width };
     return 0;
 }
 
@@ -95,26 +95,100 @@ static int find_fp8(const struct safetensors *st, const struct tensor_entry *e,
     if ((rc = check_dtype(scale, ST_F32, err)) < 0 ||
         (rc = check_shape(scale, (uint64_t[]){ down, across }, 2, err)) < 0)
         return rc;
-    *out = (struct ckpt_source){ values, scale, e->dims[1] };
+    *out = (struct ckpt_source){ .values = values, .scales = scale, .width = e->dims[1] };
     return 0;
 }
+
+/* ---- fused experts -------------------------------------------------------------------------- */
+
+static const char experts_part[] = ".experts.", fused_gate_up[] = "gate_up_proj",
+                  fused_down[] = "down_proj";
+
+static const struct st_view *find_fused(const struct safetensors *st, const struct tensor_entry *e)
+{
+    const char *at = e->expert >= 0 && e->adapter == ADAPTER_NONE ? strstr(e->name, experts_part)
+                                                                  : NULL;
+    char name[NAME_BYTES];
+    if (!at)
+        return NULL;
+    int n = snprintf(name, sizeof name, "%.*s%s%s", (int)(at - e->name), e->name, experts_part,
+                     e->role == ROLE_EXPERT_DOWN ? fused_down : fused_gate_up);
+    return n < (int)sizeof name ? safetensors_find(st, name) : NULL;
+}
+
+static int take_fused(const struct tensor_entry *e, const struct st_view *v,
+                      struct ckpt_source *out, struct err *err)
+{
+    uint64_t n = v->tensor.n_dims ? v->tensor.dims[0] : 0, expert = (uint64_t)e->expert;
+    uint64_t parts = e->role == ROLE_EXPERT_DOWN ? 1 : 2;
+    int rc = check_shape(v, (uint64_t[]){ n > expert ? n : expert + 1, parts * e->dims[0],
+                                          e->dims[1] }, 3, err);
+    if (rc < 0)
+        return rc;
+    if (v->tensor.dtype == ST_F8_E4M3)
+        return err_set(err, -ENOTSUP, "%s: tensor '%s' is fused and F8_E4M3; expected one of an "
+                       "expert each, or BF16", v->file, v->tensor.name);
+    *out = (struct ckpt_source){
+        .values = v, .is_fused = true,
+        .at = (parts * expert + (e->role == ROLE_EXPERT_UP)) * e->stored_count,
+    };
+    return 0;
+}
+
+/* The length of a fused tensor's name up to its last word, 0 for another tensor. */
+static size_t fused_part(const char *name, bool *out_is_down)
+{
+    const char *part = strstr(name, experts_part);
+    const char *word = part ? part + sizeof experts_part - 1 : "";
+    *out_is_down = strcmp(word, fused_down) == 0;
+    return *out_is_down || strcmp(word, fused_gate_up) == 0 ? (size_t)(word - name) : 0;
+}
+
+static const struct tensor_entry *next_of_layer(const struct tensor_map *map, const char *name,
+                                                size_t *inout_i)
+{
+    bool is_down;
+    size_t n = fused_part(name, &is_down);
+    while (n > 0 && *inout_i < map->n_entries) {
+        const struct tensor_entry *e = &map->entries[(*inout_i)++];
+        if (e->expert >= 0 && e->adapter == ADAPTER_NONE &&
+            (e->role == ROLE_EXPERT_DOWN) == is_down && strncmp(e->name, name, n) == 0)
+            return e;
+    }
+    return NULL;
+}
+
+const struct tensor_entry *ckpt_source_next_part(const struct tensor_map *map,
+                                                 const struct st_view *v, size_t *inout_i,
+                                                 struct ckpt_source *out)
+{
+    const struct tensor_entry *e;
+    while ((e = next_of_layer(map, v->tensor.name, inout_i)) && take_fused(e, v, out, NULL) < 0)
+        ;
+    return e;
+}
+
+/* ---- finding -------------------------------------------------------------------------------- */
 
 int ckpt_source_find(const struct safetensors *st, const struct tensor_entry *e,
                      const char *folder, struct ckpt_source *out, struct err *err)
 {
     const struct st_view *v = safetensors_find(st, e->name);
     const struct st_view *packed = v ? NULL : find_with(st, e->name, "_packed");
+    const struct st_view *fused = v || packed ? NULL : find_fused(st, e);
     int rc;
 
     if (packed)
         return find_mxfp4(st, e, packed, out, err);
+    if (fused)
+        return take_fused(e, fused, out, err);
     if (!v)
         return err_set(err, -EINVAL, "%s: tensor '%s' is missing", folder, e->name);
     if ((rc = check_shape(v, e->dims, e->n_dims, err)) < 0)
         return rc;
     if (v->tensor.dtype == ST_F8_E4M3)
         return find_fp8(st, e, v, out, err);
-    *out = (struct ckpt_source){ v, NULL, 0 };
+    *out = (struct ckpt_source){ .values = v };
     return 0;
 }
 
@@ -124,7 +198,7 @@ static int check_finite(const struct ckpt_source *s, uint64_t first, uint64_t n,
     for (uint64_t i = 0; i < n; i++)
         if (!isfinite(x[i]))
             return err_set(err, -EINVAL, "%s: tensor '%s', element %" PRIu64 ": %s is no weight",
-                           s->values->file, s->values->tensor.name, first + i,
+                           s->values->file, s->values->tensor.name, s->at + first + i,
                            isnan(x[i]) ? "NaN" : "an infinity");
     return 0;
 }
@@ -165,7 +239,7 @@ int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, fl
     int rc = 0;
 
     if (!s->scales)
-        rc = st_read_f32(s->values, first, n, out, err);
+        rc = st_read_f32(s->values, s->at + first, n, out, err);
     else if (s->values->tensor.dtype == ST_U8)
         read_mxfp4(s, first, n, out);
     else
@@ -178,11 +252,9 @@ bool ckpt_source_is_fp8(const struct ckpt_source *s)
     return s->scales && s->values->tensor.dtype == ST_F8_E4M3;
 }
 
-int ckpt_source_read_packed(const struct ckpt_source *s, uint8_t *out_packed, uint8_t *out_scales,
-                            struct err *err)
+int ckpt_source_read_packed(const struct ckpt_source *s, uint64_t n, uint8_t *out_packed,
+                            uint8_t *out_scales, struct err *err)
 {
-    uint64_t n = s->values->n_elements;
-
     if (s->scales && s->values->tensor.dtype == ST_U8) {
         int64_t bad = mxfp4_find_nan(s->scales->data, (int64_t)s->scales->n_bytes);
         if (bad >= 0)
@@ -219,13 +291,33 @@ static bool is_part_of_model(const struct tensor_map *map, const char *name)
     return false;
 }
 
+/* 1: v is fused, of just the experts that the model has; 0: it is no fused tensor of the model's. */
+static int check_fused(const struct safetensors *st, const struct tensor_map *map,
+                       const struct st_view *v, struct err *err)
+{
+    const struct tensor_entry *e;
+    uint64_t n_parts = 0, dims[3] = {0};
+    for (size_t i = 0; (e = next_of_layer(map, v->tensor.name, &i)); n_parts++) {
+        if (safetensors_find(st, e->name) || find_with(st, e->name, "_packed"))
+            return err_set(err, -EINVAL, "%s: tensor '%s' holds what '%s' does, too", v->file,
+                           v->tensor.name, e->name);
+        bool is_down = e->role == ROLE_EXPERT_DOWN;
+        memcpy(dims, (uint64_t[]){ (uint64_t)e->expert + 1, e->dims[0] * (is_down ? 1 : 2),
+                                   e->dims[1] }, sizeof dims);
+    }
+    return n_parts == 0 ? 0 : check_shape(v, dims, 3, err) < 0 ? -EINVAL : 1;
+}
+
 int ckpt_source_check_names(const struct safetensors *st, const struct tensor_map *map,
                             struct err *err)
 {
     for (size_t i = 0; i < safetensors_count(st); i++) {
         const struct st_view *v = safetensors_at(st, i);
         const char *name = v->tensor.name;
-        if (!is_part_of_model(map, name) && !tensor_map_is_carried(map, name))
+        int rc = check_fused(st, map, v, err);
+        if (rc < 0)
+            return rc;
+        if (rc == 0 && !is_part_of_model(map, name) && !tensor_map_is_carried(map, name))
             return err_set(err, -EINVAL, "%s: tensor '%.200s' is none of the model that "
                            "config.json describes", v->file, name);
     }

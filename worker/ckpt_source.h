@@ -1,7 +1,9 @@
 /* ckpt_source.h - the floats of one tensor in a checkpoint, however they are stored
  *
- * Private to ckpt. Plain (F32, BF16, F16); NAME_packed and NAME_scale, MXFP4; or F8_E4M3 with
- * NAME_scale_inv, a float for each block of 128 x 128. */
+ * Private to ckpt. Plain (F32, BF16, F16); NAME_packed and NAME_scale, MXFP4; F8_E4M3 with
+ * NAME_scale_inv, a float for each block of 128 x 128; or plain, fused: the matrices of all experts
+ * of a layer in two tensors, experts.gate_up_proj (experts, gate rows then up rows, in) and
+ * experts.down_proj (experts, out, in). */
 #ifndef WORKER_CKPT_SOURCE_H
 #define WORKER_CKPT_SOURCE_H
 
@@ -11,6 +13,8 @@
 struct ckpt_source {
     const struct st_view *values, *scales; /* scales NULL: plain */
     uint64_t width;                        /* of a row */
+    uint64_t at;                           /* of values: how many are before this tensor's */
+    bool     is_fused;
 };
 
 /* folder is for the error: -EINVAL names a tensor that is missing or of another shape. *out lives
@@ -22,10 +26,17 @@ int ckpt_source_find(const struct safetensors *st, const struct tensor_entry *e,
 int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, float *out,
                      struct err *err);
 
-/* The whole matrix as MXFP4: as it is stored, or packed from what is. Out: n / 2 bytes, n / 32. */
-int ckpt_source_read_packed(const struct ckpt_source *s, uint8_t *out_packed, uint8_t *out_scales,
-                            struct err *err);
+/* The whole matrix, n numbers, as MXFP4: as it is stored, or packed from what is. Out: n / 2 bytes,
+ * n / 32. */
+int ckpt_source_read_packed(const struct ckpt_source *s, uint64_t n, uint8_t *out_packed,
+                            uint8_t *out_scales, struct err *err);
 bool ckpt_source_is_fp8(const struct ckpt_source *s);
+
+/* The next matrix, from entry *inout_i of the map on, that is a part of v, and where in it; *inout_i
+ * goes behind it. NULL: there are no more, as in a tensor that is not fused. */
+const struct tensor_entry *ckpt_source_next_part(const struct tensor_map *map,
+                                                 const struct st_view *v, size_t *inout_i,
+                                                 struct ckpt_source *out);
 
 /* The first tensor that is neither the model's, in any of these forms, nor one that it carries
  * along: -EINVAL. */

@@ -151,11 +151,38 @@ static int write_packed(struct st_writer *w, size_t i, const struct st_view *v,
     return rc;
 }
 
+/* The matrices in a fused tensor, one by one: one that has no adapter as it is, which to and from
+ * floats it stays. */
+static int write_fused(const struct merge *m, struct st_writer *w, size_t i,
+                       const struct st_view *v, struct err *err)
+{
+    const struct tensor_entry *e;
+    struct ckpt_source s;
+    int rc = 0;
+    for (size_t k = 0; rc == 0 && (e = ckpt_source_next_part(&m->map, v, &k, &s));) {
+        struct pair p;
+        float *x = NULL;
+        if (find_pair(m, e->name, &p)) {
+            rc = merged(m, &p, &x, err);
+        } else {
+            x = xcalloc(e->stored_count, sizeof *x);
+            rc = ckpt_source_read(&s, 0, e->stored_count, x, err);
+        }
+        if (rc == 0)
+            rc = st_write_f32(w, i, s.at, e->stored_count, x, err);
+        free(x);
+    }
+    return rc;
+}
+
 static int write_tensor(const struct merge *m, struct st_writer *w, size_t i,
                         const struct st_view *v, struct err *err)
 {
     struct pair p;
+    struct ckpt_source s;
     float *x = NULL;
+    if (ckpt_source_next_part(&m->map, v, &(size_t){0}, &s))
+        return write_fused(m, w, i, v, err);
     if (!find_pair(m, v->tensor.name, &p))
         return st_write_bytes(w, i, v->data, err);
     int rc = merged(m, &p, &x, err);
