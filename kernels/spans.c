@@ -86,6 +86,20 @@ static void tell(const struct spans *s, const struct open_span *o, double end_s)
         s->each(s->user, &span);
 }
 
+void spans_beside(struct device *dev, uint32_t kind, int32_t layer, uint64_t begin_ns,
+                  uint64_t end_ns)
+{
+    struct spans *s = dev->spans;
+    if (!s || end_ns <= begin_ns)
+        return;
+    assert(kind < SPAN_KINDS_MAX);
+    struct span span = {kind, layer, clock_wall_ns() - (int64_t)(clock_now_ns() - begin_ns),
+                        (int64_t)(end_ns - begin_ns)};
+    s->seconds[kind] += (double)(end_ns - begin_ns) / NS_PER_S;
+    if (s->each)
+        s->each(s->user, &span);
+}
+
 static void read_mark(struct spans *s, const struct mark *m, double at_s)
 {
     if (s->depth > 0)

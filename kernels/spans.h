@@ -3,7 +3,7 @@
  * A span begins and ends with a mark in the device's order of ops, so that measuring waits for
  * nothing; marks are read when the host has waited anyway. Every moment belongs to the innermost
  * span that is open: what a layer spends in a collective is the collective's, and what the device
- * stands still for is told apart from what runs beside its ops. */
+ * stands still for is told apart from what goes on beside its ops. */
 #ifndef KERNELS_SPANS_H
 #define KERNELS_SPANS_H
 
@@ -25,9 +25,13 @@ typedef void span_fn(void *user, const struct span *span);
 void spans_open(struct device *dev);
 void spans_close(struct device *dev);
 
-/* All three do nothing where the device is not measured. */
+/* All four do nothing where the device is not measured. */
 void spans_begin(struct device *dev, uint32_t kind, int32_t layer);
 void spans_end(struct device *dev);
+/* What went on beside the device's ops from begin_ns to end_ns of clock_now_ns, and is over: of a
+ * kind of its own, as no moment is taken from another span. */
+void spans_beside(struct device *dev, uint32_t kind, int32_t layer, uint64_t begin_ns,
+                  uint64_t end_ns);
 /* Reads the marks so far, once the device has come by the last one. Between passes, so that
  * they stay few. */
 void spans_settle(struct device *dev);

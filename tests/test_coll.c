@@ -7,8 +7,10 @@
 
 #include "common/bf16.h"
 #include "common/clock.h"
+#include "kernels/spans.h"
 #include "tests/coll_calls.h"
 #include "tests/patience.h"
+#include "worker/phases.h"
 
 static int open_rank(struct rank *r, struct coll **out)
 {
@@ -209,6 +211,138 @@ static void an_abort_ends_everybodys_call(void **state)
     }
 }
 
+/* ---- what goes wrong with what was started -------------------------------------------------- */
+
+static int start_gather(struct rank *r, struct coll *c, int32_t layer, coll_ticket *out)
+{
+    static _Thread_local float in[4], out_of[4 * WORLD_MAX];
+    c->layer = layer;
+    return c->ops->start_all_gather(c, &c->world_group, ELEM_F32, in, 4, 1, out_of, out, &r->err);
+}
+
+static void one_starts_less(struct rank *r, struct coll *c)
+{
+    coll_ticket a = 0, b = 0;
+    CHECK(r, start_gather(r, c, 3, &a) == 0);
+    if (c->rank == 1) {
+        nanosleep(&(struct timespec){.tv_nsec = 900 * 1000 * 1000}, NULL);
+        return;
+    }
+    CHECK(r, start_gather(r, c, 7, &b) == 0);
+    CHECK(r, c->ops->finish(c, a, &r->err) == 0);
+    if (r->rc == 0)
+        r->rc = c->ops->finish(c, b, &r->err);
+}
+
+static void a_member_that_is_behind_is_named(void **state)
+{
+    (void)state;
+    struct rank ranks[WORLD_MAX];
+    run_ranks(ranks, 3, one_starts_less, 300 * NS_PER_MS);
+    const struct rank *r = ranks[0].rc == -ETIMEDOUT ? &ranks[0] : &ranks[2];
+    assert_int_equal(r->rc, -ETIMEDOUT);
+    assert_non_null(strstr(r->err.text, "at all_gather 2 of layer 7"));
+    assert_non_null(strstr(r->err.text,
+                           "rank 1 computing after the start of all_gather 1 of layer 3"));
+}
+
+static void different_starts(struct rank *r, struct coll *c)
+{
+    coll_ticket t = 0;
+    float x[16] = {0}, y[16];
+    if (c->rank == 2)
+        CHECK(r, c->ops->start_reduce_scatter(c, &c->world_group, ELEM_F32, x, 4, 1, y, &t,
+                                              &r->err) == 0);
+    else
+        CHECK(r, start_gather(r, c, -1, &t) == 0);
+    r->rc = c->ops->finish(c, t, &r->err);
+}
+
+static void started_calls_that_disagree_are_told(void **state)
+{
+    (void)state;
+    struct rank ranks[WORLD_MAX];
+    run_ranks(ranks, 3, different_starts, 5 * NS_PER_S);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_true(ranks[i].rc == -EPROTO || ranks[i].rc == -ECANCELED);
+        assert_non_null(strstr(ranks[i].err.text, "ranks disagree in group 0"));
+    }
+}
+
+static void stopped_while_open(struct rank *r, struct coll *c)
+{
+    coll_ticket t = 0;
+    pthread_t thread;
+    if (c->rank == 1) { /* which never starts */
+        pthread_create(&thread, NULL, abort_soon, c);
+        pthread_join(thread, NULL);
+        return;
+    }
+    CHECK(r, start_gather(r, c, -1, &t) == 0);
+    if (r->rc == 0)
+        r->rc = c->ops->finish(c, t, &r->err);
+    CHECK(r, start_gather(r, c, -1, &t) == -ECANCELED);
+}
+
+static void an_abort_ends_what_was_started(void **state)
+{
+    (void)state;
+    struct rank ranks[WORLD_MAX];
+    run_ranks(ranks, 3, stopped_while_open, 0);
+    for (uint32_t i = 0; i < 3; i += 2) {
+        assert_int_equal(ranks[i].rc, -ECANCELED);
+        assert_non_null(strstr(ranks[i].err.text, "rank 1 was stopped"));
+    }
+}
+
+/* ---- time that is hidden -------------------------------------------------------------------- */
+
+static double hidden_s[2], open_s;
+static atomic_uint n_started;
+
+static void wait_for_starts(uint32_t n)
+{
+    while (atomic_load(&n_started) < n)
+        nanosleep(&(struct timespec){.tv_nsec = 3 * 1000 * 1000}, NULL);
+}
+
+static void one_comes_late(struct rank *r, struct coll *c)
+{
+    struct device *dev;
+    coll_ticket a = 0, b = 0;
+    CHECK(r, device_cpu_open(1, true, &dev, &r->err) == 0);
+    spans_open(dev);
+    c->dev = dev;
+    wait_for_starts(c->rank);
+    uint64_t began = clock_now_ns();
+    if (c->rank == 1)
+        nanosleep(&(struct timespec){.tv_nsec = 3 * 1000 * 1000}, NULL);
+    CHECK(r, start_gather(r, c, 3, &a) == 0 && start_gather(r, c, 4, &b) == 0);
+    atomic_fetch_add(&n_started, 1);
+    wait_for_starts(2);
+    CHECK(r, c->ops->finish(c, b, &r->err) == 0 && c->ops->finish(c, a, &r->err) == 0);
+    hidden_s[c->rank] = spans_seconds(dev, PHASE_GATHER_HIDDEN);
+    if (c->rank == 0)
+        open_s = (double)(clock_now_ns() - began) / NS_PER_S;
+    CHECK(r, c->ops->barrier(c, &c->world_group, &r->err) == 0);
+    c->dev = NULL;
+    spans_close(dev);
+    dev->ops->close(dev);
+}
+
+static void what_is_waited_for_meanwhile_is_hidden_time(void **state)
+{
+    (void)state;
+    struct rank ranks[WORLD_MAX];
+    run_ranks(ranks, 2, one_comes_late, 20 * NS_PER_S);
+    for (uint32_t i = 0; i < 2; i++)
+        if (ranks[i].rc != 0)
+            fail_msg("rank %u: %s", i, ranks[i].err.text);
+    /* Both calls were waited for at once; the last rank waited for nobody but between its two. */
+    assert_true(hidden_s[0] > 0.003 && hidden_s[0] < open_s);
+    assert_true(hidden_s[1] == 0);
+}
+
 /* A rank as a process: writes its result to a pipe. */
 struct report {
     int rc;
@@ -325,6 +459,10 @@ int main(void)
         cmocka_unit_test(a_member_that_stays_away_is_named),
         cmocka_unit_test(members_that_disagree_are_told),
         cmocka_unit_test(an_abort_ends_everybodys_call),
+        cmocka_unit_test(a_member_that_is_behind_is_named),
+        cmocka_unit_test(started_calls_that_disagree_are_told),
+        cmocka_unit_test(an_abort_ends_what_was_started),
+        cmocka_unit_test(what_is_waited_for_meanwhile_is_hidden_time),
         cmocka_unit_test(the_death_of_a_member_ends_all),
         cmocka_unit_test(a_stopped_member_is_given_up),
         cmocka_unit_test(a_run_that_never_gathers_ends_in_time),

@@ -49,6 +49,8 @@ static int enter(struct gpu_coll *x, const struct coll_group *g, enum shm_op op,
                  struct err *err)
 {
     struct host *h = x->host;
+    const struct call_what what = {.op = op, .word = word, .n = n, .n_blocks = n_blocks,
+                                   .send_rows = rows ? rows->send : NULL};
     struct call c;
     int64_t before;
     int rc = shm_check(&h->shm, err);
@@ -59,15 +61,12 @@ static int enter(struct gpu_coll *x, const struct coll_group *g, enum shm_op op,
         *out_note = call_note(h, g, op, n);
         return 0;
     }
-    if (rows)
-        call_show_rows(h, g, rows->send);
-    rc = call_enter(h, g, op, word, NULL, 0, n, n_blocks, &c, err);
+    if ((rc = call_start(h, g, &what, &c, err)) < 0 || (rc = call_wait(&c, err)) < 0)
+        return rc;
     for (uint32_t i = 0; rows && i < g->n_ranks && rc == 0; i++)
         rc = call_rows_before(&c, i, rows->recv[i], &before, err);
-    if (rc == 0)
-        rc = shm_wait_all(&h->shm, g, err);
-    if (rc == 0)
-        *out_note = c.note;
+    call_met(&c);
+    *out_note = c.note;
     return rc;
 }
 

@@ -1,11 +1,12 @@
 /* coll_host.c - collectives of the ranks of one machine, through shared memory
  *
  * Every operation has the same shape: show the others where my input lies, wait for all, read
- * theirs in place, wait for all again (then my input is mine once more). Input that does not lie
- * in memory that travels is copied there first; what the host cannot reach goes another way, see
- * coll_stage. A sum is cut over the members; each adds its part of all inputs in rank order and, in
- * an all_reduce, writes it into everybody's array at once, so that no second round of copies is
- * needed. */
+ * theirs in place, and wait until all have read (then my input is mine once more). Input that does
+ * not lie in memory that travels is copied there first, and words always are, so that few wait
+ * for who reads them; what the host cannot reach goes another way, see coll_stage. What is started
+ * is shown at once; whoever needs the result reads it for itself, when it finishes. A sum is cut
+ * over the members; each adds its part of all inputs in rank order and, in an all_reduce, writes it
+ * into everybody's array at once, so that no second round of copies is needed. */
 #include "worker/coll.h"
 
 #include <assert.h>
@@ -14,62 +15,98 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "kernels/spans.h"
 #include "worker/coll_fold.h"
 #include "worker/coll_meet.h"
 #include "worker/coll_stage.h"
+#include "worker/phases.h"
 
-/* ---- sums ----------------------------------------------------------------------------------- */
+/* ---- what is started, and finished later ---------------------------------------------------- */
+
+static struct open_call *open_of(struct host *h, coll_ticket ticket)
+{
+    uint32_t at = (uint32_t)(ticket >> 8), group = ticket & 0xff;
+    assert(group < COLL_GROUPS_MAX);
+    return &h->open[group][(at - 1) % COLL_OPEN_MAX];
+}
+
+/* Takes what is called for o, but for the call itself. */
+static int start(struct host *h, const struct coll_group *g, const struct call_what *what,
+                 const struct open_call *o, coll_ticket *out_ticket, struct err *err)
+{
+    struct open_call *mine = &h->open[g->id][h->met[g->id] % COLL_OPEN_MAX];
+    assert(mine->call.at == 0 || mine->is_over);
+    *mine = *o;
+    int rc = call_start(h, g, what, &mine->call, err);
+    if (rc < 0)
+        return rc;
+    *out_ticket = (coll_ticket)mine->call.at << 8 | g->id;
+    return 0;
+}
+
+/* Others were waited for while this rank computed; what calls that were open together waited for
+ * counts once. */
+static void note_hidden(struct host *h, const struct open_call *o, uint64_t finish_ns)
+{
+    uint64_t end = call_arrived_ns(&o->call), begin = o->call.started_ns;
+    end = end < finish_ns ? end : finish_ns;
+    begin = begin > h->hidden_until_ns ? begin : h->hidden_until_ns;
+    if (end <= begin)
+        return;
+    h->hidden_until_ns = end;
+    if (h->coll.dev)
+        spans_beside(h->coll.dev, o->hidden, o->call.layer, begin, end);
+}
+
+static int host_finish(struct coll *c, coll_ticket ticket, struct err *err)
+{
+    struct host *h = host_of(c);
+    if (ticket == 0)
+        return shm_check(&h->shm, err);
+    struct open_call *o = open_of(h, ticket);
+    assert(o->call.at == ticket >> 8 && !o->is_over);
+    uint64_t began_ns = clock_now_ns();
+    int rc = call_wait(&o->call, err);
+    if (rc < 0)
+        return rc;
+    note_hidden(h, o, began_ns);
+    rc = o->take(o, err);
+    o->is_over = true;
+    call_done(&o->call);
+    return rc;
+}
+
+/* Where another call has its place, all were done with it. */
+static int host_reclaim(struct coll *c, coll_ticket ticket, struct err *err)
+{
+    struct host *h = host_of(c);
+    struct open_call *o = ticket == 0 ? NULL : open_of(h, ticket);
+    if (!o || o->call.at != ticket >> 8)
+        return shm_check(&h->shm, err);
+    assert(o->is_over);
+    return call_reclaim(&o->call, err);
+}
 
 /* n elements from byte at on of all inputs, into the first n_out of h->outputs. */
 static void fold_inputs(const struct call *c, const struct fold *fold, size_t at, size_t n,
                         uint32_t n_out)
 {
     struct host *h = c->h;
-    for (uint32_t i = 0; i < c->g->n_ranks; i++)
+    for (uint32_t i = 0; i < c->g.n_ranks; i++)
         h->inputs[i] = call_input_of(c, i);
-    fold_run(fold, h->inputs, c->g->n_ranks, at, n, h->outputs, n_out);
+    fold_run(fold, h->inputs, c->g.n_ranks, at, n, h->outputs, n_out);
 }
 
-static int reduce_all(struct host *h, const struct coll_group *g, enum shm_op op, uint32_t op_word,
-                      const struct fold *fold, void *x, size_t n, struct err *err)
+static int take_scattered(struct open_call *o, struct err *err)
 {
-    struct call c;
-    int rc;
-    size_t width = fold->width;
-    if ((rc = call_enter(h, g, op, op_word, x, n * width, n, 1, &c, err)) < 0)
-        return rc;
-    /* Parts are whole cache lines, so that no line has two writers. */
-    size_t line = 64 / width, per = (n / g->n_ranks + line) / line * line;
-    size_t first = g->me * per < n ? g->me * per : n;
-    size_t count = first + per < n ? per : n - first;
-    for (uint32_t i = 0; i < g->n_ranks; i++)
-        h->outputs[i] = call_input_of(&c, i) + first * width;
-    fold_inputs(&c, fold, first * width, count, g->n_ranks);
-    rc = call_leave(&c, err);
-    const uint8_t *mine = call_input_of(&c, g->me);
-    if (rc == 0 && mine != x)
-        memcpy(x, mine, n * width);
-    return rc;
-}
-
-static int host_all_reduce(struct coll *c, const struct coll_group *g, enum coll_op op,
-                           enum elem_type type, void *x, size_t n, struct err *err)
-{
-    struct host *h = host_of(c);
-    if (g->n_ranks == 1)
-        return shm_check(&h->shm, err);
-    if (!host_reaches_tensors(h))
-        return stage_all_reduce(h, g, op, type, x, n, err);
-    return reduce_all(h, g, SHM_ALL_REDUCE, call_word(type, op), fold_of(type, op), x, n, err);
-}
-
-static int host_all_reduce_f64(struct coll *c, const struct coll_group *g, enum coll_op op,
-                               double *x, size_t n, struct err *err)
-{
-    struct host *h = host_of(c);
-    if (g->n_ranks == 1)
-        return shm_check(&h->shm, err);
-    return reduce_all(h, g, SHM_ALL_REDUCE_F64, op, fold_of_f64(op), x, n, err);
+    const struct call *c = &o->call;
+    size_t part = o->n * o->width, block = part * c->g.n_ranks;
+    (void)err;
+    for (size_t b = 0; b < o->n_blocks; b++) {
+        c->h->outputs[0] = o->out + b * part;
+        fold_inputs(c, o->fold, b * block + c->g.me * part, o->n, 1);
+    }
+    return 0;
 }
 
 static int host_start_reduce_scatter(struct coll *coll, const struct coll_group *g,
@@ -78,53 +115,35 @@ static int host_start_reduce_scatter(struct coll *coll, const struct coll_group 
                                      struct err *err)
 {
     struct host *h = host_of(coll);
-    struct call c;
-    int rc;
     *out_ticket = 0;
     if (!host_reaches_tensors(h))
         return stage_reduce_scatter(h, g, type, in, n, n_blocks, out, err);
     const struct fold *fold = fold_of(type, COLL_SUM);
-    size_t part = n * fold->width, block = part * g->n_ranks;
-    if ((rc = call_enter(h, g, SHM_REDUCE_SCATTER, call_word(type, COLL_SUM), in, n_blocks * block,
-                         n, n_blocks, &c, err)) < 0)
-        return rc;
-    for (size_t b = 0; b < n_blocks; b++) {
-        h->outputs[0] = (uint8_t *)out + b * part;
-        fold_inputs(&c, fold, b * block + g->me * part, n, 1);
-    }
-    return call_leave(&c, err);
+    const struct call_what what = {
+        .op = SHM_REDUCE_SCATTER, .word = call_word(type, COLL_SUM), .n = n, .n_blocks = n_blocks,
+        .in = in, .in_bytes = n_blocks * n * fold->width * g->n_ranks,
+    };
+    const struct open_call o = {.out = out, .n = n, .n_blocks = n_blocks, .width = fold->width,
+                                .fold = fold, .take = take_scattered,
+                                .hidden = PHASE_REDUCE_HIDDEN};
+    return start(h, g, &what, &o, out_ticket, err);
 }
 
-/* ---- moves ---------------------------------------------------------------------------------- */
-
-static int host_barrier(struct coll *coll, const struct coll_group *g, struct err *err)
+static int take_gathered(struct open_call *o, struct err *err)
 {
-    struct call c;
-    int rc;
-    if ((rc = call_enter(host_of(coll), g, SHM_BARRIER, 0, NULL, 0, 0, 0, &c, err)) < 0)
-        return rc;
-    return call_leave(&c, err);
-}
-
-/* n of width bytes in each block. */
-static int gather_all(struct host *h, const struct coll_group *g, enum shm_op op, size_t width,
-                      const void *in, size_t n, size_t n_blocks, void *out, struct err *err)
-{
-    struct call c;
-    int rc;
-    size_t part = n * width;
-    if ((rc = call_enter(h, g, op, (uint32_t)width, in, part * n_blocks, n, n_blocks, &c, err)) < 0)
-        return rc;
-    for (uint32_t k = 0; k < g->n_ranks && n > 0; k++) {
+    const struct coll_group *g = &o->call.g;
+    size_t part = o->n * o->width;
+    (void)err;
+    for (uint32_t k = 0; k < g->n_ranks && part > 0; k++) {
         uint32_t i = (g->me + k) % g->n_ranks; /* not all from the same member at once */
-        const uint8_t *from = call_input_of(&c, i);
-        for (size_t b = 0; b < n_blocks; b++) {
-            uint8_t *to = (uint8_t *)out + (b * g->n_ranks + i) * part;
+        const uint8_t *from = call_input_of(&o->call, i);
+        for (size_t b = 0; b < o->n_blocks; b++) {
+            uint8_t *to = o->out + (b * g->n_ranks + i) * part;
             if (to != from + b * part)
                 memcpy(to, from + b * part, part);
         }
     }
-    return call_leave(&c, err);
+    return 0;
 }
 
 static int host_start_all_gather(struct coll *c, const struct coll_group *g, enum elem_type type,
@@ -135,28 +154,29 @@ static int host_start_all_gather(struct coll *c, const struct coll_group *g, enu
     *out_ticket = 0;
     if (!host_reaches_tensors(h))
         return stage_all_gather(h, g, type, in, n, n_blocks, out, err);
-    return gather_all(h, g, SHM_ALL_GATHER, fold_of(type, COLL_SUM)->width, in, n, n_blocks, out,
-                      err);
+    size_t width = fold_of(type, COLL_SUM)->width;
+    const struct call_what what = {
+        .op = SHM_ALL_GATHER, .word = call_word(type, COLL_SUM), .n = n, .n_blocks = n_blocks,
+        .in = in, .in_bytes = n * n_blocks * width,
+    };
+    const struct open_call o = {.out = out, .n = n, .n_blocks = n_blocks, .width = width,
+                                .take = take_gathered, .hidden = PHASE_GATHER_HIDDEN};
+    return start(h, g, &what, &o, out_ticket, err);
 }
 
-static int host_all_gather_i32(struct coll *c, const struct coll_group *g, const int32_t *in,
-                               size_t n, int32_t *out, struct err *err)
+static int take_rows(struct open_call *o, struct err *err)
 {
-    return gather_all(host_of(c), g, SHM_ALL_GATHER_I32, sizeof *in, in, n, 1, out, err);
-}
-
-static int copy_rows(const struct call *c, uint8_t *recv, const int64_t *recv_rows,
-                     size_t row_bytes, struct err *err)
-{
-    for (uint32_t i = 0; i < c->g->n_ranks; i++) {
+    const struct call *c = &o->call;
+    uint8_t *to = o->out;
+    for (uint32_t i = 0; i < c->g.n_ranks; i++) {
         int64_t before;
-        size_t n = (size_t)recv_rows[i] * row_bytes;
-        int rc = call_rows_before(c, i, recv_rows[i], &before, err);
+        size_t n = (size_t)o->recv_rows[i] * o->width;
+        int rc = call_rows_before(c, i, o->recv_rows[i], &before, err);
         if (rc < 0)
             return rc;
         if (n > 0)
-            memcpy(recv, call_input_of(c, i) + (size_t)before * row_bytes, n);
-        recv += n;
+            memcpy(to, call_input_of(c, i) + (size_t)before * o->width, n);
+        to += n;
     }
     return 0;
 }
@@ -167,20 +187,100 @@ static int host_start_all_to_all_rows(struct coll *coll, const struct coll_group
                                       coll_ticket *out_ticket, struct err *err)
 {
     struct host *h = host_of(coll);
-    struct call c;
-    int rc;
     size_t n_rows = 0;
     *out_ticket = 0;
     if (!host_reaches_tensors(h))
         return stage_all_to_all_rows(h, g, send, send_rows, recv, recv_rows, row_bytes, err);
     for (uint32_t i = 0; i < g->n_ranks; i++)
         n_rows += (size_t)send_rows[i];
-    call_show_rows(h, g, send_rows);
-    if ((rc = call_enter(h, g, SHM_ALL_TO_ALL_ROWS, 0, send, n_rows * row_bytes, row_bytes, 1, &c,
-                         err)) < 0 ||
-        (rc = copy_rows(&c, recv, recv_rows, row_bytes, err)) < 0)
+    const struct call_what what = {
+        .op = SHM_ALL_TO_ALL_ROWS, .n = row_bytes, .n_blocks = 1, .in = send,
+        .in_bytes = n_rows * row_bytes, .send_rows = send_rows,
+    };
+    const struct open_call o = {.out = recv, .width = row_bytes, .recv_rows = recv_rows,
+                                .take = take_rows, .hidden = PHASE_DISPATCH_HIDDEN};
+    return start(h, g, &what, &o, out_ticket, err);
+}
+
+/* ---- what blocks ---------------------------------------------------------------------------- */
+
+/* Shows it, and waits for all. */
+static int enter(struct host *h, const struct coll_group *g, const struct call_what *what,
+                 struct call *out, struct err *err)
+{
+    int rc = call_start(h, g, what, out, err);
+    return rc < 0 ? rc : call_wait(out, err);
+}
+
+static int host_all_reduce(struct coll *coll, const struct coll_group *g, enum coll_op op,
+                           enum elem_type type, void *x, size_t n, struct err *err)
+{
+    struct host *h = host_of(coll);
+    struct call c;
+    int rc;
+    if (g->n_ranks == 1)
+        return shm_check(&h->shm, err);
+    if (!host_reaches_tensors(h))
+        return stage_all_reduce(h, g, op, type, x, n, err);
+    const struct fold *fold = fold_of(type, op);
+    size_t width = fold->width;
+    const struct call_what what = {.op = SHM_ALL_REDUCE, .word = call_word(type, op), .n = n,
+                                   .n_blocks = 1, .in = x, .in_bytes = n * width};
+    if ((rc = enter(h, g, &what, &c, err)) < 0)
         return rc;
-    return call_leave(&c, err);
+    /* Parts are whole cache lines, so that no line has two writers. */
+    size_t line = 64 / width, per = (n / g->n_ranks + line) / line * line;
+    size_t first = g->me * per < n ? g->me * per : n;
+    size_t count = first + per < n ? per : n - first;
+    for (uint32_t i = 0; i < g->n_ranks; i++)
+        h->outputs[i] = call_input_of(&c, i) + first * width;
+    fold_inputs(&c, fold, first * width, count, g->n_ranks);
+    c.is_read = true; /* others write the sum there */
+    rc = call_end(&c, err);
+    const uint8_t *mine = call_input_of(&c, g->me);
+    if (rc == 0 && mine != x)
+        memcpy(x, mine, n * width);
+    return rc;
+}
+
+static int host_barrier(struct coll *coll, const struct coll_group *g, struct err *err)
+{
+    const struct call_what what = {.op = SHM_BARRIER};
+    struct call c;
+    int rc = enter(host_of(coll), g, &what, &c, err);
+    return rc < 0 ? rc : call_end(&c, err);
+}
+
+/* They are few: each member adds all for itself. */
+static int host_all_reduce_f64(struct coll *coll, const struct coll_group *g, enum coll_op op,
+                               double *x, size_t n, struct err *err)
+{
+    struct host *h = host_of(coll);
+    struct call c;
+    if (g->n_ranks == 1)
+        return shm_check(&h->shm, err);
+    const struct call_what what = {.op = SHM_ALL_REDUCE_F64, .word = op, .n = n, .n_blocks = 1,
+                                   .in = x, .in_bytes = n * sizeof *x, .copies = true};
+    int rc = enter(h, g, &what, &c, err);
+    if (rc < 0)
+        return rc;
+    h->outputs[0] = (uint8_t *)x;
+    fold_inputs(&c, fold_of_f64(op), 0, n, 1);
+    return call_end(&c, err);
+}
+
+static int host_all_gather_i32(struct coll *coll, const struct coll_group *g, const int32_t *in,
+                               size_t n, int32_t *out, struct err *err)
+{
+    const struct call_what what = {.op = SHM_ALL_GATHER_I32, .n = n, .n_blocks = 1, .in = in,
+                                   .in_bytes = n * sizeof *in, .copies = true};
+    struct call c;
+    int rc = enter(host_of(coll), g, &what, &c, err);
+    if (rc < 0)
+        return rc;
+    for (uint32_t i = 0; i < g->n_ranks && n > 0; i++)
+        memcpy(out + i * n, call_input_of(&c, i), n * sizeof *out);
+    return call_end(&c, err);
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -259,6 +359,8 @@ static void host_close(struct coll *c)
     stage_fini(h);
     shm_close(&h->shm);
     free(h->allocs);
+    free(h->open);
+    free(h->copies);
     free(h->inputs);
     free(h->outputs);
     free(h->world_ranks);
@@ -274,8 +376,8 @@ static const struct coll_ops host_ops = {
     .start_all_gather      = host_start_all_gather,
     .start_reduce_scatter  = host_start_reduce_scatter,
     .start_all_to_all_rows = host_start_all_to_all_rows,
-    .finish                = coll_nothing_left,
-    .reclaim               = coll_nothing_left,
+    .finish                = host_finish,
+    .reclaim               = host_reclaim,
     .all_reduce            = host_all_reduce,
     .barrier               = host_barrier,
     .all_reduce_f64        = host_all_reduce_f64,
@@ -293,6 +395,7 @@ int coll_host_open(const struct coll_host_config *config, struct coll **out_coll
     h->shm.world = config->world;
     h->shm.call_timeout_ns = config->call_timeout_ns;
     h->shm.stopped_timeout_ns = config->stopped_timeout_ns;
+    h->open = xcalloc(COLL_GROUPS_MAX, sizeof *h->open);
     h->inputs = xcalloc(config->world, sizeof *h->inputs);
     h->outputs = xcalloc(config->world, sizeof *h->outputs);
     h->world_ranks = xcalloc(config->world, sizeof *h->world_ranks);

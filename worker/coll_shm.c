@@ -45,9 +45,30 @@ struct shm_rank *shm_rank_of(const struct shm *s, uint32_t rank)
     return (struct shm_rank *)(s->base + s->ranks_at + rank * s->rank_stride);
 }
 
-int64_t *shm_counts_of(const struct shm *s, uint32_t rank)
+int64_t *shm_rows_of(const struct shm *s, uint32_t rank, uint32_t group, uint32_t meeting)
 {
-    return (int64_t *)(shm_rank_of(s, rank) + 1);
+    return (int64_t *)(shm_rank_of(s, rank) + 1) +
+           (size_t)(group * COLL_OPEN_MAX + meeting) * s->world;
+}
+
+uint8_t *shm_small_of(const struct shm *s, uint32_t group, uint32_t meeting)
+{
+    return (uint8_t *)shm_rank_of(s, s->rank) + s->small_at +
+           (size_t)(group * COLL_OPEN_MAX + meeting) * SHM_SMALL_BYTES;
+}
+
+uint32_t shm_count_here(const struct shm *s, const struct coll_group *g, uint32_t *out_first)
+{
+    uint32_t n = 0;
+    *out_first = g->ranks[0];
+    if (s->n_here == s->world)
+        return g->n_ranks;
+    for (uint32_t i = g->n_ranks; i-- > 0;)
+        if (shm_is_here(s, g->ranks[i])) {
+            *out_first = g->ranks[i];
+            n++;
+        }
+    return n;
 }
 
 uint8_t *shm_arena_of(const struct shm *s, uint32_t rank)
@@ -82,27 +103,40 @@ const char *shm_op_name(enum shm_op op)
 void shm_describe(const struct shm *s, uint32_t rank, char *out_text, size_t n_bytes)
 {
     struct shm_rank *r = shm_rank_of(s, rank);
-    uint32_t n_calls = atomic_load(&r->n_calls);
-    if (n_calls == 0) {
+    uint32_t at = atomic_load(&r->at);
+    if (at == 0) {
         snprintf(out_text, n_bytes, "before its first operation");
         return;
     }
-    struct shm_record *rec = &r->ring[(n_calls - 1) % SHM_RING];
+    struct shm_record *rec = &r->ring[(at - 1) % SHM_RING];
     int32_t layer = atomic_load(&rec->layer);
     char of[32] = "";
     if (layer >= 0)
         snprintf(of, sizeof of, " of layer %d", layer);
     snprintf(out_text, n_bytes, "%s %s %u%s (group %u)",
-             atomic_load(&rec->left_ns) ? "computing after" : "at",
+             atomic_load(&rec->left_ns)    ? "computing after"
+             : atomic_load(&rec->is_ahead) ? "computing after the start of"
+                                           : "at",
              shm_op_name(atomic_load(&rec->op)), atomic_load(&rec->number), of,
              atomic_load(&rec->group));
 }
 
 /* ---- abort ---------------------------------------------------------------------------------- */
 
-static void futex_wake_all(_Atomic uint32_t *word)
+/* Whoever goes to sleep meanwhile looks again before long. */
+static void wake_all(struct shm_count *c)
 {
-    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    if (atomic_load(&c->n_sleepers) > 0)
+        syscall(SYS_futex, &c->n, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+static void wake_group(struct shm_group *g)
+{
+    wake_all(&g->steps);
+    for (uint32_t i = 0; i < COLL_OPEN_MAX; i++) {
+        wake_all(&g->meetings[i].arrived);
+        wake_all(&g->meetings[i].done);
+    }
 }
 
 void shm_abort(struct shm *s, const char *format, ...)
@@ -118,7 +152,7 @@ void shm_abort(struct shm *s, const char *format, ...)
     atomic_store(&h->abort_phase, ABORT_SAID);
     for (uint32_t r = 0; r < s->world; r++)
         for (uint32_t g = 0; g < COLL_GROUPS_MAX; g++)
-            futex_wake_all(&shm_rank_of(s, r)->barriers[g].generation);
+            wake_group(&shm_rank_of(s, r)->groups[g]);
 }
 
 int shm_check(const struct shm *s, struct err *err)
@@ -263,36 +297,52 @@ int shm_time_out(struct shm *s, const struct coll_group *g, struct err *err)
     return -ETIMEDOUT;
 }
 
-static bool spin(struct shm *s, _Atomic uint32_t *word, uint32_t old)
+bool shm_has_reached(const struct shm_count *c, uint32_t target)
+{
+    return (int32_t)(atomic_load_explicit(&c->n, memory_order_acquire) - target) >= 0;
+}
+
+static bool spin(struct shm *s, const struct shm_count *c, uint32_t target)
 {
     for (uint32_t i = 0; i < s->n_spins; i++) {
-        if (atomic_load_explicit(word, memory_order_acquire) != old)
+        if (shm_has_reached(c, target))
             return true;
         __builtin_ia32_pause();
     }
     for (uint32_t i = 0; i < YIELDS; i++) {
-        if (atomic_load_explicit(word, memory_order_acquire) != old)
+        if (shm_has_reached(c, target))
             return true;
         sched_yield();
     }
     return false;
 }
 
-static int sleep_until_changed(struct shm *s, const struct coll_group *g, struct shm_barrier *b,
-                               uint32_t old, struct err *err)
+/* False: a slice is over, and nothing has come. */
+static bool sleep_a_slice(struct shm_count *c, uint32_t target)
 {
     static const struct timespec slice = {.tv_nsec = LOOK_AROUND_NS};
+    long slept = 0;
+    int why = 0;
+    atomic_fetch_add(&c->n_sleepers, 1);
+    uint32_t seen = atomic_load(&c->n);
+    if ((int32_t)(seen - target) < 0)
+        slept = syscall(SYS_futex, &c->n, FUTEX_WAIT, seen, &slice, NULL, 0);
+    if (slept < 0)
+        why = errno;
+    atomic_fetch_sub(&c->n_sleepers, 1);
+    return why != ETIMEDOUT || shm_has_reached(c, target);
+}
+
+static int sleep_until(struct shm *s, const struct coll_group *g, struct shm_count *c,
+                       uint32_t target, struct err *err)
+{
     /* As where others are stopped: only time between looks counts. */
     uint64_t looked_ns = clock_now_ns(), waited_ns = 0;
     int rc;
-    while (atomic_load(&b->generation) == old) {
+    while (!shm_has_reached(c, target)) {
         if ((rc = shm_check(s, err)) < 0)
             return rc;
-        atomic_fetch_add(&b->n_sleepers, 1);
-        long slept = syscall(SYS_futex, &b->generation, FUTEX_WAIT, old, &slice, NULL, 0);
-        int why = slept < 0 ? errno : 0;
-        atomic_fetch_sub(&b->n_sleepers, 1);
-        if (why != ETIMEDOUT || atomic_load(&b->generation) != old)
+        if (sleep_a_slice(c, target))
             continue;
         if (!s->is_watched)
             shm_look(s);
@@ -300,43 +350,33 @@ static int sleep_until_changed(struct shm *s, const struct coll_group *g, struct
         looked_ns = now;
         waited_ns += since < 2 * LOOK_AROUND_NS ? since : 2 * LOOK_AROUND_NS;
         if (timeout_ns && waited_ns >= timeout_ns)
-            return atomic_load(&b->generation) != old ? 0 : shm_time_out(s, g, err);
+            return shm_has_reached(c, target) ? 0 : shm_time_out(s, g, err);
     }
     return 0;
 }
 
-static uint32_t count_here(const struct shm *s, const struct coll_group *g, uint32_t *out_first)
+void shm_count_up(struct shm_count *c, uint32_t target)
 {
-    uint32_t n = 0;
-    *out_first = g->ranks[0];
-    if (s->n_here == s->world)
-        return g->n_ranks;
-    for (uint32_t i = g->n_ranks; i-- > 0;)
-        if (shm_is_here(s, g->ranks[i])) {
-            *out_first = g->ranks[i];
-            n++;
-        }
-    return n;
+    if (atomic_fetch_add(&c->n, 1) + 1 == target)
+        wake_all(c);
+}
+
+int shm_wait_for(struct shm *s, const struct coll_group *g, struct shm_count *c, uint32_t target,
+                 struct err *err)
+{
+    int rc = shm_check(s, err);
+    if (rc < 0 || spin(s, c, target))
+        return rc;
+    return sleep_until(s, g, c, target, err);
 }
 
 int shm_wait_all(struct shm *s, const struct coll_group *g, struct err *err)
 {
-    uint32_t first, n_here = count_here(s, g, &first);
-    int rc = shm_check(s, err);
-    if (rc < 0 || n_here == 1)
-        return rc;
-    struct shm_barrier *b = &shm_rank_of(s, first)->barriers[g->id];
-    uint32_t old = atomic_load_explicit(&b->generation, memory_order_acquire);
-    if (atomic_fetch_add(&b->arrived, 1) + 1 == n_here) {
-        atomic_store_explicit(&b->arrived, 0, memory_order_relaxed);
-        atomic_store(&b->generation, old + 1);
-        if (atomic_load(&b->n_sleepers) > 0)
-            futex_wake_all(&b->generation);
-        return 0;
-    }
-    if (spin(s, &b->generation, old))
-        return 0;
-    return sleep_until_changed(s, g, b, old, err);
+    uint32_t first, n_here = shm_count_here(s, g, &first);
+    struct shm_count *c = &shm_rank_of(s, first)->groups[g->id].steps;
+    uint32_t target = ++s->n_steps[g->id] * n_here;
+    shm_count_up(c, target);
+    return shm_wait_for(s, g, c, target, err);
 }
 
 /* ---- the mapping; coll_meet brings the ranks together --------------------------------------- */
@@ -375,8 +415,10 @@ void shm_plan(struct shm *s, size_t arena_bytes)
     const size_t page = 4096;
     s->arena_bytes = arena_bytes;
     s->ranks_at = page;
-    size_t rank_bytes = sizeof(struct shm_rank) + s->world * sizeof(int64_t);
-    s->rank_stride = (rank_bytes + page - 1) & ~(page - 1);
+    size_t n_meetings = (size_t)COLL_GROUPS_MAX * COLL_OPEN_MAX;
+    size_t rank_bytes = sizeof(struct shm_rank) + n_meetings * s->world * sizeof(int64_t);
+    s->small_at = (rank_bytes + page - 1) & ~(page - 1);
+    s->rank_stride = s->small_at + n_meetings * SHM_SMALL_BYTES;
     s->arenas_at = s->ranks_at + s->world * s->rank_stride;
     s->map_bytes = s->arenas_at + s->n_here * arena_bytes;
     /* A spinning rank must not keep the one that it waits for off its core. */

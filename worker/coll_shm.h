@@ -1,9 +1,9 @@
-/* coll_shm.h - the shared memory of the host collectives: rendezvous, arenas, barriers, abort
+/* coll_shm.h - the shared memory of the host collectives: rendezvous, arenas, counts, abort
  *
- * Private to coll_host. The lowest rank of a host makes one memfd and hands it to the others over an abstract unix
- * socket that is named by the id, so nothing lies in /dev/shm or any folder: a run that is killed
- * leaves nothing, and the size of /dev/shm does not matter. The sockets stay open: the end of a
- * member closes its own, which is how the others learn of it. */
+ * Private to coll_host. The lowest rank of a host makes one memfd and hands it to the others over
+ * an abstract unix socket that is named by the id, so nothing lies in /dev/shm or any folder: a run
+ * that is killed leaves nothing, and the size of /dev/shm does not matter. The sockets stay open:
+ * the end of a member closes its own, which is how the others learn of it. */
 #ifndef WORKER_COLL_SHM_H
 #define WORKER_COLL_SHM_H
 
@@ -11,7 +11,8 @@
 
 #include "worker/coll.h"
 
-#define SHM_RING 16u /* operations a rank remembers */
+#define SHM_RING 32u /* operations a rank remembers */
+#define SHM_SMALL_BYTES 4096u /* of input that has a place at every meeting */
 #define SHM_ELSEWHERE UINT32_MAX
 
 enum shm_op {
@@ -23,34 +24,53 @@ enum shm_op {
 struct shm_record {
     _Atomic uint32_t op, group, number;
     _Atomic int32_t  layer;
-    _Atomic uint64_t n, entered_ns, left_ns; /* left_ns 0: still inside */
+    _Atomic uint64_t n, entered_ns, left_ns; /* left_ns 0: not over */
+    _Atomic uint32_t is_ahead; /* started, and its rank computes */
 };
 
-/* Of one group, in the control block of its first rank. */
-struct shm_barrier {
-    _Atomic uint32_t arrived, generation, n_sleepers;
-    uint32_t pad[13];
+/* What members count together, each by one; it only grows, and wraps. A line of its own, because
+ * whoever waits looks at it all the time. */
+struct shm_count {
+    _Atomic uint32_t n, n_sleepers;
+    uint32_t pad[14];
 };
 
-/* What one rank shows the others. Its counts (world int64) and arena lie outside. Ranks of other
- * hosts have one, too: what has come of theirs through the network (coll_span). */
-struct shm_rank {
-    struct shm_barrier barriers[COLL_GROUPS_MAX];
-    struct shm_record  ring[SHM_RING];
-    _Atomic uint32_t   n_calls; /* the newest record is ring[(n_calls - 1) % SHM_RING] */
-    _Atomic uint32_t   has_left;
-    _Atomic uint32_t   is_gone; /* of a rank of another host: its connection has ended */
-    /* The present call; written before its first barrier, read between first and last. */
+/* Of one group, in the control block of its first rank here. The calls of a group take turns at the
+ * meetings. */
+struct shm_meeting {
+    struct shm_count arrived, done;
+};
+struct shm_group {
+    struct shm_count   steps; /* of shm_wait_all */
+    struct shm_meeting meetings[COLL_OPEN_MAX];
+};
+
+/* A call as its rank shows it: written before that arrives, read until all are done. */
+struct shm_call {
     uint32_t op, number, op_word;
     uint64_t n, n_blocks;
-    uint64_t in_at; /* in the arena of rank in_arena */
-    uint32_t in_arena;
+    uint64_t in_at; /* from the start of the memory */
+    uint64_t arrived_ns;
+};
+
+/* What one rank shows the others. Outside lie, by group and meeting, how many rows it sends to each
+ * member and small input; and its arena. Ranks of other hosts have one, too: what has come of
+ * theirs through the network (coll_span). */
+struct shm_rank {
+    struct shm_group  groups[COLL_GROUPS_MAX];
+    struct shm_call   calls[COLL_GROUPS_MAX][COLL_OPEN_MAX];
+    struct shm_record ring[SHM_RING];
+    _Atomic uint32_t  n_calls; /* the newest record is ring[(n_calls - 1) % SHM_RING] */
+    _Atomic uint32_t  at;      /* what the rank was at last: record at - 1; 0: none yet */
+    _Atomic uint32_t  has_left;
+    _Atomic uint32_t  is_gone; /* of a rank of another host: its connection has ended */
 } __attribute__((aligned(64)));
 
 struct shm {
     uint8_t *base;
-    size_t   map_bytes, arena_bytes, arenas_at, ranks_at, rank_stride, arena_used;
+    size_t   map_bytes, arena_bytes, arenas_at, ranks_at, rank_stride, small_at, arena_used;
     uint64_t n_allocs; /* in the arena */
+    uint32_t n_steps[COLL_GROUPS_MAX]; /* of shm_wait_all */
     uint32_t rank, world;
     uint32_t *places; /* (world) index of a rank's arena; SHM_ELSEWHERE: it is on another host */
     uint32_t first, n_here; /* the lowest rank of this host; how many it has */
@@ -74,7 +94,10 @@ int  shm_map(struct shm *s, int fd, struct err *err);
 void shm_close(struct shm *s);
 
 struct shm_rank *shm_rank_of(const struct shm *s, uint32_t rank);
-int64_t *shm_counts_of(const struct shm *s, uint32_t rank);
+/* Rows that rank sends to each member in a call of group, world long. */
+int64_t *shm_rows_of(const struct shm *s, uint32_t rank, uint32_t group, uint32_t meeting);
+/* Room for small input of this rank. */
+uint8_t *shm_small_of(const struct shm *s, uint32_t group, uint32_t meeting);
 uint8_t *shm_arena_of(const struct shm *s, uint32_t rank);
 /* NULL when the arena, as large as the machine's memory, is full. */
 void *shm_alloc(struct shm *s, size_t n_bytes);
@@ -83,8 +106,16 @@ static inline bool shm_is_here(const struct shm *s, uint32_t rank)
 {
     return s->places[rank] != SHM_ELSEWHERE;
 }
+/* The members of g that are on this host, and the lowest of them. */
+uint32_t shm_count_here(const struct shm *s, const struct coll_group *g, uint32_t *out_first);
 
-/* Waits for all members that are on this host. On failure the whole run is aborted. */
+/* Wakes whoever waits for target if this reaches it. */
+void shm_count_up(struct shm_count *c, uint32_t target);
+bool shm_has_reached(const struct shm_count *c, uint32_t target);
+/* Waits until a count of g has reached target. On failure the whole run is aborted. */
+int shm_wait_for(struct shm *s, const struct coll_group *g, struct shm_count *c, uint32_t target,
+                 struct err *err);
+/* Waits until all members that are on this host wait. */
 int shm_wait_all(struct shm *s, const struct coll_group *g, struct err *err);
 
 /* Looks whether a rank has ended or was stopped, and aborts if so. One thread of a process does it:

@@ -24,7 +24,7 @@ struct staged {
     uint8_t *out;
     size_t width, n, n_blocks; /* bytes of an element or a row; as the operation counts */
     uint32_t word;             /* what all must agree on besides */
-    const int64_t *recv_rows;
+    const int64_t *send_rows, *recv_rows;
 };
 
 /* What is done in a round; take may not return before stages need no longer be read. */
@@ -82,9 +82,12 @@ static int run(struct staged *s, const struct staged_op *op, struct err *err)
     pin_all(s->h);
     /* How many rounds of rows there are is known once all have come; one is filled without. */
     op->fill(s, 0);
-    if ((rc = call_enter(s->h, s->g, op->op, s->word, NULL, 0, s->n,
-                         s->n_blocks, &s->call, err)) < 0)
+    struct call_what what = {.op = op->op, .word = s->word, .n = s->n, .n_blocks = s->n_blocks,
+                             .send_rows = s->send_rows};
+    if ((rc = call_start(s->h, s->g, &what, &s->call, err)) < 0 ||
+        (rc = call_wait(&s->call, err)) < 0)
         return rc;
+    s->call.is_read = true; /* the stage is */
     size_t n_rounds = op->n_rounds(s);
     for (size_t round = 0; round < n_rounds && rc == 0; round++) {
         if (round > 0) {
@@ -96,7 +99,7 @@ static int run(struct staged *s, const struct staged_op *op, struct err *err)
         }
         rc = op->take(s, round, err);
     }
-    return rc < 0 ? rc : call_leave(&s->call, err);
+    return rc < 0 ? rc : call_end(&s->call, err);
 }
 
 /* ---- all_gather: the input as one run of bytes ---------------------------------------------- */
@@ -277,9 +280,8 @@ int stage_all_reduce(struct host *h, const struct coll_group *g, enum coll_op op
 
 /* ---- all_to_all_rows: the packed rows of each member as one run of bytes --------------------- */
 
-static size_t sent_bytes(const struct staged *s, uint32_t member)
+static size_t bytes_of(const struct staged *s, const int64_t *rows)
 {
-    const int64_t *rows = shm_counts_of(&s->h->shm, s->g->ranks[member]);
     size_t n = 0;
     for (uint32_t i = 0; i < s->g->n_ranks; i++)
         n += (size_t)rows[i];
@@ -291,7 +293,7 @@ static size_t rows_rounds(const struct staged *s)
 {
     size_t most = 1;
     for (uint32_t i = 0; i < s->g->n_ranks; i++) {
-        size_t n = sent_bytes(s, i);
+        size_t n = bytes_of(s, call_rows_of(&s->call, i));
         most = n > most ? n : most;
     }
     return n_pieces(most, s->h->stage_bytes);
@@ -299,7 +301,7 @@ static size_t rows_rounds(const struct staged *s)
 
 static void rows_fill(struct staged *s, size_t round)
 {
-    size_t all = sent_bytes(s, s->g->me), at = round * s->h->stage_bytes;
+    size_t all = bytes_of(s, s->send_rows), at = round * s->h->stage_bytes;
     if (at < all)
         s->dev->ops->to_host(s->dev, stage_of(s, s->g->me), s->in + at,
                              min_size(all - at, s->h->stage_bytes));
@@ -332,7 +334,6 @@ int stage_all_to_all_rows(struct host *h, const struct coll_group *g, const void
 {
     static const struct staged_op op = {SHM_ALL_TO_ALL_ROWS, rows_rounds, rows_fill, rows_take};
     struct staged s = {.h = h, .g = g, .in = send, .out = recv, .n = row_bytes, .n_blocks = 1,
-                       .width = row_bytes, .recv_rows = recv_rows};
-    call_show_rows(h, g, send_rows);
+                       .width = row_bytes, .send_rows = send_rows, .recv_rows = recv_rows};
     return run(&s, &op, err);
 }

@@ -10,5 +10,6 @@ const char *const phase_names[PHASES] = {
     [PHASE_DISPATCH] = "dispatch",     [PHASE_REDUCE] = "reduce",
     [PHASE_AGREE] = "agree",           [PHASE_OPTIMIZER] = "optimizer",
     [PHASE_MIGRATION] = "migration",   [PHASE_VALIDATION] = "validation",
-    [PHASE_CHECKPOINT] = "checkpoint",
+    [PHASE_CHECKPOINT] = "checkpoint", [PHASE_GATHER_HIDDEN] = "gather_hidden",
+    [PHASE_DISPATCH_HIDDEN] = "dispatch_hidden", [PHASE_REDUCE_HIDDEN] = "reduce_hidden",
 };

@@ -64,13 +64,14 @@ static void give_up(struct trace *t, const char *path)
     t->file = NULL;
 }
 
-static struct json *event(const struct trace *t, const char *name, const char *kind)
+static struct json *event(const struct trace *t, const char *name, const char *kind,
+                          uint64_t line)
 {
     struct json *o = json_new_object();
     json_put(o, "name", json_new_string(name));
     json_put(o, "ph", json_new_string(kind));
     json_put(o, "pid", json_new_u64(t->rank));
-    json_put(o, "tid", json_new_u64(0));
+    json_put(o, "tid", json_new_u64(line));
     return o;
 }
 
@@ -90,7 +91,7 @@ static void begin_file(struct trace *t)
     if ((mkdir(t->folder, 0777) < 0 && errno != EEXIST) || !(t->file = fopen(path, "we"))) {
         give_up(t, path);
     } else {
-        struct json *o = event(t, "process_name", "M"), *args = json_new_object();
+        struct json *o = event(t, "process_name", "M", 0), *args = json_new_object();
         json_put(args, "name", json_new_string(name));
         json_put(o, "args", args);
         char *text = json_text(o, false);
@@ -109,7 +110,9 @@ void trace_span(void *trace, const struct span *span)
         begin_file(t);
     if (!t->file)
         return;
-    struct json *o = event(t, phase_names[span->kind], "X"), *args = json_new_object();
+    bool is_hidden = phase_is_hidden(span->kind); /* goes on beside: a line of its own */
+    struct json *o = event(t, phase_names[span->kind], "X", is_hidden ? 1 : 0);
+    struct json *args = json_new_object();
     json_put(o, "ts", json_new_double((double)span->begin_ns / 1e3));
     json_put(o, "dur", json_new_double((double)span->duration_ns / 1e3));
     json_put(args, "step", json_new_u64(t->step));
