@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/clock.h"
+
 #define PAGE_STEPS 1000u
 #define HOLD_MS    10000u
 
@@ -64,9 +66,10 @@ static void print_csv_number(double x)
 static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *context)
 {
     bool *has_header = context;
+    char at[CLOCK_STAMP_BYTES];
     if (!*has_header && !c->no_header) {
         printf("step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,"
-               "imbalance,aux_loss,z_loss,rerouted,dropped,skipped");
+               "imbalance,aux_loss,z_loss,index_loss,rerouted,dropped,skipped,attempt,at");
         for (size_t i = 0; c->phases && i < s->n_phases; i++) {
             printf(",seconds_");
             ctl_print_escaped(stdout, s->phases[i]->name, strlen(s->phases[i]->name), false);
@@ -87,7 +90,11 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     print_csv_number(s->aux_loss);
     putchar(',');
     print_csv_number(s->z_loss);
-    printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64, s->rerouted, s->dropped, s->skipped);
+    putchar(',');
+    print_csv_number(s->index_loss);
+    clock_stamp(s->at_ns, at);
+    printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu32 ",%s", s->rerouted, s->dropped,
+           s->skipped, s->attempt, at);
     for (size_t i = 0; c->phases && i < s->n_phases; i++) {
         putchar(',');
         print_csv_number(s->phases[i]->seconds);

@@ -235,14 +235,37 @@ static const struct ctl_command *find_command(char **words, size_t n_words, size
     return NULL;
 }
 
+static const char *verb_of(const struct ctl_command *command, const char *noun)
+{
+    size_t n = strlen(noun);
+    return strncmp(command->name, noun, n) == 0 && command->name[n] == ' ' ? command->name + n + 1
+                                                                           : NULL;
+}
+
 /* The first word of commands of two. */
 static bool is_noun(const char *word)
 {
-    size_t n = strlen(word);
     for (size_t i = 0; i < ctl_n_commands; i++)
-        if (!strncmp(ctl_commands[i].name, word, n) && ctl_commands[i].name[n] == ' ')
+        if (verb_of(&ctl_commands[i], word))
             return true;
     return false;
+}
+
+static int missing_verb(const struct ctl *c, const char *noun)
+{
+    char *verbs = xstrdup("");
+    for (size_t i = 0; i < ctl_n_commands; i++) {
+        const char *verb = verb_of(&ctl_commands[i], noun);
+        char *more = verb ? xasprintf("%s%s%s", verbs, *verbs ? ", " : "", verb) : NULL;
+        if (more) {
+            free(verbs);
+            verbs = more;
+        }
+    }
+    int code = ctl_fail(c, CTL_USAGE, "'%s' alone is not a command; what follows it is one of %s",
+                        noun, verbs);
+    free(verbs);
+    return code;
 }
 
 static int unknown_command(const struct ctl *c, char **words, size_t n_words)
@@ -251,6 +274,8 @@ static int unknown_command(const struct ctl *c, char **words, size_t n_words)
     char quoted[FIELD_QUOTE_BYTES], whole[160];
     for (size_t i = 0; i < ctl_n_commands && i < 63; i++)
         names[i] = ctl_commands[i].name;
+    if (n_words == 1 && is_noun(words[0]))
+        return missing_verb(c, words[0]);
     snprintf(whole, sizeof whole, "%s%s%s", words[0], n_words > 1 ? " " : "",
              n_words > 1 ? words[1] : "");
     const char *near = field_nearest(whole, names);

@@ -116,6 +116,9 @@ static void mistakes_on_the_command_line_are_one_line(void **state)
         {"jbos", "'jbos' is not a command; did you mean 'ballast jobs'?"},
         {"job shwo 3", "did you mean 'ballast job show'?"},
         {"frobnicate", "'frobnicate' is not a command; 'ballast --help' lists them"},
+        {"rebalance", "'rebalance' alone is not a command; what follows it is one of plan, apply, "
+                      "history, auto"},
+        {"db", "'db' alone is not a command; what follows it is one of query, backup"},
         {"jobs --jsn", "unknown option '--jsn'; did you mean '--json'?"},
         {"jobs --plot", "--plot does not belong to 'jobs'"},
         {"jobs -o xml", "--output: 'xml' is not one of wide, json, yaml, name"},
@@ -410,6 +413,9 @@ static void steps_are_tables_and_csv_and_json(void **state)
     s.loss = 5.5;
     s.validation_loss = s.imbalance = s.z_loss = NAN;
     s.aux_loss = 1.25;
+    s.index_loss = 0.5;
+    s.attempt = 2;
+    s.at_ns = 1764424193123000000;
     s.rerouted = 3;
     s.dropped = 4;
     s.lr = 3e-3;
@@ -431,8 +437,8 @@ static void steps_are_tables_and_csv_and_json(void **state)
     steps_then_none(&reply.base, &no_more.base);
     check("metrics 7 -c 1 --csv --phases", 0,
           "step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,imbalance,"
-          "aux_loss,z_loss,rerouted,dropped,skipped,seconds_forward\n"
-          "1,5.5,,0,0.003,1000,0,3145728,,1.25,,3,4,0,0.25\n", "");
+          "aux_loss,z_loss,index_loss,rerouted,dropped,skipped,attempt,at,seconds_forward\n"
+          "1,5.5,,0,0.003,1000,0,3145728,,1.25,,0.5,3,4,0,2,2025-11-29T13:49:53.123Z,0.25\n", "");
     steps_then_none(&reply.base, &no_more.base);
     struct json *v = run_json("metrics 7 -c 1 --json");
     const struct json *first = json_at(json_get(v, "items"), 0);
