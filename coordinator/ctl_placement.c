@@ -82,6 +82,14 @@ static struct json *history_json(Ballast__RebalanceEntry *const *entries, size_t
 
 /* ---- placement ------------------------------------------------------------------------------- */
 
+static bool has_layer(const Ballast__Placement *p, uint64_t layer)
+{
+    for (size_t i = 0; i < p->n_layers; i++)
+        if (p->layers[i]->layer == layer)
+            return true;
+    return false;
+}
+
 static bool is_wanted(const struct ctl *c, const Ballast__PlacementLayer *l)
 {
     return !c->has_layer || l->layer == c->layer;
@@ -178,6 +186,9 @@ int ctl_placement(struct ctl *c)
     const Ballast__PlacementReply *r = (const Ballast__PlacementReply *)message;
     if (!r->placement)
         return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no placement");
+    if (c->has_layer && !has_layer(r->placement, c->layer))
+        return ctl_fail(c, CTL_NOT_FOUND, "layer %" PRIu64 " of job %s has no experts", c->layer,
+                        c->args[0]);
     if (ctl_is_json(c)) {
         show_placement_json(c, r);
         return CTL_OK;

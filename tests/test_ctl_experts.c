@@ -190,6 +190,8 @@ static void which_expert_is_where(void **state)
     check("placement 7", 0, "placement 2: 2 devices with 2 slots\n", "");
     check("placement 7", 0, "    1       0  0 25%, 1\n    1       1  2, 0 75%*\n", "");
     check("placement 7 --epoch 2", 0, "rank 2 has no room", "");
+    check("placement 7 --layer 1", 0, "    1       0  0 25%, 1\n", "");
+    check("placement 7 --layer 9", 3, "", "layer 9 of job 7 has no experts");
     struct json *v = run_json("placement 7 --json");
     const struct json *layer = json_at(json_get(v, "layers"), 0);
     double x;
@@ -197,8 +199,8 @@ static void which_expert_is_where(void **state)
     assert_true(json_as_double(json_at(json_at(json_get(layer, "shares"), 0), 0), &x) && x == 0.25);
     assert_int_equal(json_count(json_get(v, "history")), 2);
     json_destroy(v);
-    v = run_json("placement 7 --layer 9 --json");
-    assert_int_equal(json_count(json_get(v, "layers")), 0);
+    v = run_json("placement 7 --layer 1 --json");
+    assert_int_equal(json_count(json_get(v, "layers")), 1);
     json_destroy(v);
     check("rebalance history 7", 0, "    2  DONE   2025-11-29T13:49:53.123Z   200  auto        3  "
           "3.00 MiB  12 ms    2.75       1.25   1.31     3.5 ms  layer 1 is uneven",

@@ -278,6 +278,9 @@ static void jobs_and_events_are_read_in_pages(void **state)
     assert_string_equal(r.events[0]->text, "worker w0 was lost");
     assert_string_equal(r.events[1]->text, "attempt 2 on w0, w1");
     store_read_fini(&r);
+    r = do_read(&b, (struct store_read){.kind = STORE_EVENTS, .limit = 2, .job = 77});
+    assert_int_equal(r.rc, -ENOENT);
+    store_read_fini(&r);
     arena_fini(&s.arena);
     bench_remove(&b);
 }
