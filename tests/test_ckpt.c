@@ -318,7 +318,8 @@ static void a_damaged_checkpoint_is_refused_with_what_to_do(void **state)
         off_t size;
         const char *text;
     } rows[] = {
-        {"step-4/model.safetensors", 5000, "the newest checkpoint cannot be used; 'mv "},
+        {"step-4/model.safetensors", 5000, "the newest checkpoint cannot be used: /"},
+        {"step-4/model.safetensors", 5000, "; if it is damaged, 'mv /"},
         {"step-4/ballast/m/model.safetensors", 0, "ballast/m/model.safetensors"},
         {"step-4/ballast/state.json", 4, "state.json"},
     };

@@ -281,6 +281,17 @@ static int read_all(const struct ckpt_config *c, const char *folder, struct ckpt
     return rc;
 }
 
+/* The cause comes first: where paths are long, a reader downstream cuts the end off. */
+static void say_what_to_do(const char *folder, struct err *err)
+{
+    if (!err)
+        return;
+    struct err cause = *err;
+    err_set(err, cause.code, "the newest checkpoint cannot be used: %.500s; if it is damaged, 'mv %s "
+            "%s.unused' resumes from the one before; another checkpoint.path begins anew",
+            cause.text, folder, folder);
+}
+
 int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out_state,
               struct err *err)
 {
@@ -292,8 +303,7 @@ int ckpt_load(const struct ckpt_config *c, uint64_t step, struct ckpt_state *out
     if (rc == 0 && state.step != step)
         rc = err_set(err, -EINVAL, "%s: state.json is of step %" PRIu64, folder, state.step);
     if (rc < 0)
-        err_prefix(err, "the newest checkpoint cannot be used; 'mv %s %s.unused' resumes from the "
-                   "one before", folder, folder);
+        say_what_to_do(folder, err);
     free(folder);
     if ((rc = agree(c->coll, rc, err)) < 0)
         return rc;
