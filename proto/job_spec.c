@@ -178,7 +178,7 @@ static const struct field fields[] = {
     {"rebalance.horizon_steps", FIELD_U32, AT(rebalance_horizon_steps), .preset = "200",
      .min = 1, .max = 1e7, .unit = "steps", .help = "over which a move must win its cost"},
     {"rebalance.min_gain", FIELD_DOUBLE, AT(rebalance_min_gain), .preset = "0.02", .max = 1,
-     .help = "share of a step's time below which nothing moves"},
+     .help = "share of the time of a layer's experts below which they stay"},
 
     {"checkpoint.path", FIELD_PATH, AT(checkpoint_path),
      .help = "a folder; the newest checkpoint in it is where the job goes on"},
