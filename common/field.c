@@ -123,12 +123,19 @@ static int read_integer(const struct field *f, const char *text, struct value *o
     return 0;
 }
 
+/* The text that an older spelling stands for. */
+static const char *meant(const struct field *f, const char *text)
+{
+    for (const struct field_spelling *s = f->spellings; s && s->written; s++)
+        if (!strcmp(s->written, text))
+            return s->means;
+    return text;
+}
+
 static int read_value(const struct field *f, const char *text, struct value *out, struct err *err)
 {
     double d;
-    for (const struct field_spelling *s = f->spellings; s && s->written; s++)
-        if (!strcmp(s->written, text))
-            text = s->means;
+    text = meant(f, text);
     if (f->zero && !strcmp(f->zero, text))
         return 0; /* all of *out is zero */
     switch (element_type(f)) {
@@ -222,7 +229,7 @@ static int check_value(const struct field *f, const struct value *v, const char 
         snprintf(text, sizeof text, "%" PRIu64, v->u);
         break;
     }
-    if (f->zero && x == 0)
+    if (f->zero && x == 0 && (!written || !strcmp(meant(f, written), f->zero)))
         return 0;
     if (!within(f, x))
         return out_of_range(f, written ? written : text, err);

@@ -233,6 +233,10 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
     {"unknown optimizer", {"train.optimizer.name=sgd"},
      "--set: key 'train.optimizer.name': 'sgd' is not allowed; "
      "allowed: adamw, muon, muon_per_head"},
+    {"a limit of no time", {"scheduling.time_limit=0.4s"},
+     "--set: key 'scheduling.time_limit': 0.4s is out of range, allowed none or 1s to 3650d"},
+    {"a cut into nothing", {"parallel.expert_shard_degree=0"},
+     "--set: key 'parallel.expert_shard_degree': 0 is out of range, allowed auto or 1 to 8192"},
     {"no training data", {"data.train=[]"},
      "--set: key 'data.train': has 0 of at least 1 elements"},
     {"older spellings",
