@@ -157,6 +157,15 @@ static const char intro[] =
     "## Every key\n"
     "\n";
 
+static const char not_yet[] =
+    "\n"
+    "## Not yet\n"
+    "\n"
+    "Other values of these keys are refused with a line that says so:\n"
+    "\n"
+    "| key | this version runs |\n"
+    "|---|---|\n";
+
 char *job_file_explain(void)
 {
     char *text = NULL;
@@ -166,6 +175,8 @@ char *job_file_explain(void)
         abort();
     fputs(intro, out);
     fields_print_markdown(&job_spec_table, out);
+    fputs(not_yet, out);
+    job_spec_print_unsupported(out);
     fclose(out);
     return text;
 }

@@ -239,6 +239,16 @@ static void check_supported(const Ballast__JobSpec *spec, struct problems *out)
     }
 }
 
+void job_spec_print_unsupported(FILE *out)
+{
+    const char *last = "";
+    for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
+        if (strcmp(unsupported[i].key, last) != 0)
+            fprintf(out, "| `%s` | %s |\n", unsupported[i].key, unsupported[i].instead);
+        last = unsupported[i].key;
+    }
+}
+
 /* ---- what keys mean together ---------------------------------------------------------------- */
 
 /* "1, 2, 4" for 4; the middle is left out when there are many. */

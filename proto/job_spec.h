@@ -19,6 +19,9 @@ int job_spec_check(const Ballast__JobSpec *spec, struct problems *out);
 /* The second half of it, for a spec whose fields were checked while they were read. */
 int job_spec_check_together(const Ballast__JobSpec *spec, struct problems *out);
 
+/* What this version cannot run yet, as rows of markdown: key, what it runs. */
+void job_spec_print_unsupported(FILE *out);
+
 /* How the ranks are cut, as layout_init wants it. */
 struct layout_degrees job_spec_degrees(const Ballast__JobSpec *spec);
 
