@@ -46,8 +46,14 @@ static int read_scaling(const struct json *o, struct rotary_config *c, struct er
 {
     const char *key = hf_spelling(o, "rope_type", "type"), *type = "default";
     char part[64];
-    int rc = json_get_string(o, key, &type, err);
+    double turned = 1;
+    int rc = read_double(o, "partial_rotary_factor", 0, 1, 1, &turned, err);
 
+    if (rc == 0 && turned != 1)
+        rc = err_set(err, -ENOTSUP, "key 'partial_rotary_factor' is %g; supported: 1", turned);
+    if (rc < 0)
+        return rc;
+    rc = json_get_string(o, key, &type, err);
     if (rc < 0 && rc != -ENOENT)
         return rc;
     if (strcmp(type, "yarn") == 0)

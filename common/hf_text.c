@@ -112,6 +112,47 @@ static int read_groups(const struct json *o, struct model_spec *m, struct err *e
     return 0;
 }
 
+/* Kimi's say which; of the others' references some read the key and some do not. */
+static int read_scores(const struct json *o, struct model_spec *m, struct err *err)
+{
+    const char *key = hf_spelling(o, "moe_router_activation_func", "scoring_func");
+    const char *text = "sigmoid";
+    int rc = json_get_string(o, key, &text, err);
+
+    if (rc < 0 && rc != -ENOENT)
+        return rc;
+    m->router_softmax = m->family != FAMILY_DEEPSEEK_V3 && strcmp(text, "softmax") == 0;
+    return m->router_softmax ? 0 : hf_expect_text(o, key, "sigmoid", err);
+}
+
+/* Without groups where a config says so, whatever their number. */
+static int check_grouped(const struct json *o, const struct model_spec *m, struct err *err)
+{
+    bool grouped;
+    int rc = hf_flag(o, "use_grouped_topk", true, &grouped, err);
+
+    if (rc == 0 && !grouped && m->n_expert_groups > 1)
+        rc = err_set(err, -ENOTSUP, "key 'use_grouped_topk' is false, but '%s' is %u; supported: "
+                     "true, or 1 group", hf_spelling(o, "num_expert_group", "n_group"),
+                     m->n_expert_groups);
+    return rc;
+}
+
+/* What references take for granted differs, so it must be said. */
+static int check_said(const struct json *o, const struct model_spec *m, struct err *err)
+{
+    bool says_groups = json_get(o, "n_group") || json_get(o, "num_expert_group");
+
+    if (m->family == FAMILY_KIMI_K3)
+        return 0;
+    if (!json_get(o, "routed_scaling_factor"))
+        return err_set(err, -EINVAL, "key 'routed_scaling_factor' is missing");
+    if (m->family == FAMILY_DEEPSEEK_V3 && (!says_groups || !json_get(o, "topk_group")))
+        return err_set(err, -EINVAL, "key '%s' is missing; 1 means that experts have no groups",
+                       says_groups ? "topk_group" : "n_group");
+    return 0;
+}
+
 static int read_experts(const struct json *o, struct model_spec *m, struct err *err)
 {
     int rc;
@@ -127,10 +168,10 @@ static int read_experts(const struct json *o, struct model_spec *m, struct err *
         (rc = hf_flag(o, hf_spelling(o, "moe_renormalize", "norm_topk_prob"), true,
                       &m->renormalize, err)) < 0 ||
         (rc = hf_real(o, "routed_scaling_factor", 1e-6, 1e6, 1, &m->routed_scale, err)) < 0 ||
-        (rc = hf_expect_text(o, hf_spelling(o, "moe_router_activation_func", "scoring_func"),
-                             "sigmoid", err)) < 0 ||
+        (rc = read_scores(o, m, err)) < 0 ||
         (rc = hf_expect_text(o, "topk_method", "noaux_tc", err)) < 0 ||
-        (rc = read_groups(o, m, err)) < 0)
+        (rc = check_said(o, m, err)) < 0 || (rc = read_groups(o, m, err)) < 0 ||
+        (rc = check_grouped(o, m, err)) < 0)
         return rc;
     return read_mlp_kinds(o, m, err);
 }
@@ -149,10 +190,42 @@ static int read_attention(const struct json *o, struct model_spec *m, struct err
     return rc < 0 ? rc : hf_indexer(o, m, err);
 }
 
+/* Keys of other models that would change what is computed, and the values that would not: absent,
+ * null, false, and the number here. */
+static const struct {
+    const char *key;
+    double idle;
+} foreign[] = {
+    { "attn_logit_softcapping", 0 }, { "final_logit_softcapping", 0 }, { "sliding_window", 0 },
+    { "swiglu_limit", 0 },           { "clip_qkv", 0 },                { "hc_mult", 1 },
+    { "embedding_multiplier", 1 },   { "residual_multiplier", 1 },     { "logits_scaling", 1 },
+    { "attention_multiplier", 1 },   { "logit_scale", 1 },             { "use_qk_norm", 0 },
+    { "mlp_bias", 0 },               { "use_qkv_bias", 0 },            { "num_hash_layers", 0 },
+    { "partial_rotary_factor", 1 },  { "index_topk_freq", 1 },         { "index_kpool", 1 },
+    { "indexer_rope_interleave", 0 }, { "attention_dropout", 0 },      { "router_jitter_noise", 0 },
+};
+
+static int check_foreign(const struct json *o, struct err *err)
+{
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        const struct json *v = json_get(o, foreign[i].key);
+        bool flag = false;
+        double x = 0;
+        if (json_kind_of(v) == JSON_NULL || (json_as_bool(v, &flag) && !flag) ||
+            (json_as_double(v, &x) && x == foreign[i].idle))
+            continue;
+        return err_set(err, -ENOTSUP, "key '%s' is set; this kind of model is built without it",
+                       foreign[i].key);
+    }
+    return 0;
+}
+
 int hf_text(const struct json *o, struct model_spec *m, struct err *err)
 {
     int rc;
 
+    if ((rc = check_foreign(o, err)) < 0)
+        return rc;
     if ((rc = hf_numbers(o, numbers, sizeof numbers / sizeof *numbers, m, err)) < 0)
         return rc;
     m->residual = m->attn_res_block ? RESIDUAL_ATTN_RES : RESIDUAL_PLAIN;

@@ -60,6 +60,7 @@ struct model_spec {
     uint32_t latent; /* width the routed experts see: hidden where there is no latent projection */
     bool     latent_moe, latent_norm;
     uint32_t n_expert_groups, top_groups; /* experts are chosen in the best groups; 1: no groups */
+    bool     router_softmax; /* scores are a softmax over all experts, else sigmoids */
     bool     renormalize;
     float    routed_scale;
 

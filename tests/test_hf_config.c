@@ -156,6 +156,15 @@ static const struct {
       "\"layers\": [3]}, \"num_experts\": 16", -ENOTSUP, "dsa_config: key 'layers' has layer 3" },
     { "an indexer without a latent", "\"q_lora_rank\": 32",
       "\"index_n_heads\": 2, \"index_head_dim\": 16, \"index_topk\": 8", -ENOTSUP, "q_lora_rank" },
+    { "no groups, but groups", "\"num_experts\": 16",
+      "\"use_grouped_topk\": false, \"num_expert_group\": 4, \"num_experts\": 16", -ENOTSUP,
+      "'use_grouped_topk' is false, but 'num_expert_group' is 4" },
+    { "a third router", "\"sigmoid\"", "\"sqrtsoftplus\"", -ENOTSUP,
+      "'moe_router_activation_func' is 'sqrtsoftplus'" },
+    { "a clamp", "\"num_experts\": 16", "\"swiglu_limit\": 7, \"num_experts\": 16", -ENOTSUP,
+      "'swiglu_limit' is set" },
+    { "norms of queries", "\"num_experts\": 16", "\"use_qk_norm\": true, \"num_experts\": 16",
+      -ENOTSUP, "'use_qk_norm' is set" },
     { "tied ends", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", -ENOTSUP,
       "tie_word_embeddings" },
     { "a cut file", "\"linear_attn_config\": {\"num_heads\": 2, \"head_dim\": 32,", "", -EINVAL,
@@ -252,6 +261,14 @@ static const struct {
     { "more chosen than the groups hold", "\"num_experts_per_tok\": 4",
       "\"num_experts_per_tok\": 9", -EINVAL, "9 are chosen" },
     { "another router", "\"sigmoid\"", "\"softmax\"", -ENOTSUP, "'scoring_func' is 'softmax'" },
+    { "groups that are not said", "\"n_group\": 4, ", "", -EINVAL, "'n_group' is missing" },
+    { "how many of them, too", "\"topk_group\": 2, ", "", -EINVAL, "'topk_group' is missing" },
+    { "a scale that is not said", "\"routed_scaling_factor\": 2.5, ", "", -EINVAL,
+      "'routed_scaling_factor' is missing" },
+    { "a part that turns", "\"factor\": 40, ", "\"partial_rotary_factor\": 0.5, \"factor\": 40, ",
+      -ENOTSUP, "rope_scaling: key 'partial_rotary_factor' is 0.5" },
+    { "the other indexer", "\"rope_theta\"", "\"indexer_rope_interleave\": true, \"rope_theta\"",
+      -ENOTSUP, "'indexer_rope_interleave' is set" },
 };
 
 static void a_bad_rotary_value_is_one_clear_line(void **state)
@@ -266,6 +283,24 @@ static void a_bad_rotary_value_is_one_clear_line(void **state)
             fail_msg("%s: %d \"%s\"", bad_rotary[i].shows, rc, err.text);
         free(text);
     }
+}
+
+/* Keys that say what is so anyway, and what Kimi's routers may be. */
+static void what_changes_nothing_is_read(void **state)
+{
+    (void)state;
+    struct model_spec m;
+    struct err err = {0};
+    char *text = changed("\"moe_router_activation_func\": \"sigmoid\"",
+                         "\"moe_router_activation_func\": \"softmax\", \"swiglu_limit\": null, "
+                         "\"hc_mult\": 1, \"mlp_bias\": false, \"use_grouped_topk\": false, "
+                         "\"attention_dropout\": 0.0, \"sliding_window\": null");
+    if (parse(text, &m, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_true(m.router_softmax);
+    assert_int_equal(parse(good, &m, NULL), 0);
+    assert_false(m.router_softmax);
+    free(text);
 }
 
 static void a_huge_name_is_shortened(void **state)
@@ -303,6 +338,7 @@ int main(void)
         cmocka_unit_test(an_indexer_is_read_in_both_places),
         cmocka_unit_test(rotary_and_groups_are_read_in_both_spellings),
         cmocka_unit_test(a_bad_rotary_value_is_one_clear_line),
+        cmocka_unit_test(what_changes_nothing_is_read),
         cmocka_unit_test(a_huge_name_is_shortened),
         cmocka_unit_test(a_folder_without_the_file_is_named),
     };

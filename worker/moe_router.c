@@ -20,6 +20,7 @@ struct router_shape moe_router_shape(const struct pass *p)
         .top_k = (int32_t)p->spec->top_k,
         .renormalize = p->spec->renormalize,
         .routed_scale = p->spec->routed_scale,
+        .kind = p->spec->router_softmax ? ROUTER_SOFTMAX : ROUTER_SIGMOID,
         .n_groups = (int32_t)p->spec->n_expert_groups,
         .topk_group = (int32_t)p->spec->top_groups,
     };
