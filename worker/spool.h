@@ -18,7 +18,9 @@
 
 struct spool;
 
-/* Makes the file, or empties one that an earlier life left; gives *out_spool. */
+/* Makes the file, or empties one that an earlier life left; gives *out_spool. Where there can be
+ * no file (the folder is gone, the disk is full or read-only) the output is kept in memory, with
+ * the same bounds, so that no job fails for its output: then it returns 1, and err says why. */
 int spool_open(const char *path, struct spool **out_spool, struct err *err);
 
 /* Appends what rate and size allow, drops the rest. A full disk drops, too. */
