@@ -93,6 +93,8 @@ static void paths_under_the_roots(void **state)
         {"data by pattern through a link", "in/model", "in/*/c.txt", "in/new", -EACCES, "data"},
         {"checkpoint outside", "in/model", "in/a.txt", "out/new", -EACCES, "checkpoint.path"},
         {"checkpoint through a link", "in/model", "in/a.txt", "in/link/new", -EACCES, "/out/new"},
+        {"up to the machine's root", "in/model", "in/a.txt", "../../none/new", -EACCES,
+         "checkpoint.path: '/none/new'"},
         {"up from a missing folder", "in/model", "in/a.txt", "in/no/../../out", -EACCES, "up"},
         {"a prefix of two files", "in/model", "in/m", "in/new", 0, NULL, "megatron"},
         {"one of which is a link", "in/model", "in/n*", "in/new", -EACCES, "out/c.txt", "megatron"},

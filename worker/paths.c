@@ -43,7 +43,7 @@ static int path_resolve(const char *path, char **out, struct err *err)
         free(real);
         return err_set(err, -EACCES, "path '%s' goes up through folders that do not exist", path);
     }
-    *out = xasprintf("%s%s", real, rest);
+    *out = xasprintf("%s%s", !strcmp(real, "/") && *rest ? "" : real, rest);
     free(real);
     return 0;
 }
