@@ -53,6 +53,23 @@ static uint64_t owned(const struct memory_input *in, const struct model_counts *
     return dense / in->degrees.fsdp + (n_experts / in->degrees.ep + spare) * per_expert / n_shards;
 }
 
+/* Numbers of second moments among the trained ones. Muon leaves those of embedding, head and
+ * vectors; without a map the vectors, which are few, do not count. */
+static uint64_t second_moments(const struct memory_input *in, const struct model_counts *counts,
+                               uint64_t trained)
+{
+    uint64_t n = is_frozen(in) ? 0 : counts->embedding;
+    if (!in->has_muon)
+        return trained;
+    for (size_t i = 0; in->map && i < in->map->n_entries; i++) {
+        const struct tensor_entry *e = &in->map->entries[i];
+        bool is_counted = e->role == ROLE_EMBEDDING || e->role == ROLE_HEAD;
+        if (tensor_has_v(in->map, e) && (is_frozen(in) || !is_counted))
+            n += e->count;
+    }
+    return n / in->degrees.fsdp;
+}
+
 /* ---- whole units while they are used --------------------------------------------------------- */
 
 #define POOL_MAX 64
@@ -126,24 +143,47 @@ static void use_unit(const struct memory_input *in, struct pool *p, struct tenso
     pool_return(p, w);
 }
 
-static uint64_t gathered_bytes(const struct memory_input *in, const struct model_counts *counts)
+/* Numbers of the experts of unit u that are cut again; zeros where none are. */
+static struct tensor_block experts_of(const struct memory_input *in,
+                                      const struct model_counts *counts, uint32_t u)
 {
     const struct model_spec *m = in->spec;
+    if (u == 0 || u > m->n_layers || m->layers[u - 1].mlp != MLP_MOE ||
+        in->degrees.expert_shard <= 1)
+        return (struct tensor_block){0};
+    uint64_t n = m->n_experts / in->degrees.ep;
+    struct tensor_block one = {.trained = is_frozen(in) ? 0 : counts->per_expert,
+                               .frozen = is_frozen(in) ? counts->per_expert : 0};
+    if (in->map)
+        one = in->map->expert;
+    return (struct tensor_block){n * one.trained, n * one.frozen};
+}
+
+/* Gradients, momenta and steps of what is cut, whole, and my part of the steps, as worker/muon.c
+ * takes them. */
+static void use_for_muon(struct pool *p, uint64_t trained, uint32_t n_ranks)
+{
+    uint32_t taken[4];
+    if (!trained || n_ranks <= 1)
+        return;
+    for (int i = 0; i < 4; i++)
+        taken[i] = pool_take(p, FLOAT_BYTES * (i < 3 ? trained : trained / n_ranks));
+    for (int i = 0; i < 4; i++)
+        pool_return(p, taken[i]);
+}
+
+static uint64_t gathered_bytes(const struct memory_input *in, const struct model_counts *counts)
+{
+    uint32_t n_units = in->spec->n_layers + 2;
     struct pool pool = {0};
-    for (uint32_t i = 0; i < 2 * (m->n_layers + 2); i++) {
-        bool backward = i >= m->n_layers + 2;
-        uint32_t u = backward ? 2 * (m->n_layers + 2) - 1 - i : i;
-        struct tensor_block experts = {0};
-        if (u > 0 && u <= m->n_layers && m->layers[u - 1].mlp == MLP_MOE &&
-            in->degrees.expert_shard > 1) {
-            uint64_t n = in->spec->n_experts / in->degrees.ep;
-            struct tensor_block one = {.trained = is_frozen(in) ? 0 : counts->per_expert,
-                                       .frozen = is_frozen(in) ? counts->per_expert : 0};
-            if (in->map)
-                one = in->map->expert;
-            experts = (struct tensor_block){n * one.trained, n * one.frozen};
-        }
-        use_unit(in, &pool, unit_of(in, counts, u), experts, backward);
+    for (uint32_t i = 0; i < 2 * n_units; i++) {
+        bool backward = i >= n_units;
+        uint32_t u = backward ? 2 * n_units - 1 - i : i;
+        use_unit(in, &pool, unit_of(in, counts, u), experts_of(in, counts, u), backward);
+    }
+    for (uint32_t u = 1; in->has_muon && u + 1 < n_units; u++) {
+        use_for_muon(&pool, unit_of(in, counts, u).trained, in->degrees.fsdp);
+        use_for_muon(&pool, experts_of(in, counts, u).trained, in->degrees.expert_shard);
     }
     return pool.sum;
 }
@@ -163,7 +203,8 @@ static uint64_t dispatch_bytes(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     uint64_t n_rows = memory_rows_max(m, in->n_tokens, in->degrees.ep, memory_slots(in));
-    uint64_t n_pairs = in->n_tokens * m->top_k, n_plans = in->recompute == RECOMPUTE_OFF ? n_sparse(m) : 1;
+    uint64_t n_pairs = in->n_tokens * m->top_k;
+    uint64_t n_plans = in->recompute == RECOMPUTE_OFF ? n_sparse(m) : 1;
     bool travels = in->degrees.ep > 1;
     if (!n_sparse(m))
         return 0;
@@ -182,6 +223,20 @@ static uint64_t staging_bytes(const struct memory_input *in, const struct model_
     return 2 * n * FLOAT_BYTES + n * (in->elem_bytes + (is_frozen(in) ? 0 : 3 * FLOAT_BYTES));
 }
 
+/* Muon's, of its largest matrix: two of its size, and two squares of its smaller side. */
+static uint64_t muon_bytes(const struct memory_input *in)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; in->has_muon && in->map && i < in->map->n_entries; i++) {
+        const struct tensor_entry *e = &in->map->entries[i];
+        if (!tensor_is_for_muon(e) || e->n_dims < 2)
+            continue;
+        uint64_t side = min(e->dims[0], e->dims[1]);
+        most = max(most, 2 * FLOAT_BYTES * (e->dims[0] * e->dims[1] + side * side));
+    }
+    return most;
+}
+
 /* The largest of the ops' scratch, and each thread's own. */
 static uint64_t scratch_bytes(const struct memory_input *in)
 {
@@ -196,15 +251,16 @@ static uint64_t scratch_bytes(const struct memory_input *in)
             rope = (uint64_t)m->heads * m->qk_rope_dim;
     uint64_t rows = min(n, max(LOGITS_ROWS_MIN, LOGITS_BYTES / FLOAT_BYTES / m->vocab));
     uint64_t logits = rows * (8 + FLOAT_BYTES * (uint64_t)m->vocab);
-    return max(logits, FLOAT_BYTES * n * max(wide, rope)) + max(in->n_threads, 1) * PACK_BYTES;
+    uint64_t most = max(max(logits, muon_bytes(in)), FLOAT_BYTES * n * max(wide, rope));
+    return most + max(in->n_threads, 1) * PACK_BYTES;
 }
 
-/* A CPU's large blocks end on a huge page. */
-static uint64_t rounded(const struct memory_input *in, uint64_t n_bytes)
+/* A CPU's large blocks end on a huge page: what lies between. */
+static uint64_t rest(const struct memory_input *in, uint64_t n_bytes)
 {
     if (in->on_gpu || n_bytes < HUGE_PAGE_BYTES)
-        return n_bytes;
-    return (n_bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+        return 0;
+    return (HUGE_PAGE_BYTES - n_bytes % HUGE_PAGE_BYTES) % HUGE_PAGE_BYTES;
 }
 
 static void add_up(struct memory_plan *plan)
@@ -230,7 +286,7 @@ struct memory_plan memory_model(const struct memory_input *in)
         .weights = (base - experts + adapters) * in->elem_bytes + experts * 17 / 32 +
                    trained * master,
         .gradients = trained * FLOAT_BYTES,
-        .optimizer = 2 * trained * FLOAT_BYTES,
+        .optimizer = (trained + second_moments(in, &counts, trained)) * FLOAT_BYTES,
         .activations = memory_activations(in),
         .gathered = gathered_bytes(in, &counts),
         .dispatch = dispatch_bytes(in),
@@ -238,14 +294,13 @@ struct memory_plan memory_model(const struct memory_input *in)
         /* On the device and, of a CPU in the same memory, for the host. */
         .counters = (in->on_gpu ? 1 : 2) * n_counts * (in->count_margins ? MARGIN_COUNTS : 1),
         .scratch = scratch_bytes(in),
-        .process = in->on_gpu ? CONTEXT_BYTES : PROCESS_BYTES,
+        .process = in->on_gpu ? CONTEXT_BYTES : PROCESS_BYTES + MEMORY_CHECKPOINT_BYTES,
     };
     /* Blocks that are rounded: activations, and what does not travel of the state. */
-    plan.process += rounded(in, plan.activations) - plan.activations +
-                    2 * (rounded(in, plan.gradients) - plan.gradients);
+    uint64_t first = trained * FLOAT_BYTES, second = plan.optimizer - first; /* moments */
+    plan.process += rest(in, plan.activations) + rest(in, first) + rest(in, second);
     if (in->degrees.world == 1)
-        plan.process += rounded(in, plan.weights) - plan.weights + rounded(in, plan.gradients) -
-                        plan.gradients;
+        plan.process += rest(in, plan.weights) + rest(in, plan.gradients);
     add_up(&plan);
     return plan;
 }

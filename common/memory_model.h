@@ -1,7 +1,6 @@
 /* memory_model.h - bytes of one rank's device for a training step, before anything is allocated
  *
- * Pure arithmetic over a model's counts, the degrees and the tokens of a pass, for training with
- * AdamW. It is an upper bound however tokens are routed, but in deterministic mode and where
+ * Pure arithmetic over a model's counts, the degrees and the tokens of a pass. It is an upper bound however tokens are routed, but in deterministic mode and where
  * documents are many and short. */
 #ifndef COMMON_MEMORY_MODEL_H
 #define COMMON_MEMORY_MODEL_H
@@ -9,6 +8,9 @@
 #include "common/layout.h"
 #include "common/recompute.h"
 #include "common/tensor_map.h"
+
+/* A checkpoint's numbers on their way between device and file, at once. */
+#define MEMORY_CHECKPOINT_BYTES ((uint64_t)1 << 20)
 
 struct memory_input {
     const struct model_spec *spec;
@@ -26,6 +28,7 @@ struct memory_input {
     const struct tensor_map *map; /* for the exact sizes of units; NULL: layers' mean */
     bool     on_gpu;
     uint32_t n_threads;     /* of a CPU; 0: one */
+    bool     has_muon;       /* matrices have no second moment, and are gathered for a step */
     bool     has_z_loss, has_capacity; /* of the routers */
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
 };

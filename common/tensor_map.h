@@ -81,6 +81,13 @@ static inline bool tensor_is_trained(const struct tensor_entry *e)
     return !e->is_buffer && !e->is_unreached;
 }
 
+/* Whether Muon takes it where a job trains with that: a matrix, but neither embedding nor head. */
+static inline bool tensor_is_for_muon(const struct tensor_entry *e)
+{
+    return tensor_is_trained(e) && e->is_matrix && e->role != ROLE_EMBEDDING &&
+           e->role != ROLE_HEAD;
+}
+
 /* Numbers of a unit, or of one routed expert's block; multiples of 16. */
 struct tensor_block {
     uint64_t trained, frozen;
@@ -95,9 +102,16 @@ struct tensor_map {
     uint64_t  n_buffers;    /* numbers of all buffers */
     char     *names;        /* all names; the entries point here */
     char     *adapter_names; /* and those of adapters; NULL: there are none */
+    bool      has_muon;     /* tensors that are for Muon have no second moment */
     const char *layers;     /* what the names of layers begin with, up to the number */
     uint32_t n_layers, n_mtp_layers;
 };
+
+/* Whether a second moment is kept of it. */
+static inline bool tensor_has_v(const struct tensor_map *map, const struct tensor_entry *e)
+{
+    return tensor_is_trained(e) && !(map->has_muon && tensor_is_for_muon(e));
+}
 
 /* Gives *out_map, ended with tensor_map_fini. Fails with -ENOTSUP for a family it lacks. */
 int  tensor_map_init(const struct model_spec *m, struct tensor_map *out_map, struct err *err);

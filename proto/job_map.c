@@ -51,6 +51,7 @@ int job_map_init(const Ballast__JobSpec *spec, const struct model_spec *model,
         tensor_map_fini(&map);
         return rc;
     }
+    map.has_muon = strcmp(spec->optimizer_name, "adamw") != 0;
     *out = map;
     return 0;
 }

@@ -11,6 +11,10 @@ static void count_adapters(const Ballast__JobSpec *spec, const struct tensor_map
     for (uint32_t u = 0; u < map->n_units; u++)
         out->dense_adapters += map->units[u].trained;
     out->expert_adapters = map->expert.trained;
+    out->lora_rank = spec->lora_r;
+    for (size_t i = 0; i < map->n_entries && out->spec->index_top_k; i++)
+        out->lora_by_heads = out->lora_by_heads || (map->entries[i].role == ROLE_MLA_KV_B &&
+                                                    map->entries[i].adapter != ADAPTER_NONE);
     out->packed_experts = !strcmp(spec->model_base_precision, "mxfp4");
 }
 
@@ -30,6 +34,8 @@ int job_memory_input(const Ballast__JobSpec *spec, const struct model_spec *mode
         .n_threads = on ? on->n_threads : 1,
         .count_margins = !strcmp(spec->train_mode, "full") &&
                          !strcmp(spec->moe_bias_update, "quantile"),
+        .has_muon = out_map->has_muon,
+        .has_z_loss = spec->moe_z_loss > 0, .has_capacity = spec->moe_capacity_factor > 0,
         .n_spare = spec->rebalance_spare_slots_per_rank,
     };
     if (job_trains_adapters(spec))

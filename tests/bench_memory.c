@@ -1,13 +1,16 @@
 /* bench_memory.c - planned and measured memory of a rank:
- * bench_memory MODEL TEXT RANKS off|full MICRO_BATCH SEQUENCE_LENGTH
+ * bench_memory MODEL TEXT RANKS MICRO_BATCH SEQUENCE_LENGTH [KEY=VALUE]...
+ * bench_memory MODEL TEXT all MICRO_BATCH SEQUENCE_LENGTH
  *
  * Ranks are trainer processes ($BALLAST_BIN/ballast-worker) with this program as their daemon;
- * dense parameters and experts cut over all ranks; what is measured is the largest rank's, over 6
- * steps. Prints one line; its last number is planned over measured. */
+ * dense parameters and experts are cut over all ranks unless keys say otherwise; what is measured
+ * is the largest rank's, over 6 steps. Prints a line for each run; its last number is planned over
+ * measured. all: 1, 2 and 4 ranks with all that changes a plan, and the worst of them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,23 +24,55 @@
 
 #define RANKS_HERE_MAX 16u
 
-static Ballast__JobSpec *make_spec(char **argv, uint32_t ranks)
+struct job {
+    const char *model, *text, *micro_batch, *length;
+    uint32_t    ranks;
+    const char *name;      /* of the row */
+    const char *sets[12];  /* of the job file */
+    size_t      n_sets;
+};
+
+static char *work_folder(void)
+{
+    static char path[] = "/tmp/bench-memory-XXXXXX";
+    static bool is_made;
+    if (!is_made && !mkdtemp(path))
+        exit(1);
+    is_made = true;
+    return path;
+}
+
+static void order(const char *command)
+{
+    char *text = xasprintf("cd %s && %s", work_folder(), command);
+    if (system(text) != 0)
+        fprintf(stderr, "%s failed\n", text);
+    free(text);
+}
+
+static Ballast__JobSpec *make_spec(const struct job *j)
 {
     struct problems problems = {0};
+    struct job_file_places places = {0};
     Ballast__JobSpec *spec = NULL;
-    char *job = xasprintf(
-        "name: bench\nmodel: {path: %s}\ndata: {train: [%s], sequence_length: %s}\n"
-        "train: {steps: 6, global_batch: %u, micro_batch: %s, validation_sequences: 1}\n"
-        "parallel: {workers: %u, fsdp_shard_degree: %u, expert_parallel_degree: %u,"
-        " activation_checkpointing: %s}\nmoe: {bias_update: off}\n"
-        "checkpoint: {path: /tmp/bench-memory-%d, every_steps: 1000000}\n",
-        argv[1], argv[2], argv[6], ranks * (uint32_t)atoi(argv[5]), argv[5], ranks, ranks, ranks,
-        argv[4], (int)getpid());
-    if (job_file_read_text("bench", "/", job, strlen(job), &spec, &problems) < 0) {
+    char *path = xasprintf("%s/job.yaml", work_folder());
+    FILE *f = fopen(path, "w");
+    if (!f)
+        exit(1);
+    fprintf(f, "name: bench\nmodel: {path: %s}\ndata: {train: [%s], sequence_length: %s}\n"
+            "train: {steps: 6, global_batch: %u, micro_batch: %s, validation_sequences: 1}\n"
+            "parallel: {workers: %u, fsdp_shard_degree: %u, expert_parallel_degree: %u}\n"
+            "moe: {bias_update: off}\n"
+            "checkpoint: {path: %s/ckpt, every_steps: 1000000}\n", j->model, j->text, j->length,
+            j->ranks * (uint32_t)atoi(j->micro_batch), j->micro_batch, j->ranks, j->ranks,
+            j->ranks, work_folder());
+    fclose(f);
+    if (job_file_read(path, j->sets, j->n_sets, &spec, &places, &problems) < 0) {
         problems_print(&problems, stderr);
         exit(2);
     }
-    free(job);
+    job_file_places_fini(&places);
+    free(path);
     return spec;
 }
 
@@ -122,24 +157,116 @@ static uint64_t planned(const Ballast__JobSpec *spec)
     return plan.total;
 }
 
+static double run(const struct job *j, int *out_failed)
+{
+    Ballast__JobSpec *spec = make_spec(j);
+    int fds[RANKS_HERE_MAX];
+    for (uint32_t r = 0; r < j->ranks; r++)
+        fds[r] = spawn(spec, r, j->ranks);
+    double plan = (double)planned(spec), most = (double)follow(fds[0]);
+    for (uint32_t r = 0; r < j->ranks; r++)
+        close(fds[r]);
+    for (int status; wait(&status) > 0;)
+        *out_failed |= status != 0;
+    job_file_free(spec);
+    const char *model = strrchr(j->model, '/');
+    double ratio = most > 0 ? plan / most : 0;
+    printf("%-20s ranks=%u %-34s planned_mib=%.2f measured_mib=%.2f ratio=%.3f\n",
+           model ? model + 1 : j->model, j->ranks, j->name, plan / (1 << 20), most / (1 << 20),
+           ratio);
+    fflush(stdout);
+    return ratio;
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+static const struct variant {
+    const char *name, *sets[8];
+} variants[] = {
+    {"full", {0}},
+    {"selective", {"parallel.activation_checkpointing=selective"}},
+    {"recompute full", {"parallel.activation_checkpointing=full"}},
+    {"checkpoints", {"checkpoint.every_steps=2"}},
+    {"muon", {"train.optimizer.name=muon"}},
+    {"z and aux loss, capacity", {"moe.z_loss=1e-3", "moe.aux_loss=1e-2",
+                                  "moe.capacity_factor=1.5"}},
+    {"quantile, accumulated", {"moe.bias_update=quantile", "train.global_batch=16"}},
+    {"no spare slots", {"rebalance.spare_slots_per_rank=0"}},
+    {"lora, attention", {"train.mode=lora", "train.lora.targets=[q_proj, o_proj]"}},
+    {"lora, experts", {"train.mode=lora", "train.lora.targets=[experts]"}},
+    {"lora, checkpoints, selective", {"train.mode=lora", "train.lora.targets=[o_proj, experts]",
+                                      "checkpoint.every_steps=2",
+                                      "parallel.activation_checkpointing=selective"}},
+};
+
+static const struct cut {
+    const char *name;
+    uint32_t    ranks;
+    const char *fsdp, *ep, *shard;
+} cuts[] = {
+    {"alone", 1, "1", "1", "1"},
+    {"all cut", 2, "2", "2", "auto"},
+    {"all cut", 4, "4", "4", "auto"},
+    {"halves, experts cut again", 4, "2", "2", "2"},
+    {"replicas", 4, "1", "1", "1"},
+};
+
+static int run_all(struct job j)
+{
+    double least = 1, most = 1;
+    int failed = 0;
+    char *weights = xasprintf("%s/weights", work_folder());
+    const char *bare = j.model;
+    run(&j, &failed);
+    order("mv ckpt/step-6 weights"); /* adapters want weights beside them */
+    for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++)
+        for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
+            char *name = xasprintf("%s: %s", cuts[c].name, variants[v].name);
+            char *keys[3] = {xasprintf("parallel.fsdp_shard_degree=%s", cuts[c].fsdp),
+                             xasprintf("parallel.expert_parallel_degree=%s", cuts[c].ep),
+                             xasprintf("parallel.expert_shard_degree=%s", cuts[c].shard)};
+            j.ranks = cuts[c].ranks;
+            j.name = name;
+            j.n_sets = 0;
+            for (int i = 0; i < 3; i++)
+                j.sets[j.n_sets++] = keys[i];
+            for (size_t i = 0; variants[v].sets[i]; i++)
+                j.sets[j.n_sets++] = variants[v].sets[i];
+            j.model = strstr(variants[v].name, "lora") ? weights : bare;
+            order("rm -rf ckpt");
+            double ratio = run(&j, &failed);
+            least = ratio < least ? ratio : least;
+            most = ratio > most ? ratio : most;
+            for (int i = 0; i < 3; i++)
+                free(keys[i]);
+            free(name);
+        }
+    free(weights);
+    printf("planned over measured: %.3f to %.3f\n", least, most);
+    return failed;
+}
+
 int main(int argc, char **argv)
 {
-    uint32_t ranks = argc == 7 ? (uint32_t)atoi(argv[3]) : 0;
-    int fds[RANKS_HERE_MAX], rc = 0;
-    if (ranks < 1 || ranks > RANKS_HERE_MAX || !getenv("BALLAST_BIN")) {
-        fprintf(stderr, "usage: BALLAST_BIN=FOLDER bench_memory MODEL TEXT RANKS off|full "
-                "MICRO_BATCH SEQUENCE_LENGTH\n");
+    bool is_all = argc == 6 && !strcmp(argv[3], "all");
+    uint32_t ranks = argc >= 6 ? (uint32_t)atoi(argv[3]) : 0;
+    int failed = 0;
+    if ((!is_all && (ranks < 1 || ranks > RANKS_HERE_MAX)) || argc > 6 + 12 ||
+        !getenv("BALLAST_BIN")) {
+        fprintf(stderr, "usage: BALLAST_BIN=FOLDER bench_memory MODEL TEXT RANKS|all MICRO_BATCH "
+                "SEQUENCE_LENGTH [KEY=VALUE]...\n");
         return 2;
     }
-    Ballast__JobSpec *spec = make_spec(argv, ranks);
-    for (uint32_t r = 0; r < ranks; r++)
-        fds[r] = spawn(spec, r, ranks);
-    double plan = (double)planned(spec), most = (double)follow(fds[0]);
-    for (int status; wait(&status) > 0;)
-        rc |= status != 0;
-    job_file_free(spec);
-    printf("%-24s ranks=%u recompute=%-9s planned_mib=%.2f measured_mib=%.2f ratio=%.3f\n",
-           strrchr(argv[1], '/') ? strrchr(argv[1], '/') + 1 : argv[1], ranks, argv[4],
-           plan / (1 << 20), most / (1 << 20), most > 0 ? plan / most : 0);
-    return rc;
+    struct job j = {.model = argv[1], .text = argv[2], .ranks = ranks, .micro_batch = argv[4],
+                    .length = argv[5], .name = argc > 6 ? argv[6] : "as it is"};
+    for (int i = 6; i < argc; i++)
+        j.sets[j.n_sets++] = argv[i];
+    if (is_all) {
+        j.ranks = 1;
+        failed = run_all(j);
+    } else {
+        run(&j, &failed);
+    }
+    order("cd / && rm -rf \"$OLDPWD\"");
+    return failed;
 }

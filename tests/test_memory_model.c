@@ -49,7 +49,7 @@ static const struct row {
     bool count_margins;
     uint32_t n_spare;
     const struct lora_config *lora;
-    bool packed;
+    bool packed, muon;
 } rows[] = {
     {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
     {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
@@ -62,6 +62,9 @@ static const struct row {
     {"adapters", {1, 1, 1, 1}, RECOMPUTE_FULL, false, 0, &adapters},
     {"adapters, all cut", {4, 4, 2, 2}, RECOMPUTE_OFF, false, 1, &adapters},
     {"adapters, experts packed", {2, 2, 2, 1}, RECOMPUTE_OFF, false, 0, &adapters, true},
+    {"Muon", {1, 1, 1, 1}, RECOMPUTE_FULL, .muon = true},
+    {"Muon, all cut", {4, 4, 2, 2}, RECOMPUTE_FULL, .muon = true},
+    {"Muon and adapters", {2, 2, 2, 1}, RECOMPUTE_FULL, .lora = &adapters, .muon = true},
 };
 
 static int near(const char *shows, const char *part, double planned, double real, struct err *err)
@@ -84,7 +87,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
     struct memory_plan plan = memory_model(&(struct memory_input){
         .spec = s->config->spec, .degrees = row->degrees, .n_tokens = N_TOKENS, .elem_bytes = 4,
         .dense_adapters = dense, .expert_adapters = row->lora ? map->expert.trained : 0,
-        .packed_experts = row->packed,
+        .packed_experts = row->packed, .map = map, .has_muon = row->muon,
         .lora_rank = row->lora ? row->lora->r : 0,
         .recompute = row->recompute, .count_margins = row->count_margins,
         .n_spare = row->n_spare});
@@ -118,6 +121,7 @@ static void the_plan_is_near_what_is_taken(void **state)
         assert_int_equal(tensor_map_init(&spec, &map, &err), 0);
         assert_true(!row.lora || lora_map_add(&map, row.lora, &err) == 0);
         assert_true(!row.packed || tensor_map_pack_experts(&map, sizeof(float), &err) == 0);
+        map.has_muon = row.muon;
         struct stack_config config = {
             .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees,
             .tokens_max = N_TOKENS,

@@ -19,7 +19,6 @@
 #include "worker/ckpt_source.h"
 #include "worker/peft.h"
 
-#define CHUNK_FLOATS ((uint64_t)1 << 20) /* copied between device and file at once */
 
 /* ---- which tensors, in which file ----------------------------------------------------------- */
 
@@ -70,8 +69,9 @@ static bool is_stored(const struct ckpt_tensors *t, const struct tensor_entry *e
         return !is_adapter && !form_of(t, e)->is_exact;
     case CKPT_ADAPTERS:
         return is_adapter;
-    case CKPT_M:
     case CKPT_V:
+        return tensor_has_v(t->map, e);
+    case CKPT_M:
     case CKPT_WHATS:
         break;
     }
@@ -284,8 +284,8 @@ static int write_part(const struct ckpt_tensors *t, struct st_writer *w, const s
     int rc = failpoint("checkpoint-write");
     if (rc < 0)
         return err_set(err, rc, "writing a checkpoint: %s", strerror(-rc));
-    for (uint64_t done = 0; done < p->count && rc == 0; done += CHUNK_FLOATS) {
-        uint64_t n = p->count - done < CHUNK_FLOATS ? p->count - done : CHUNK_FLOATS;
+    for (uint64_t done = 0; done < p->count && rc == 0; done += SHARD_FILE_FLOATS) {
+        uint64_t n = p->count - done < SHARD_FILE_FLOATS ? p->count - done : SHARD_FILE_FLOATS;
         read_device(t, p, done, n, chunk);
         rc = st_write_f32(w, piece->tensor, piece->at + p->first + done, n, chunk, err);
     }
@@ -329,13 +329,12 @@ static int write_file(const struct ckpt_tensors *t, const struct file *f, const 
 int ckpt_files_write(const struct ckpt_tensors *t, const char *folder, struct err *err)
 {
     struct files f;
-    float *chunk = xcalloc(CHUNK_FLOATS, sizeof *chunk);
+    float *chunk = shard_file_chunk(t->shard);
     int rc = 0;
     plan_files(t, &f);
     for (size_t i = 0; i < f.n && rc == 0; i++)
         rc = write_file(t, &f.items[i], folder, chunk, err);
     files_fini(&f);
-    free(chunk);
     return rc;
 }
 
@@ -345,8 +344,8 @@ static int read_part(const struct ckpt_tensors *t, const struct ckpt_source *sou
                      const struct shard_part *p, float *chunk, struct err *err)
 {
     int rc = 0;
-    for (uint64_t done = 0; done < p->count && rc == 0; done += CHUNK_FLOATS) {
-        uint64_t n = p->count - done < CHUNK_FLOATS ? p->count - done : CHUNK_FLOATS;
+    for (uint64_t done = 0; done < p->count && rc == 0; done += SHARD_FILE_FLOATS) {
+        uint64_t n = p->count - done < SHARD_FILE_FLOATS ? p->count - done : SHARD_FILE_FLOATS;
         if ((rc = ckpt_source_read(source, p->first + done, n, chunk, err)) < 0)
             break;
         for (uint64_t i = 0; rounds && i < n; i++)
@@ -405,6 +404,10 @@ static int read_tensor(const struct ckpt_tensors *t, const struct safetensors *s
     struct ckpt_source source;
     struct shard_part p;
     int rc = ckpt_source_find(st, e, folder, &source, err);
+    if (rc < 0 && t->what == CKPT_V)
+        err_prefix(err, "written by a run with train.optimizer.name: muon, which has no second "
+                   "moments of matrices; resume with that, or begin anew from its weights as "
+                   "model.path");
     if (rc == 0 && t->what == CKPT_ADAPTERS)
         rc = check_same(st, e, err);
     if (rc < 0 || !shard_part(t->shard, e, &p))
@@ -433,7 +436,7 @@ int ckpt_files_read(const struct ckpt_tensors *t, const char *folder, struct err
     free(path);
     if (rc < 0)
         return rc;
-    float *chunk = xcalloc(CHUNK_FLOATS, sizeof *chunk);
+    float *chunk = shard_file_chunk(t->shard);
     rc = is_adapter ? check_adapters(st, t->map, err) : ckpt_source_check_names(st, t->map, err);
     if (rc == 0 && t->what == CKPT_MASTERS && safetensors_count(st) != t->n_masters)
         rc = err_set(err, -EINVAL, "%s: holds %zu tensors, expected %" PRIu64, folder,
@@ -443,7 +446,6 @@ int ckpt_files_read(const struct ckpt_tensors *t, const char *folder, struct err
         if (is_wanted(t, st, e))
             rc = read_tensor(t, st, e, folder, chunk, err);
     }
-    free(chunk);
     safetensors_close(st);
     return rc;
 }

@@ -54,6 +54,8 @@ size_t shard_slot_bytes(const struct shard *s, uint32_t layer, enum slot_part pa
         return u->frozen * elem_size(s->dev);
     case SLOT_MASTER:
         return s->master ? u->slice * sizeof(float) : 0;
+    case SLOT_V:
+        return s->v_at ? 0 : u->slice * sizeof(float);
     default:
         return u->slice * sizeof(float);
     }
@@ -75,7 +77,7 @@ void *shard_slot(const struct shard *s, uint32_t layer, uint32_t place, enum slo
     case SLOT_M:
         return s->m + at;
     default:
-        assert(part == SLOT_V);
+        assert(part == SLOT_V && !s->v_at);
         return s->v + at;
     }
 }

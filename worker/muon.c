@@ -12,12 +12,6 @@
 
 #define RMS 0.2 /* of a step, over lr: that of AdamW */
 
-bool muon_takes(const struct tensor_entry *e)
-{
-    return tensor_is_trained(e) && e->is_matrix && e->role != ROLE_EMBEDDING &&
-           e->role != ROLE_HEAD;
-}
-
 static int32_t heads_of(const struct muon_step *step, const struct tensor_entry *e)
 {
     if (!step->per_head || e->adapter != ADAPTER_NONE)
@@ -146,7 +140,7 @@ struct entries {
 
 static bool is_of(const struct entries *x, const struct tensor_entry *e)
 {
-    return muon_takes(e) && (e->expert >= 0) == x->is_layer;
+    return tensor_is_for_muon(e) && (e->expert >= 0) == x->is_layer;
 }
 
 static void step_whole(struct shard *s, const struct entries *x, const struct muon_step *step)

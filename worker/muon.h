@@ -9,16 +9,13 @@
 #include "common/model_spec.h"
 #include "worker/shard.h"
 
-/* Whether Muon takes a trained tensor: a matrix, but neither embedding nor head. */
-bool muon_takes(const struct tensor_entry *e);
-
 struct muon_step {
     const struct model_spec *spec;
     bool  per_head; /* projections to heads are so many matrices */
     double lr, momentum, grad_scale, weight_decay;
 };
 
-/* The update of all that muon_takes. m of such a tensor is its momentum. Collective. */
+/* The update of all that tensor_is_for_muon. m of such a tensor is its momentum. Collective. */
 int muon_step(struct shard *s, const struct tensor_map *map, const struct muon_step *step,
               struct err *err);
 

@@ -197,7 +197,7 @@ void optim_step(struct shard *s, const struct tensor_map *map, struct device *de
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         struct shard_part p;
-        if (!tensor_is_trained(e) || (config->kind != OPTIM_ADAMW && muon_takes(e)) ||
+        if (!tensor_is_trained(e) || (config->kind != OPTIM_ADAMW && tensor_is_for_muon(e)) ||
             !shard_part(s, e, &p))
             continue;
         bool decays = config->decay == DECAY_ALL || (config->decay == DECAY_MATRICES &&

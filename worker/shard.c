@@ -60,7 +60,7 @@ void shard_buffer_return(struct shard *s, void *buffer)
 
 size_t shard_state_bytes(const struct shard *s)
 {
-    size_t n_floats = (s->master ? 4 : 3) * s->n_owned + s->map->n_buffers;
+    size_t n_floats = (s->master ? 3 : 2) * s->n_owned + s->n_v + s->map->n_buffers;
     return n_floats * sizeof(float) + s->n_weights * elem_size(s->dev);
 }
 
@@ -95,6 +95,7 @@ static void plan(struct shard *s)
     }
     s->n_dense = s->n_owned;
     experts_plan(s, &s->n_owned, &s->n_weights);
+    shard_plan_v(s);
 }
 
 /* The longest frozen tensor that is no matrix. */
@@ -119,7 +120,7 @@ static bool take_blocks(struct shard *s)
     s->weights = shard_alloc(s, s->n_weights * elem_size(dev));
     s->gradients = shard_alloc(s, n_floats);
     s->m = dev->ops->alloc(dev, n_floats);
-    s->v = dev->ops->alloc(dev, n_floats);
+    s->v = dev->ops->alloc(dev, s->n_v * sizeof(float));
     s->buffers = dev->ops->alloc(dev, n_buffers);
     s->host_buffers = xcalloc(s->map->n_buffers, sizeof *s->host_buffers);
     s->sink = dev->ops->alloc(dev, sink_floats(s->map) * sizeof *s->sink);
@@ -174,6 +175,8 @@ void shard_close(struct shard *s)
         free_on_device(s, on_device[i]);
     experts_fini(s);
     free(s->host_buffers);
+    free(s->v_at);
+    free(s->file_chunk);
     free(s->gathered);
     free(s->units);
     free(s);

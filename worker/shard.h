@@ -17,6 +17,7 @@
 #define WORKER_SHARD_H
 
 #include "common/layout.h"
+#include "common/memory_model.h"
 #include "common/tensor_map.h"
 #include "kernels/device.h"
 #include "worker/coll.h"
@@ -89,7 +90,7 @@ struct shard_part {
     uint64_t first, count;
     float *weights;  /* float32: master weights, buffers, frozen ones if elements are; else NULL */
     elem  *elements; /* what is read of them; NULL for a buffer */
-    float *gradients, *m, *v; /* NULL where nothing is trained */
+    float *gradients, *m, *v; /* NULL where nothing is trained; v also where tensor_has_v says so */
     bool is_first; /* this rank is the first of those that own this part: it counts and writes */
 }; /* count each; live until shard_close */
 /* Where the parts lie: what the host reads or writes goes through its copies. */
@@ -119,6 +120,11 @@ void shard_zero_optimizer(struct shard *s);
 /* Device memory for what ops add up over parameters, n doubles, all 0; lives until the next call,
  * which takes new memory only for a larger n. NULL when there is none. */
 double *shard_accumulators(struct shard *s, size_t n);
+
+/* Host memory for SHARD_FILE_FLOATS numbers on their way between device and file: taken once, lives
+ * until shard_close. */
+#define SHARD_FILE_FLOATS (MEMORY_CHECKPOINT_BYTES / sizeof(float))
+float *shard_file_chunk(struct shard *s);
 
 /* What goes to a copy of an expert, and, besides, to a new home. */
 struct shard_expert_bytes {

@@ -1,4 +1,5 @@
 /* shard_parts.c - the owner's view of the parameters: parts of tensors, and what follows a step */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "common/bf16.h"
@@ -61,9 +62,45 @@ static bool find_slices(const struct shard *s, const struct tensor_entry *e,
     return true;
 }
 
+/* Of e's numbers in mine, counted as mine is; empty: last <= first. */
+static void cut(const struct tensor_entry *e, const struct range *mine, uint64_t *out_first,
+                uint64_t *out_last)
+{
+    uint64_t begin = e->offset - mine->base, end = begin + e->count;
+    *out_first = begin > mine->begin ? begin : mine->begin;
+    *out_last = end < mine->end ? end : mine->end;
+}
+
+void shard_plan_v(struct shard *s)
+{
+    s->n_v = s->map->has_muon ? 0 : s->n_owned;
+    if (!s->map->has_muon)
+        return;
+    s->v_at = xcalloc(s->map->n_entries, sizeof *s->v_at);
+    for (size_t i = 0; i < s->map->n_entries; i++) {
+        const struct tensor_entry *e = &s->map->entries[i];
+        uint64_t first, last;
+        if (!tensor_has_v(s->map, e))
+            continue;
+        assert(e->expert < 0); /* they have nothing but matrices */
+        struct range mine = mine_of(s, e, &s->units[e->unit]);
+        cut(e, &mine, &first, &last);
+        s->v_at[i] = s->n_v;
+        s->n_v += last > first ? last - first : 0;
+    }
+}
+
+static float *v_of(const struct shard *s, const struct tensor_entry *e, uint64_t at)
+{
+    if (!tensor_has_v(s->map, e))
+        return NULL;
+    return s->v + (s->v_at ? s->v_at[e - s->map->entries] : at);
+}
+
 bool shard_part(const struct shard *s, const struct tensor_entry *e, struct shard_part *out)
 {
     struct shard_unit u;
+    uint64_t first, last;
     if (e->is_buffer) {
         buffer_part(s, e, out);
         return true;
@@ -72,11 +109,10 @@ bool shard_part(const struct shard *s, const struct tensor_entry *e, struct shar
         return false;
     bool is_trained = tensor_is_trained(e);
     struct range mine = mine_of(s, e, &u);
-    uint64_t begin = e->offset - mine.base, end = begin + e->count;
-    uint64_t first = begin > mine.begin ? begin : mine.begin;
-    uint64_t last = end < mine.end ? end : mine.end;
+    cut(e, &mine, &first, &last);
     if (first >= last)
         return false;
+    uint64_t begin = e->offset - mine.base;
     uint64_t at = u.at + first - mine.begin;
     uint64_t weights_at = (is_trained ? u.weights_at : u.frozen_at) + first - mine.begin;
     struct shard_part p = {
@@ -89,7 +125,7 @@ bool shard_part(const struct shard *s, const struct tensor_entry *e, struct shar
     if (is_trained) {
         p.gradients = s->gradients + at;
         p.m = s->m + at;
-        p.v = s->v + at;
+        p.v = v_of(s, e, at);
     }
     *out = p;
     return true;
@@ -191,7 +227,7 @@ void shard_zero_gradients(struct shard *s)
 void shard_zero_optimizer(struct shard *s)
 {
     s->dev->ops->zero(s->dev, s->m, s->n_owned * sizeof(float));
-    s->dev->ops->zero(s->dev, s->v, s->n_owned * sizeof(float));
+    s->dev->ops->zero(s->dev, s->v, s->n_v * sizeof(float));
 }
 
 double *shard_accumulators(struct shard *s, size_t n)
@@ -207,11 +243,18 @@ double *shard_accumulators(struct shard *s, size_t n)
     return s->acc;
 }
 
+float *shard_file_chunk(struct shard *s)
+{
+    if (!s->file_chunk)
+        s->file_chunk = xcalloc(SHARD_FILE_FLOATS, sizeof *s->file_chunk);
+    return s->file_chunk;
+}
+
 struct shard_expert_bytes shard_expert_bytes(const struct shard *s)
 {
     const struct tensor_block *e = &s->map->expert;
     return (struct shard_expert_bytes){
         .weights = (e->trained + e->frozen) * elem_size(s->dev),
-        .state = e->trained * sizeof(float) * (s->master ? 3 : 2),
+        .state = e->trained * sizeof(float) * ((s->master ? 2 : 1) + (s->v_at ? 0 : 1)),
     };
 }

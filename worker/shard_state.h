@@ -2,7 +2,8 @@
  *
  * The owned trained slices lie one after another in the blocks of float32 (gradients, m, v and,
  * where elements are not float32, master weights) at the same offsets: first those of all dense
- * units, then for each sparse layer those of its local slots. So a sum over replicas is one call
+ * units, then for each sparse layer those of its local slots. Where Muon takes the matrices, v has
+ * what is left of the dense units, one tensor after another. So a sum over replicas is one call
  * for each of the two parts. The block of elements has the frozen slices too: of a unit behind its
  * trained slice, of a layer's slots behind those of all its slots. */
 #ifndef WORKER_SHARD_STATE_H
@@ -43,6 +44,8 @@ struct shard {
     float   *master; /* NULL where weights are float32 */
     float   *gradients, *m, *v;
     uint64_t n_owned, n_dense; /* trained numbers in all; of dense slices */
+    uint64_t n_v;              /* numbers of v */
+    uint64_t *v_at;            /* by entry; NULL: v lies as m */
     uint64_t n_weights;        /* elements */
     float   *buffers, *host_buffers; /* map->n_buffers */
     float   *sink;
@@ -52,6 +55,7 @@ struct shard {
     size_t   n_copy_send, n_copy_recv; /* bytes */
     struct shard_buffer *gathered;
     size_t n_gathered;
+    float   *file_chunk; /* shard_file_chunk */
     double  *acc; /* shard_accumulators */
     size_t n_acc;
 };
@@ -79,6 +83,9 @@ enum slot_part {
 /* 0: there is no such part. */
 size_t shard_slot_bytes(const struct shard *s, uint32_t layer, enum slot_part part);
 void  *shard_slot(const struct shard *s, uint32_t layer, uint32_t place, enum slot_part part);
+
+/* Where in v every tensor's part begins that has one. */
+void shard_plan_v(struct shard *s);
 
 /* Lays the slots' slices out from *at in the blocks of float32 and *weights_at in that of elements
  * on; moves both to the end. */

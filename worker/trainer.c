@@ -301,6 +301,9 @@ static int checkpoint(struct trainer *t, bool is_last, struct step_result *r, st
     int rc = ckpt_save(&run->ckpt, &run->state, err);
     spans_end(run->dev);
     r->seconds[PHASE_CHECKPOINT] = seconds_since(began);
+    usage_look(&run->usage, run->dev, run->coll);
+    if (run->usage.peak > r->memory_bytes)
+        r->memory_bytes = run->usage.peak;
     if (rc == 0) {
         run->checkpoint_step = run->state.step;
         if (run->coll->rank == 0)

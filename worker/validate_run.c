@@ -204,7 +204,8 @@ static void add_digest(const struct stack *s, struct validation *v)
         shard_part_read(s->shard, &p, 0, p.count, (float *)bits);
         if (p.m) {
             s->dev->ops->to_host(s->dev, bits + p.count, p.m, p.count * sizeof *bits);
-            s->dev->ops->to_host(s->dev, bits + 2 * p.count, p.v, p.count * sizeof *bits);
+            if (p.v)
+                s->dev->ops->to_host(s->dev, bits + 2 * p.count, p.v, p.count * sizeof *bits);
         }
         for (uint64_t k = 0; k < 3 * p.count; k++)
             sum += validation_mix(validation_mix(3 * i + k / p.count) ^
