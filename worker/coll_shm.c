@@ -364,10 +364,9 @@ void shm_count_up(struct shm_count *c, uint32_t target)
 int shm_wait_for(struct shm *s, const struct coll_group *g, struct shm_count *c, uint32_t target,
                  struct err *err)
 {
-    int rc = shm_check(s, err);
-    if (rc < 0 || spin(s, c, target))
-        return rc;
-    return sleep_until(s, g, c, target, err);
+    /* Where all have come a call succeeds: one of them may have aborted since, for a reason that
+     * the others are to find, too. */
+    return spin(s, c, target) ? 0 : sleep_until(s, g, c, target, err);
 }
 
 int shm_wait_all(struct shm *s, const struct coll_group *g, struct err *err)
