@@ -46,7 +46,7 @@ static const struct row {
     uint32_t n_experts, top_k;
     bool     to_the_first; /* all tokens choose the first experts */
     enum recompute recompute;
-    int32_t  n_empty;  /* of the ranks, from rank 1 on: those have no tokens */
+    int32_t  n_empty;  /* of the ranks, from rank 1 on: those have no tokens; negative: the last */
     int32_t  n_tokens; /* of the others */
 } rows[] = {
     {"all tokens on one expert", {4, 4, 4, 1}, 8, 1, true, RECOMPUTE_OFF, 0, 32},
@@ -54,6 +54,10 @@ static const struct row {
     {"the same, some of them", {4, 4, 4, 1}, 8, 1, true, RECOMPUTE_SELECTIVE, 0, 32},
     {"all tokens on two experts of a rank", {4, 1, 4, 1}, 8, 2, true, RECOMPUTE_OFF, 0, 31},
     {"one expert, cut over two ranks", {4, 2, 2, 2}, 8, 1, true, RECOMPUTE_FULL, 0, 32},
+    {"the same, some made again", {4, 2, 2, 2}, 8, 1, true, RECOMPUTE_SELECTIVE, 0, 32},
+    {"one expert, and nothing for those who share it", {4, 2, 2, 2}, 8, 1, true,
+     RECOMPUTE_SELECTIVE, -2, 32},
+    {"the same, layers computed again", {4, 2, 2, 2}, 8, 1, true, RECOMPUTE_FULL, -2, 32},
     {"one expert, with replicas", {4, 2, 2, 1}, 8, 1, true, RECOMPUTE_OFF, 0, 17},
     {"only one rank has tokens", {4, 4, 4, 1}, 8, 2, false, RECOMPUTE_OFF, 3, 32},
     {"and all on one expert", {4, 4, 4, 1}, 8, 1, true, RECOMPUTE_FULL, 3, 32},
@@ -75,6 +79,8 @@ struct trial {
 
 static bool is_empty(const struct row *row, uint32_t rank)
 {
+    if (row->n_empty < 0)
+        return rank >= row->degrees.world - (uint32_t)-row->n_empty;
     return rank > 0 && rank <= (uint32_t)row->n_empty;
 }
 

@@ -326,6 +326,25 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
     return 0;
 }
 
+/* Where they go part by part, the backward does this for each; the experts are held all the same,
+ * for the groups that share them. */
+static int experts_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                         struct moe_saved *s, struct err *err)
+{
+    struct shard_experts x;
+    int rc = shard_experts_acquire(e->shard, layer, &x, err);
+    if (rc < 0)
+        return rc;
+    if (s->plan) {
+        struct part whole = part_of(p, s, 0, p->n);
+        s->n_rows = dispatch_plan_rows(s->plan);
+        if ((rc = arrive(p, &whole, s, err)) == 0)
+            rc = moe_experts_forward(p, e, layer, u, NULL, s, err);
+    }
+    shard_experts_release(e->shard, layer);
+    return rc;
+}
+
 int moe_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
               const elem *x, struct moe_saved *s, struct err *err)
 {
@@ -339,12 +358,7 @@ int moe_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_v
     if (shared.inter)
         mlp_forward(p, u, &shared, x, NULL, &s->shared);
     rc = dispatch_plan_create(e->dispatch, layer, moe_choices_sent(e, s), p->n, &s->plan, err);
-    if (rc < 0 || !s->plan) /* where they go part by part, the backward does this for each */
-        return rc;
-    struct part whole = part_of(p, s, 0, p->n);
-    s->n_rows = dispatch_plan_rows(s->plan);
-    rc = arrive(p, &whole, s, err);
-    return rc < 0 ? rc : moe_experts_forward(p, e, layer, u, NULL, s, err);
+    return rc < 0 ? rc : experts_again(p, e, layer, u, s, err);
 }
 
 /* ---- backward ------------------------------------------------------------------------------- */

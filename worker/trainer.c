@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -28,6 +29,7 @@
 #define STEPS_OF_PATIENCE 10.0  /* of the slowest */
 #define PATIENCE_NS_MIN   (6 * NS_PER_S) /* what a busy machine does to a rank */
 #define LOG_INTERVAL_NS (200 * NS_PER_MS)
+#define HOST_BLOCK_BYTES (128 << 10)
 #define SKIPS_MAX 10    /* in a row; a model that is spoiled does not recover */
 #define ROLLBACKS_MAX 3 /* without getting past the step that went wrong */
 
@@ -541,6 +543,10 @@ int trainer_main(int fd)
     int rc;
     if (!t)
         return 1;
+    /* What is large and short-lived, as between device and file, goes back to the system at once;
+     * glibc would learn to keep as much again. */
+    mallopt(M_MMAP_THRESHOLD, HOST_BLOCK_BYTES);
+    mallopt(M_TRIM_THRESHOLD, HOST_BLOCK_BYTES);
     t->plans = plans_create();
     settings_init(&t->settings);
     t->run.ckpt_lock = -1;
