@@ -176,6 +176,7 @@ void attempt_start(struct coord *c, struct turn *t, struct job *j, const uint32_
     emit_assigned(c, t, j, workers);
     watch(j);
     j->live_step = j->checkpoint_step;
+    job_text(&j->warning, NULL);
     j->state_since_ns = t->now_ns;
     for (uint32_t r = 0; r < j->n_gang; r++) {
         struct worker *w = c->fleet.workers[workers[r]];
@@ -363,6 +364,8 @@ static void merge(struct coord *c, struct turn *t, struct job *j, const Ballast_
         r->phase = s->phase;
     if (s->rank == 0 && s->step > j->live_step)
         j->live_step = s->step;
+    if (s->rank == 0 && s->phase == BALLAST__RANK_PHASE__RANK_RUNNING)
+        job_text(&j->warning, s->text);
     if (s->checkpoint_step > j->checkpoint_step ||
         (s->phase == BALLAST__RANK_PHASE__RANK_FINISHED && s->step > j->step))
         emit_progress(c, t, j, s->checkpoint_step, s->step);

@@ -192,7 +192,8 @@ static void look_at_jobs(struct ctl *c, struct findings *f)
         const Ballast__Job *j = reply->jobs[i];
         bool waits = j->state == BALLAST__JOB_STATE__JOB_QUEUED ||
                      j->state == BALLAST__JOB_STATE__JOB_RECOVERING;
-        if (!waits || ++n_shown > 5)
+        bool warns = j->state == BALLAST__JOB_STATE__JOB_RUNNING && *j->reason;
+        if ((!waits && !warns) || ++n_shown > 5)
             continue;
         report("job", "LOOK", "%" PRIu64 " (%s) is %s: %s", j->id, j->name,
                ctl_state_name(j->state), j->reason);

@@ -83,6 +83,7 @@ struct job *job_create(job_id id, const Ballast__RecordSubmitted *submitted)
     j->spec = message_copy(submitted->spec, NULL);
     job_text(&j->user, submitted->user);
     job_text(&j->reason, NULL);
+    job_text(&j->warning, NULL);
     job_text(&j->exit, NULL);
     job_text(&j->hold_reason, NULL);
     j->n_after = j->spec->n_scheduling_after;
@@ -109,6 +110,7 @@ void job_destroy(struct job *j)
     free(j->after);
     free(j->user);
     free(j->reason);
+    free(j->warning);
     free(j->exit);
     free(j->hold_reason);
     free(j);
@@ -217,6 +219,8 @@ const char *job_reason(const struct job *j, uint64_t now_ns, struct arena *arena
             n_ready += j->ranks[r].phase >= BALLAST__RANK_PHASE__RANK_READY;
         return arena_printf(arena, "%u of %u ranks are ready", n_ready, j->n_gang);
     }
+    case S(RUNNING):
+        return arena_strdup(arena, *j->warning ? j->warning : j->reason);
     case S(RECOVERING):
     case S(STOPPING):
         return arena_printf(arena, "%s; %s", j->reason, wait_text(j, now_ns, arena));

@@ -74,6 +74,7 @@ struct job {
     char              *user;
     Ballast__JobState  state;
     char              *reason, *exit;
+    char              *warning; /* by rank 0 while it runs; not durable */
     Ballast__JobState  then; /* STOPPING: what comes after */
     Ballast__StopMode  stop_mode;
     bool               held;

@@ -538,6 +538,25 @@ static Ballast__TrainerMessage__WhatCase forwarded(const struct bench *b)
 
 #define WHAT(x) BALLAST__TRAINER_MESSAGE__WHAT_##x
 
+static void a_warning_is_told_until_it_is_over(void **state)
+{
+    struct bench *b = *state;
+    start(b, 7, 1);
+    trainer_says(b, 7, 1, PHASE(RUNNING), "", false);
+    assert_string_equal(reported(b)->text, "");
+    trainer_says(b, 7, 1, PHASE(RUNNING), "no checkpoint of step 4: disk full", false);
+    assert_string_equal(reported(b)->text, "no checkpoint of step 4: disk full");
+    trainer_says(b, 7, 1, PHASE(RUNNING), "no checkpoint of step 4: disk full", false);
+    assert_null(sent(b, M(RANK_STATE))); /* no news */
+    trainer_says(b, 7, 1, PHASE(RUNNING), "", false);
+    assert_string_equal(reported(b)->text, "");
+    trainer_says(b, 7, 1, PHASE(RUNNING), "no checkpoint of step 8: disk full", false);
+    begin(b);
+    agent_trainer_exited(b->a, &b->turn, 7, 1, 0, 9, NULL);
+    finish(b);
+    assert_null(strstr(reported(b)->text, "no checkpoint")); /* is not what it ended of */
+}
+
 static void a_plan_goes_to_the_trainer_once(void **state)
 {
     struct bench *b = *state;
@@ -779,6 +798,7 @@ int main(void)
         ATTACHED(output_is_sent_in_a_window_and_again_when_lost),
         ATTACHED(leaving_stops_the_trainer_first),
         cmocka_unit_test_setup_teardown(a_refusal_is_noted_once, setup, teardown),
+        ATTACHED(a_warning_is_told_until_it_is_over),
         cmocka_unit_test(an_outbox_acknowledges_in_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

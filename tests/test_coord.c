@@ -371,6 +371,22 @@ static void a_finished_rank_is_acknowledged_when_all_have(void **state)
     assert_true(ack->ended);
 }
 
+static void a_warning_is_the_reason_while_the_job_runs(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__RankState r = rank_state(1, 1, 0, PHASE(RUNNING));
+    r.text = "no checkpoint of step 4: disk full";
+    report(b, W1, r);
+    expect_job(b, 1, JOB(RUNNING), "no checkpoint of step 4: disk full");
+    report(b, W1, rank_state(1, 1, 0, PHASE(RUNNING)));
+    expect_job(b, 1, JOB(RUNNING), "");
+    report(b, W1, r);
+    report(b, W2, rank_state(1, 1, 1, PHASE(FAILED)));
+    expect_job(b, 1, JOB(STOPPING), NULL);
+    assert_null(strstr(last_state(b, 1)->reason, "no checkpoint"));
+}
+
 static void a_failed_rank_stops_the_gang_and_it_starts_again(void **state)
 {
     struct bench *b = *state;
@@ -913,6 +929,7 @@ int main(void)
         TEST(a_job_waits_for_the_one_it_comes_after),
         TEST(start_is_repeated_until_the_rank_shows),
         TEST(a_finished_rank_is_acknowledged_when_all_have),
+        TEST(a_warning_is_the_reason_while_the_job_runs),
         TEST(a_failed_rank_stops_the_gang_and_it_starts_again),
         TEST(a_failure_that_would_come_again_ends_the_job),
         TEST(the_cause_wins_over_the_first_news),

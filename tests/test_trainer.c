@@ -393,6 +393,8 @@ static void a_failed_checkpoint_costs_only_itself(void **state)
     finish(&t);
     assert_all(&t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
     assert_true(!exists("run/step-4") && !exists("run/step-4.tmp") && exists("run/step-8"));
+    assert_non_null(strstr(t.warning, "no checkpoint of step 4: "));
+    assert_non_null(strstr(t.warning, "No space left on device"));
     new_folder(NULL);
     start(&t, 1, "run", DATA TRAIN(3, "")); /* its only one is its last */
     finish(&t);

@@ -115,6 +115,7 @@ struct trial {
     uint64_t rerouted, dropped; /* in all steps */
     uint64_t n_reports;
     uint32_t placement[RANKS], prepared[RANKS], rejected[RANKS]; /* epochs */
+    char     warning[1024]; /* the newest of rank 0 while it ran that was not empty */
     char     plan_text[RANKS][256];
     uint32_t settings[RANKS]; /* revisions */
     uint64_t settings_step[RANKS]; /* that first showed the newest */
@@ -260,6 +261,8 @@ static inline void take(struct trial *t, uint32_t rank, Ballast__TrainerMessage 
     t->resumed_from = m->state->resumed_from_step;
     t->retryable[rank] = m->state->retryable;
     snprintf(t->text[rank], sizeof t->text[rank], "%s", m->state->text);
+    if (rank == 0 && m->state->phase == BALLAST__RANK_PHASE__RANK_RUNNING && *m->state->text)
+        snprintf(t->warning, sizeof t->warning, "%s", m->state->text);
 }
 
 static inline void read_rank(struct trial *t, uint32_t rank)

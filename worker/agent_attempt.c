@@ -102,6 +102,7 @@ void agent_attempt_fini(struct attempt *x)
         ballast__start__free_unpacked(x->start, NULL);
     free(x->text);
     free(x->plan_text);
+    free(x->warning);
 }
 
 void agent_forget(struct agent *a, struct agent_turn *t, struct attempt *x)
@@ -129,7 +130,7 @@ struct attempt *agent_add(struct agent *a, struct agent_turn *t, job_id job,
     struct attempt *x = &a->attempts[a->n_attempts++];
     *x = (struct attempt){.job = job, .attempt = attempt, .rank = rank, .life = life,
                           .kill_ns = UINT64_MAX, .late_ns = UINT64_MAX, .text = xstrdup(""),
-                          .plan_text = xstrdup("")};
+                          .plan_text = xstrdup(""), .warning = xstrdup("")};
     see(a, job, attempt);
     return x;
 }
@@ -147,7 +148,8 @@ static Ballast__RankState *describe(const struct attempt *x, struct arena *arena
     s->resumed_from_step = x->resumed_from_step;
     s->exit_code = x->exit_code;
     s->exit_signal = x->exit_signal;
-    s->text = arena_strdup(arena, x->text);
+    s->text = arena_strdup(arena, !*x->text && x->phase == BALLAST__RANK_PHASE__RANK_RUNNING
+                                      ? x->warning : x->text);
     s->retryable = x->is_retryable;
     s->placement_epoch = x->placement_epoch;
     s->prepared_epoch = x->prepared_epoch;

@@ -28,7 +28,8 @@ struct attempt {
     Ballast__RankPhase phase;
     uint64_t           step, checkpoint_step, resumed_from_step;
     int32_t            exit_code, exit_signal;
-    char              *text;
+    char              *text;     /* of its end */
+    char              *warning;  /* while it runs */
     bool               is_retryable;
     uint32_t           placement_epoch, prepared_epoch, rejected_epoch;
     char              *plan_text;

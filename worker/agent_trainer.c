@@ -59,6 +59,10 @@ static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attem
     switch (s->phase) {
     case BALLAST__RANK_PHASE__RANK_READY:
     case BALLAST__RANK_PHASE__RANK_RUNNING:
+        if (strcmp(s->text, x->warning) != 0) {
+            agent_set_line(&x->warning, s->text);
+            is_news = true;
+        }
         if (s->phase > x->phase) {
             x->phase = s->phase;
             is_news = true;

@@ -46,6 +46,7 @@ struct trainer {
     uint64_t n_timed;     /* of them */
     uint64_t patience_ns; /* until the daemon's next word from here is late; 0: no bound */
     uint64_t n_failed_saves, n_skipped; /* of this attempt; batches, also by rollback */
+    char     warning[400]; /* of what people should look at while it runs; empty: all is well */
 };
 
 /* ---- words to the daemon -------------------------------------------------------------------- */
@@ -77,13 +78,18 @@ static void send_state(struct trainer *t, Ballast__RankPhase phase, const char *
 
 /* ---- patience ------------------------------------------------------------------------------- */
 
+static void send_running(struct trainer *t)
+{
+    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, t->warning, false);
+}
+
 /* What lasts as long as disks and networks let it: other ranks wait as long as for a first step,
  * and the daemon is told that there is no bound. */
 static void take_time(struct trainer *t)
 {
     t->patience_ns = 0;
     t->run.coll->ops->set_patience(t->run.coll, RUN_PATIENCE_NS);
-    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, "", false);
+    send_running(t);
 }
 
 /* A step that takes many times as long as the slowest one so far hangs. Who waits in a collective
@@ -97,7 +103,7 @@ static void expect_step(struct trainer *t)
     bound_ns = bound_ns > RUN_PATIENCE_NS ? RUN_PATIENCE_NS : bound_ns;
     t->run.coll->ops->set_patience(t->run.coll, bound_ns);
     t->patience_ns = bound_ns + bound_ns / 4;
-    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, "", false);
+    send_running(t);
 }
 
 static void time_step(struct trainer *t, const struct step_result *r)
@@ -308,6 +314,7 @@ static int checkpoint(struct trainer *t, bool is_last, struct step_result *r, st
         r->memory_bytes = run->usage.peak;
     if (rc == 0) {
         run->checkpoint_step = run->state.step;
+        t->warning[0] = '\0';
         if (run->coll->rank == 0)
             printf("checkpoint=%s/step-%" PRIu64 " seconds=%.2f\n", run->ckpt.path,
                    run->state.step, r->seconds[PHASE_CHECKPOINT]);
@@ -316,6 +323,8 @@ static int checkpoint(struct trainer *t, bool is_last, struct step_result *r, st
     if (is_last || rc == -ECANCELED || rc == -ETIMEDOUT)
         return rc;
     t->n_failed_saves++;
+    snprintf(t->warning, sizeof t->warning, "no checkpoint of step %" PRIu64 ": %.300s",
+             run->state.step, err->text);
     if (run->coll->rank == 0)
         log_warn("step=%" PRIu64 " failed_checkpoints=%" PRIu64 " msg=\"no checkpoint, training "
                  "goes on: %s\"", run->state.step, t->n_failed_saves, err->text);
@@ -413,7 +422,7 @@ static int migrate(struct trainer *t, struct step_result *r, struct err *err)
         printf("step=%" PRIu64 " placement=%u sent_mib=%.2f pause_s=%.4f\n", run->state.step,
                run->slots.epoch, (double)moved.sent_bytes / (1 << 20), moved.seconds);
     failpoint("before-migrated-sent");
-    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, "", false);
+    send_running(t);
     return 0;
 }
 
@@ -473,7 +482,7 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
     log_step(t, &r, validation_loss);
     if (run->coll->rank == 0)
         send_step(t, &r, validation_loss);
-    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, "", false);
+    send_running(t);
     *out_is_over = is_last;
     return 0;
 }
