@@ -1,6 +1,7 @@
 /* bench_coll.c - collectives of the ranks of one machine, one line per operation and size
  *
- *   bench_coll [RANKS]                  all_reduce through shared memory, 4 ranks unless said
+ *   bench_coll [RANKS [HOSTS]]          through shared memory, 4 ranks unless said; or as if they
+ *                                       were on several hosts, through the network's loopback
  *   bench_coll --gpus N [host|nccl]     every operation, a GPU for each rank, beside NCCL's plain
  *                                       calls; host: through host memory instead
  *
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +19,7 @@
 #include "common/version.h"
 #include "worker/coll.h"
 #include "worker/coll_choose.h"
+#include "worker/coll_wire.h"
 #if BALLAST_HAS_CUDA
 #include "tests/nccl_plain.h"
 #endif
@@ -45,31 +48,63 @@ static void must(int rc, const struct err *err)
 
 /* ---- on the CPU ----------------------------------------------------------------------------- */
 
-static void measure(struct coll *c, float *x, size_t n_bytes)
+/* x and y are arrays of n_bytes; an all_to_all sends equal parts of it. */
+static void measure(struct coll *c, bool is_sum, float *x, float *y, size_t n_bytes)
 {
     double ms[CALLS];
     struct err err = {0};
     size_t n = n_bytes / sizeof *x;
-    for (int k = 0; k < CALLS; k++) {
+    int64_t rows[64];
+    int n_calls = n_bytes < 10000000 ? CALLS : 15;
+    for (uint32_t i = 0; i < c->world; i++)
+        rows[i] = 1;
+    for (int k = 0; k < n_calls; k++) {
         for (size_t i = 0; i < n; i++)
             x[i] = (float)(i % 1000) * 1e-3f + (float)c->rank;
         must(c->ops->barrier(c, &c->world_group, &err), &err);
         uint64_t began = clock_now_ns();
-        must(c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, n, &err), &err);
+        must(is_sum ? c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, n, &err)
+                    : coll_all_to_all_rows(c, &c->world_group, x, rows, y, rows,
+                                           n / c->world * sizeof *x, &err), &err);
         ms[k] = (double)(clock_now_ns() - began) / 1e6;
     }
-    double middle = median(ms, CALLS);
+    double middle = median(ms, (size_t)n_calls);
     if (c->rank == 0)
-        printf("all_reduce ranks=%u MB=%.3f median_ms=%.3f best_ms=%.3f\n", c->world,
-               (double)n_bytes / 1e6, middle, ms[0]);
+        printf("%s ranks=%u MB=%.3f median_ms=%.3f best_ms=%.3f\n",
+               is_sum ? "all_reduce" : "all_to_all", c->world, (double)n_bytes / 1e6, middle,
+               ms[0]);
+    fflush(stdout);
 }
 
 static void bench_cpu(struct coll *c)
 {
     static const size_t sizes[] = {64, 64000, 1000000, 8000000, 64000000};
-    float *x = c->ops->alloc(c, sizes[4]);
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        measure(c, x, sizes[i]);
+    float *x = c->ops->alloc(c, sizes[4]), *y = c->ops->alloc(c, sizes[4]);
+    for (int is_sum = 1; is_sum >= 0; is_sum--)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            measure(c, is_sum, x, y, sizes[i]);
+}
+
+/* What the ranks' processes tell each other before they can. */
+struct board {
+    _Atomic uint32_t n_told;
+    uint32_t hosts[64];
+    char     addresses[64][WIRE_ADDRESS_BYTES];
+    uint8_t  keys[64][WIRE_KEY_BYTES];
+};
+
+static void tell(struct board *b, uint32_t rank, uint32_t world, struct wire_peer *peers,
+                 struct wire **out_wire)
+{
+    struct err err = {0};
+    must(wire_open("tcp://127.0.0.1:*", out_wire, &err), &err);
+    strcpy(b->addresses[rank], wire_address(*out_wire));
+    memcpy(b->keys[rank], wire_key(*out_wire), WIRE_KEY_BYTES);
+    atomic_fetch_add(&b->n_told, 1);
+    while (atomic_load(&b->n_told) < world)
+        usleep(1000);
+    for (uint32_t r = 0; r < world; r++)
+        peers[r] = (struct wire_peer){b->addresses[r], b->keys[r]};
 }
 
 /* ---- on GPUs -------------------------------------------------------------------------------- */
@@ -266,13 +301,19 @@ static void bench_gpus(struct coll *host, uint32_t rank, enum coll_wish wish)
 
 /* ---- ranks ---------------------------------------------------------------------------------- */
 
-static int bench_rank(const uint8_t *id, uint32_t rank, uint32_t world, bool on_gpus,
-                      enum coll_wish wish)
+static int bench_rank(const uint8_t *id, uint32_t rank, uint32_t world, struct board *board,
+                      bool on_gpus, enum coll_wish wish)
 {
+    struct wire_peer peers[64];
+    struct coll_hosts hosts = {.hosts = board->hosts, .peers = peers};
     struct coll_host_config config = {.id = id, .rank = rank, .world = world,
                                       .open_timeout_ns = 30 * NS_PER_S};
     struct coll *c = NULL;
     struct err err = {0};
+    if (board->hosts[world - 1] > 0) {
+        tell(board, rank, world, peers, &hosts.wire);
+        config.hosts = &hosts;
+    }
     must(coll_host_open(&config, &c, &err), &err);
 #if BALLAST_HAS_CUDA
     if (on_gpus) {
@@ -295,17 +336,22 @@ int main(int argc, char **argv)
     struct err err = {0};
     uint8_t id[16] = "bench";
     uint32_t pid = (uint32_t)getpid();
-    if (world < 1 || world > 64 || (on_gpus && !BALLAST_HAS_CUDA) ||
+    uint32_t n_hosts = !on_gpus && argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 1;
+    if (world < 1 || world > 64 || n_hosts < 1 || n_hosts > world || (on_gpus && !BALLAST_HAS_CUDA) ||
         coll_wish_parse(on_gpus && argc > 3 ? argv[3] : "nccl", &wish, &err) < 0) {
-        fprintf(stderr, "usage: bench_coll [RANKS, 1 to 64]\n       bench_coll --gpus N [host|nccl]"
+        fprintf(stderr, "usage: bench_coll [RANKS, 1 to 64 [HOSTS]]\n       bench_coll --gpus N [host|nccl]"
                         "%s\n", BALLAST_HAS_CUDA ? "" : ", which this build cannot");
         return 2;
     }
     memcpy(id + 8, &pid, sizeof pid);
+    struct board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE,
+                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (uint32_t r = 0; r < world; r++)
+        board->hosts[r] = r * n_hosts / world;
     for (uint32_t r = 1; r < world; r++)
         if (fork() == 0)
-            _exit(bench_rank(id, r, world, on_gpus, wish));
-    int rc = bench_rank(id, 0, world, on_gpus, wish);
+            _exit(bench_rank(id, r, world, board, on_gpus, wish));
+    int rc = bench_rank(id, 0, world, board, on_gpus, wish);
     for (int status; wait(&status) > 0;)
         rc |= status != 0;
     return rc;

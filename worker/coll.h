@@ -1,7 +1,7 @@
 /* coll.h - collectives among the ranks of one attempt
  *
- * Two tables exist: host (coll_host.c, shared memory of one machine) and nccl (coll_gpu.c, ranks
- * with a GPU each); coll_choose.h says which when.
+ * Two tables exist: host (coll_host.c, shared memory of a machine, and the network between machines)
+ * and nccl (coll_gpu.c, ranks with a GPU each); coll_choose.h says which when.
  *
  * A group is an ordered list of ranks; every member calls the same operations in the same order.
  * Sums are taken in the group's rank order, so a result has the same bits on every member and in
@@ -138,6 +138,16 @@ int coll_end(struct coll *c, coll_ticket ticket, struct err *err);
 /* Either of them, of a table whose starts do everything and give ticket 0. */
 int coll_nothing_left(struct coll *c, coll_ticket ticket, struct err *err);
 
+struct wire;
+struct wire_peer;
+
+/* Ranks on several hosts, see coll_wire.h. */
+struct coll_hosts {
+    const uint32_t *hosts;         /* (world) equal where ranks share memory */
+    const struct wire_peer *peers; /* (world) what each has told of itself */
+    struct wire *wire;             /* this rank's; taken, also by an open that fails */
+};
+
 struct coll_host_config {
     const uint8_t *id; /* 16 bytes, names the rendezvous; the same on all ranks */
     uint32_t rank, world;
@@ -148,10 +158,11 @@ struct coll_host_config {
     uint64_t call_timeout_ns; /* for a member to come to a call; 0: wait for ever */
     uint64_t stopped_timeout_ns; /* for one that a signal has stopped; 0: as long as others */
     const atomic_bool *cancelled; /* once true, opening gives up with -ECANCELED; may be NULL */
+    const struct coll_hosts *hosts; /* where ranks are; NULL: all on this machine */
 };
 
-/* Ranks of one machine, processes or threads, through shared memory. Gives *out_coll, ended with
- * ops->close. */
+/* Ranks, processes or threads, through the shared memory of their machine and, between machines,
+ * through the network. Gives *out_coll, ended with ops->close. */
 int coll_host_open(const struct coll_host_config *config, struct coll **out_coll, struct err *err);
 
 #endif

@@ -59,6 +59,7 @@ struct host {
     /* Where a device's tensors pass through: the first bytes of every rank's arena. */
     size_t stage_bytes;
     bool   is_pinned;
+    struct span_state *span; /* NULL: all ranks are on this host */
     void **allocs; /* taken from the device by alloc, and not freed */
     size_t n_allocs;
 };

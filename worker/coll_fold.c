@@ -94,3 +94,17 @@ void fold_run(const struct fold *f, const uint8_t *const *in, uint32_t n_in, siz
             f->store(out[i] + done * f->width, sum, count);
     }
 }
+
+void fold_into(const struct fold *f, bool begins, const uint8_t *const *in, uint32_t n_in,
+               size_t at, size_t n, uint8_t *sum)
+{
+    size_t block = BLOCK_BYTES / f->sum_width;
+    for (size_t done = 0; done < n; done += block) {
+        size_t count = n - done < block ? n - done : block, byte = at + done * f->width;
+        uint8_t *to = sum + done * f->sum_width;
+        if (begins)
+            f->load(to, in[0] + byte, count);
+        for (uint32_t i = begins; i < n_in; i++)
+            f->add(to, in[i] + byte, count);
+    }
+}

@@ -15,6 +15,11 @@ struct fold {
 const struct fold *fold_of(enum elem_type type, enum coll_op op);
 const struct fold *fold_of_f64(enum coll_op op);
 
+/* The same in steps: n elements from byte at on of each of in are added to sum, which begins with
+ * them or holds those before. It has n of sum_width and is stored in the end. */
+void fold_into(const struct fold *f, bool begins, const uint8_t *const *in, uint32_t n_in,
+               size_t at, size_t n, uint8_t *sum);
+
 /* n elements from byte at on of each of in, into all of out; these may be the same elements. */
 void fold_run(const struct fold *f, const uint8_t *const *in, uint32_t n_in, size_t at, size_t n,
               uint8_t *const *out, uint32_t n_out);

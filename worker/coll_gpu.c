@@ -14,6 +14,7 @@
 #include "common/mem.h"
 #include "worker/coll_call.h"
 #include "worker/coll_nccl.h"
+#include "worker/coll_span.h"
 
 #define SCRATCH_BYTES ((size_t)64 << 20) /* of an ordered sum, about */
 
@@ -60,6 +61,11 @@ static int enter(struct gpu_coll *x, const struct coll_group *g, enum shm_op op,
     if (!CHECKS) {
         *out_note = call_note(h, g, op, n);
         return 0;
+    }
+    if (span_crosses(h, g)) {
+        rc = span_agree(h, g, &what, rows ? rows->recv : NULL, err);
+        *out_note = shm_rank_of(&h->shm, h->coll.rank)->at - 1;
+        return rc;
     }
     if ((rc = call_start(h, g, &what, &c, err)) < 0 || (rc = call_wait(&c, err)) < 0)
         return rc;

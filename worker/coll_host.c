@@ -1,4 +1,4 @@
-/* coll_host.c - collectives of the ranks of one machine, through shared memory
+/* coll_host.c - collectives through shared memory; those between machines are coll_span's
  *
  * Every operation has the same shape: show the others where my input lies, wait for all, read
  * theirs in place, and wait until all have read (then my input is mine once more). Input that does
@@ -18,6 +18,7 @@
 #include "kernels/spans.h"
 #include "worker/coll_fold.h"
 #include "worker/coll_meet.h"
+#include "worker/coll_span.h"
 #include "worker/coll_stage.h"
 #include "worker/phases.h"
 
@@ -116,9 +117,12 @@ static int host_start_reduce_scatter(struct coll *coll, const struct coll_group 
 {
     struct host *h = host_of(coll);
     *out_ticket = 0;
+    const struct fold *fold = fold_of(type, COLL_SUM);
+    if (span_crosses(h, g))
+        return (host_reaches_tensors(h) ? span_scatter : span_down_scatter)(
+            h, g, call_word(type, COLL_SUM), fold, in, n, n_blocks, out, err);
     if (!host_reaches_tensors(h))
         return stage_reduce_scatter(h, g, type, in, n, n_blocks, out, err);
-    const struct fold *fold = fold_of(type, COLL_SUM);
     const struct call_what what = {
         .op = SHM_REDUCE_SCATTER, .word = call_word(type, COLL_SUM), .n = n, .n_blocks = n_blocks,
         .in = in, .in_bytes = n_blocks * n * fold->width * g->n_ranks,
@@ -152,9 +156,12 @@ static int host_start_all_gather(struct coll *c, const struct coll_group *g, enu
 {
     struct host *h = host_of(c);
     *out_ticket = 0;
+    size_t width = fold_of(type, COLL_SUM)->width;
+    if (span_crosses(h, g))
+        return (host_reaches_tensors(h) ? span_gather : span_down_gather)(
+            h, g, SHM_ALL_GATHER, width, in, n, n_blocks, out, err);
     if (!host_reaches_tensors(h))
         return stage_all_gather(h, g, type, in, n, n_blocks, out, err);
-    size_t width = fold_of(type, COLL_SUM)->width;
     const struct call_what what = {
         .op = SHM_ALL_GATHER, .word = call_word(type, COLL_SUM), .n = n, .n_blocks = n_blocks,
         .in = in, .in_bytes = n * n_blocks * width,
@@ -189,6 +196,9 @@ static int host_start_all_to_all_rows(struct coll *coll, const struct coll_group
     struct host *h = host_of(coll);
     size_t n_rows = 0;
     *out_ticket = 0;
+    if (span_crosses(h, g))
+        return (host_reaches_tensors(h) ? span_rows : span_down_rows)(h, g, send, send_rows, recv,
+                                                                      recv_rows, row_bytes, err);
     if (!host_reaches_tensors(h))
         return stage_all_to_all_rows(h, g, send, send_rows, recv, recv_rows, row_bytes, err);
     for (uint32_t i = 0; i < g->n_ranks; i++)
@@ -220,9 +230,12 @@ static int host_all_reduce(struct coll *coll, const struct coll_group *g, enum c
     int rc;
     if (g->n_ranks == 1)
         return shm_check(&h->shm, err);
+    const struct fold *fold = fold_of(type, op);
+    if (span_crosses(h, g))
+        return (host_reaches_tensors(h) ? span_reduce : span_down_reduce)(
+            h, g, SHM_ALL_REDUCE, call_word(type, op), fold, x, n, err);
     if (!host_reaches_tensors(h))
         return stage_all_reduce(h, g, op, type, x, n, err);
-    const struct fold *fold = fold_of(type, op);
     size_t width = fold->width;
     const struct call_what what = {.op = SHM_ALL_REDUCE, .word = call_word(type, op), .n = n,
                                    .n_blocks = 1, .in = x, .in_bytes = n * width};
@@ -247,6 +260,8 @@ static int host_barrier(struct coll *coll, const struct coll_group *g, struct er
 {
     const struct call_what what = {.op = SHM_BARRIER};
     struct call c;
+    if (span_crosses(host_of(coll), g))
+        return span_barrier(host_of(coll), g, err);
     int rc = enter(host_of(coll), g, &what, &c, err);
     return rc < 0 ? rc : call_end(&c, err);
 }
@@ -259,6 +274,8 @@ static int host_all_reduce_f64(struct coll *coll, const struct coll_group *g, en
     struct call c;
     if (g->n_ranks == 1)
         return shm_check(&h->shm, err);
+    if (span_crosses(h, g))
+        return span_reduce(h, g, SHM_ALL_REDUCE_F64, op, fold_of_f64(op), x, n, err);
     const struct call_what what = {.op = SHM_ALL_REDUCE_F64, .word = op, .n = n, .n_blocks = 1,
                                    .in = x, .in_bytes = n * sizeof *x, .copies = true};
     int rc = enter(h, g, &what, &c, err);
@@ -275,6 +292,8 @@ static int host_all_gather_i32(struct coll *coll, const struct coll_group *g, co
     const struct call_what what = {.op = SHM_ALL_GATHER_I32, .n = n, .n_blocks = 1, .in = in,
                                    .in_bytes = n * sizeof *in, .copies = true};
     struct call c;
+    if (span_crosses(host_of(coll), g))
+        return span_gather(host_of(coll), g, SHM_ALL_GATHER_I32, sizeof *in, in, n, 1, out, err);
     int rc = enter(host_of(coll), g, &what, &c, err);
     if (rc < 0)
         return rc;
@@ -349,6 +368,8 @@ static void host_set_patience(struct coll *c, uint64_t timeout_ns)
 static void host_abort(struct coll *c)
 {
     shm_abort(&host_of(c)->shm, "rank %u was stopped", c->rank);
+    if (host_of(c)->span)
+        wire_wake(host_of(c)->span->wire);
 }
 
 static void host_close(struct coll *c)
@@ -357,6 +378,7 @@ static void host_close(struct coll *c)
     while (h->n_allocs > 0)
         host_free(c, h->allocs[h->n_allocs - 1]);
     stage_fini(h);
+    span_close(h);
     shm_close(&h->shm);
     free(h->allocs);
     free(h->open);
@@ -387,6 +409,16 @@ static const struct coll_ops host_ops = {
     .abort                 = host_abort,
 };
 
+/* All ranks of each host are together: a call of all shows that the hosts reach each other. */
+static int meet_hosts(struct host *h, const struct coll_host_config *c, struct err *err)
+{
+    span_open(h, c->hosts->wire, c->hosts->hosts, c->hosts->peers);
+    h->shm.call_timeout_ns = c->open_timeout_ns;
+    int rc = host_barrier(&h->coll, &h->coll.world_group, err);
+    h->shm.call_timeout_ns = c->call_timeout_ns;
+    return rc < 0 ? err_prefix(err, "while the hosts gathered") : 0;
+}
+
 int coll_host_open(const struct coll_host_config *config, struct coll **out_coll, struct err *err)
 {
     assert(config->world > 0 && config->world <= RANKS_MAX && config->rank < config->world);
@@ -406,11 +438,17 @@ int coll_host_open(const struct coll_host_config *config, struct coll **out_coll
         .world_group = {.ranks = h->world_ranks, .n_ranks = config->world, .me = config->rank,
                         .id = COLL_WORLD},
     };
-    shm_place(&h->shm, NULL);
+    h->shm.cancelled = config->cancelled;
+    shm_place(&h->shm, config->hosts ? config->hosts->hosts : NULL);
     int rc = config->rank == h->shm.first ? coll_meet_first(config, &h->shm, err)
                                           : coll_meet_other(config, &h->shm, err);
     if (rc == 0)
         rc = stage_init(h, config->stage_bytes, err);
+    if (rc == 0 && config->hosts)
+        rc = meet_hosts(h, config, err);
+    else if (config->hosts)
+        wire_close(config->hosts->wire);
+    h->shm.cancelled = NULL;
     if (rc < 0) {
         host_close(&h->coll);
         return rc;

@@ -1,7 +1,8 @@
 /* coll_meet.c - the ranks of one machine find each other and map the same memory
  *
  * The lowest rank of the machine listens on an abstract unix socket named by the id and its own
- * number; the kernel forgets it with the process. Whoever connects is another process of the same user, or is turned away. */
+ * number; the kernel forgets it with the process. Whoever connects is another process of the same
+ * user, or is turned away. */
 #include <errno.h>
 #include <poll.h>
 #include <stddef.h>

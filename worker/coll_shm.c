@@ -23,6 +23,7 @@
 #include "common/mem.h"
 
 #define LOOK_AROUND_NS (100 * NS_PER_MS) /* between looks at sockets and deadline while asleep */
+#define LOOKS_TO_LEAVE 30u
 #define SPINS 2000u
 #define YIELDS 4u
 
@@ -186,11 +187,50 @@ void shm_note_gone(struct shm *s, uint32_t rank)
         atomic_fetch_add(&header_of(s)->n_gone, 1);
 }
 
+/* One that has left in order may have left something behind that is still on its way. */
 static void look_far(struct shm *s)
 {
-    for (uint32_t r = 0; r < s->world && atomic_load(&header_of(s)->n_gone) > 0; r++)
-        if (atomic_load(&shm_rank_of(s, r)->is_gone))
+    bool is_any = atomic_load(&header_of(s)->n_gone) > 0;
+    s->n_looks_gone += is_any;
+    for (uint32_t r = 0; is_any && r < s->world; r++) {
+        const struct shm_rank *rank = shm_rank_of(s, r);
+        if (atomic_load(&rank->is_gone) &&
+            (!atomic_load(&rank->has_left) || s->n_looks_gone > LOOKS_TO_LEAVE))
             tell_end(s, r);
+    }
+}
+
+void shm_note_far(struct shm *s, uint32_t rank, const struct shm_head *head)
+{
+    struct shm_rank *r = shm_rank_of(s, rank);
+    uint32_t i = atomic_load(&r->n_calls);
+    struct shm_record *rec = &r->ring[i % SHM_RING];
+    atomic_store(&rec->left_ns, 0);
+    atomic_store(&rec->op, head->op);
+    atomic_store(&rec->group, head->group);
+    atomic_store(&rec->number, head->number);
+    atomic_store(&rec->layer, head->layer);
+    atomic_store(&rec->n, head->n);
+    atomic_store(&rec->entered_ns, clock_now_ns());
+    atomic_store(&rec->is_ahead, 0);
+    atomic_store(&r->n_calls, i + 1);
+    atomic_store(&r->at, i + 1);
+}
+
+void shm_note_far_left(struct shm *s, uint32_t rank)
+{
+    struct shm_rank *r = shm_rank_of(s, rank);
+    uint32_t n = atomic_load(&r->n_calls);
+    if (n > 0)
+        atomic_store(&r->ring[(n - 1) % SHM_RING].left_ns, clock_now_ns());
+}
+
+bool shm_why(const struct shm *s, char *out_text, size_t n_bytes)
+{
+    if (atomic_load(&header_of(s)->abort_phase) != ABORT_SAID)
+        return false;
+    snprintf(out_text, n_bytes, "%s", header_of(s)->abort_text);
+    return true;
 }
 
 /* The ranks whose sockets are closed have ended: say so to all. */

@@ -53,6 +53,15 @@ struct shm_call {
     uint64_t arrived_ns;
 };
 
+/* A call as members on other hosts are told of it (coll_span). */
+struct shm_head {
+    uint32_t op, op_word, number, group;
+    int32_t  layer;
+    uint64_t n, n_blocks, in_bytes;
+    uint64_t in_at;    /* as above */
+    uint64_t stage_at; /* windows on others' inputs, too */
+};
+
 /* What one rank shows the others. Outside lie, by group and meeting, how many rows it sends to each
  * member and small input; and its arena. Ranks of other hosts have one, too: what has come of
  * theirs through the network (coll_span). */
@@ -64,6 +73,8 @@ struct shm_rank {
     _Atomic uint32_t  at;      /* what the rank was at last: record at - 1; 0: none yet */
     _Atomic uint32_t  has_left;
     _Atomic uint32_t  is_gone; /* of a rank of another host: its connection has ended */
+    struct shm_head   head;    /* of a call with members on other hosts */
+    uint64_t          board_at[COLL_GROUPS_MAX]; /* see coll_span */
 } __attribute__((aligned(64)));
 
 struct shm {
@@ -80,6 +91,7 @@ struct shm {
     uint64_t looked_ns, stopped_ns; /* the last look; how long stopped_peer was seen stopped */
     uint32_t stopped_peer;
     bool     is_watched; /* a thread of its own looks; set by the thread that waits */
+    uint32_t n_looks_gone; /* since a rank of another host has gone */
     int     *peers; /* sockets: first has one to each rank here, the others one to it; -1: none */
     uint32_t n_peers;
     const atomic_bool *cancelled; /* while the ranks gather; NULL: nothing to look at */
@@ -132,6 +144,11 @@ int shm_check(const struct shm *s, struct err *err);
 int shm_time_out(struct shm *s, const struct coll_group *g, struct err *err);
 /* A rank of another host has ended: whoever looks says so. */
 void shm_note_gone(struct shm *s, uint32_t rank);
+/* A rank of another host has entered a call, or left its newest. */
+void shm_note_far(struct shm *s, uint32_t rank, const struct shm_head *head);
+void shm_note_far_left(struct shm *s, uint32_t rank);
+/* Why all ended; false: nobody aborted. */
+bool shm_why(const struct shm *s, char *out_text, size_t n_bytes);
 
 const char *shm_op_name(enum shm_op op);
 /* "all_reduce 812 of layer 7 (group 1)" */

@@ -1,0 +1,251 @@
+/* coll_span_ops.c - what moves between hosts: inputs to all, rows to one */
+#include <errno.h>
+#include <string.h>
+
+#include "worker/coll_span.h"
+
+#define LINE_BYTES 64u
+
+int span_barrier(struct host *h, const struct coll_group *g, struct err *err)
+{
+    struct span_call c;
+    int rc = span_enter(h, g, SHM_BARRIER, 0, NULL, 0, false, 0, 0, NULL, &c, err);
+    return span_end(h, rc == 0 ? span_leave(&c, err) : rc);
+}
+
+/* ---- inputs to all --------------------------------------------------------------------------- */
+
+struct gather {
+    struct span_call c;
+    const uint8_t *in;
+    uint8_t *out;
+    size_t part, n_blocks, all; /* bytes of a block, and of a member's whole input */
+    size_t window;              /* of each input that comes to me */
+    uint32_t n_mine;            /* such inputs */
+};
+
+/* Which of the inputs that come to host to are whose there: a number among them. */
+static uint32_t far_index(const struct span_group *s, uint32_t member, uint32_t to)
+{
+    uint32_t p = s->place[member];
+    return p < s->start[to] ? p : p - (s->start[to + 1] - s->start[to]);
+}
+
+static uint32_t n_on(const struct span_group *s, uint32_t host)
+{
+    return s->start[host + 1] - s->start[host];
+}
+
+/* Of an input, on that host; a rank there has two of each input that comes to it. */
+static size_t window_on(const struct span_group *s, uint32_t host)
+{
+    uint32_t n_far = s->n_ranks - n_on(s, host), n_each = (n_far + n_on(s, host) - 1) /
+                                                          n_on(s, host);
+    size_t window = SPAN_STAGE_BYTES / 2 / n_each / LINE_BYTES * LINE_BYTES;
+    const size_t least = 64 * 1024;
+    return window > least ? window : least;
+}
+
+static size_t n_windows(size_t all, size_t window)
+{
+    return (all + window - 1) / window;
+}
+
+/* Bytes at .. at + n of member i's input go where its blocks lie in the output. */
+static void place_bytes(const struct gather *x, uint32_t i, const uint8_t *from, size_t at,
+                        size_t n)
+{
+    for (size_t end = at + n; at < end;) {
+        size_t b = at / x->part, in_block = at % x->part;
+        size_t some = x->part - in_block < end - at ? x->part - in_block : end - at;
+        uint8_t *to = x->out + (b * x->c.g->n_ranks + i) * x->part + in_block;
+        if (to != from)
+            memcpy(to, from, some);
+        from += some;
+        at += some;
+    }
+}
+
+static void send_input(struct gather *x)
+{
+    const struct span_group *s = x->c.s;
+    for (uint32_t d = 0; d < s->n_hosts; d++) {
+        size_t window = window_on(s, d);
+        uint32_t who = s->member[s->start[d] + far_index(s, x->c.g->me, d) % n_on(s, d)];
+        for (size_t w = 0; d != s->my_host && w < n_windows(x->all, window); w++) {
+            size_t at = w * window, n = x->all - at < window ? x->all - at : window;
+            wire_send(x->c.h->span->wire, x->c.g->ranks[who],
+                      span_tag(&x->c, SPAN_SLOTS + (uint32_t)w), x->c.shown + at, n,
+                      &x->c.ticket);
+        }
+    }
+}
+
+static size_t window_bytes(const struct gather *x, size_t w)
+{
+    size_t at = w * x->window;
+    return x->all - at < x->window ? x->all - at : x->window;
+}
+
+static void expect_window(struct gather *x, size_t w, struct wire_ticket *t)
+{
+    const struct span_group *s = x->c.s;
+    for (uint32_t i = 0; i < s->n_ranks; i++) {
+        uint32_t f = far_index(s, i, s->my_host);
+        if (s->host[i] == s->my_host || f % s->n_here != s->me_here)
+            continue;
+        uint8_t *to = x->c.h->span->stage + (w % 2 * x->n_mine + f / s->n_here) * x->window;
+        wire_recv(x->c.h->span->wire, x->c.g->ranks[i],
+                  span_tag(&x->c, SPAN_SLOTS + (uint32_t)w), to, window_bytes(x, w), t);
+    }
+}
+
+/* Of every member elsewhere, from the stage of whom it came to. */
+static void take_window(struct gather *x, size_t w)
+{
+    const struct span_group *s = x->c.s;
+    for (uint32_t i = 0; i < s->n_ranks; i++) {
+        uint32_t f = far_index(s, i, s->my_host), holder = f % s->n_here;
+        if (s->host[i] == s->my_host)
+            continue;
+        uint32_t member = s->member[s->start[s->my_host] + holder];
+        uint32_t n_held = (s->n_far - holder + s->n_here - 1) / s->n_here;
+        const uint8_t *from = x->c.h->shm.base + span_head_of(&x->c, member)->stage_at +
+                              (w % 2 * n_held + f / s->n_here) * x->window;
+        place_bytes(x, i, from, w * x->window, window_bytes(x, w));
+    }
+}
+
+static int gather_windows(struct gather *x, struct err *err)
+{
+    struct wire_ticket tickets[2] = {0};
+    size_t n = n_windows(x->all, x->window);
+    int rc = 0;
+    send_input(x);
+    expect_window(x, 0, &tickets[0]);
+    wire_go(x->c.h->span->wire);
+    for (uint32_t i = 0; i < x->c.g->n_ranks; i++)
+        if (x->c.s->host[i] == x->c.s->my_host)
+            place_bytes(x, i, i == x->c.g->me ? x->in : span_input_of(&x->c, i), 0, x->all);
+    for (size_t w = 0; w < n && rc == 0; w++) {
+        rc = span_wait(&x->c, &tickets[w % 2], err);
+        /* Once all are here, nobody copies from the other half any more. */
+        if (rc == 0)
+            rc = shm_wait_all(&x->c.h->shm, x->c.g, err);
+        if (rc == 0 && w + 1 < n)
+            expect_window(x, w + 1, &tickets[(w + 1) % 2]);
+        wire_go(x->c.h->span->wire);
+        if (rc == 0)
+            take_window(x, w);
+    }
+    return span_end(x->c.h, rc); /* before the tickets go */
+}
+
+static int take_stage(struct host *h, struct err *err)
+{
+    /* Enough for any group: the least window of each rank may be more than what is shared out. */
+    size_t least = (size_t)2 * 64 * 1024 * h->coll.world;
+    size_t n_bytes = least > SPAN_STAGE_BYTES ? least : SPAN_STAGE_BYTES;
+    return span_room(h, &h->span->stage, &h->span->stage_bytes, n_bytes, err) ? 0 : -ENOMEM;
+}
+
+int span_gather(struct host *h, const struct coll_group *g, enum shm_op op, size_t width,
+                const void *in, size_t n, size_t n_blocks, void *out, struct err *err)
+{
+    struct gather x = {.in = in, .out = out, .part = n * width, .n_blocks = n_blocks,
+                       .all = n * width * n_blocks};
+    int rc = take_stage(h, err);
+    if (rc == 0)
+        rc = span_enter(h, g, op, (uint32_t)width, in, x.all, true, n, n_blocks, NULL, &x.c, err);
+    if (rc < 0)
+        return span_end(h, rc);
+    const struct span_group *s = x.c.s;
+    x.window = window_on(s, s->my_host);
+    x.n_mine = s->n_far > s->me_here ? (s->n_far - s->me_here + s->n_here - 1) / s->n_here : 0;
+    if (x.all == 0)
+        rc = 0;
+    else if (!x.c.has_inputs)
+        rc = gather_windows(&x, err);
+    else
+        for (uint32_t i = 0; i < g->n_ranks; i++)
+            place_bytes(&x, i, i == g->me ? x.in : span_input_of(&x.c, i), 0, x.all);
+    return span_end(h, rc == 0 ? span_leave(&x.c, err) : rc);
+}
+
+/* ---- rows to one ----------------------------------------------------------------------------- */
+
+static int check_rows(struct span_call *c, const int64_t *recv_rows, struct err *err)
+{
+    for (uint32_t i = 0; i < c->g->n_ranks; i++) {
+        int64_t n = span_rows_of(c, i, c->g->me);
+        if (n == recv_rows[i])
+            continue;
+        shm_abort(&c->h->shm, "all_to_all %u: rank %u sends %lld rows to rank %u, which expects "
+                  "%lld", c->h->numbers[c->g->id], c->g->ranks[i], (long long)n, c->h->coll.rank,
+                  (long long)recv_rows[i]);
+        shm_check(&c->h->shm, err);
+        return -EPROTO;
+    }
+    return 0;
+}
+
+static void post_rows(struct span_call *c, const uint8_t *send, const int64_t *send_rows,
+                      uint8_t *recv, const int64_t *recv_rows, size_t row_bytes)
+{
+    struct wire *w = c->h->span->wire;
+    for (uint32_t i = 0; i < c->g->n_ranks; i++) {
+        size_t n_out = (size_t)send_rows[i] * row_bytes, n_in = (size_t)recv_rows[i] * row_bytes;
+        bool is_far = c->s->host[i] != c->s->my_host;
+        if (is_far && n_in > 0)
+            wire_recv(w, c->g->ranks[i], span_tag(c, SPAN_SLOTS), recv, n_in, &c->ticket);
+        if (is_far && n_out > 0)
+            wire_send(w, c->g->ranks[i], span_tag(c, SPAN_SLOTS), send, n_out, &c->ticket);
+        send += n_out;
+        recv += n_in;
+    }
+    wire_go(w);
+}
+
+static void copy_rows(struct span_call *c, uint8_t *recv, const int64_t *recv_rows,
+                      size_t row_bytes)
+{
+    for (uint32_t i = 0; i < c->g->n_ranks; i++) {
+        size_t n = (size_t)recv_rows[i] * row_bytes, before = 0;
+        for (uint32_t j = 0; c->s->host[i] == c->s->my_host && j < c->g->me; j++)
+            before += (size_t)span_rows_of(c, i, j);
+        if (c->s->host[i] == c->s->my_host && n > 0)
+            memcpy(recv, span_input_of(c, i) + before * row_bytes, n);
+        recv += n;
+    }
+}
+
+int span_rows(struct host *h, const struct coll_group *g, const void *send,
+              const int64_t *send_rows, void *recv, const int64_t *recv_rows, size_t row_bytes,
+              struct err *err)
+{
+    struct span_call c;
+    size_t n_rows = 0;
+    for (uint32_t i = 0; i < g->n_ranks; i++)
+        n_rows += (size_t)send_rows[i];
+    int rc = span_enter(h, g, SHM_ALL_TO_ALL_ROWS, 0, send, n_rows * row_bytes, true, row_bytes, 1,
+                        send_rows, &c, err);
+    if (rc == 0)
+        rc = check_rows(&c, recv_rows, err);
+    if (rc == 0) {
+        post_rows(&c, c.shown, send_rows, recv, recv_rows, row_bytes);
+        copy_rows(&c, recv, recv_rows, row_bytes);
+        rc = span_leave(&c, err);
+    }
+    return span_end(h, rc);
+}
+
+int span_agree(struct host *h, const struct coll_group *g, const struct call_what *what,
+               const int64_t *recv_rows, struct err *err)
+{
+    struct span_call c;
+    int rc = span_enter(h, g, what->op, what->word, NULL, 0, false, what->n, what->n_blocks,
+                        what->send_rows, &c, err);
+    if (rc == 0 && recv_rows)
+        rc = check_rows(&c, recv_rows, err);
+    return span_end(h, rc == 0 ? span_leave(&c, err) : rc);
+}
