@@ -509,6 +509,7 @@ static void files_of_other_versions(void **state)
     fprintf(f, "this is no database, and long enough to be looked at: ........................\n");
     fclose(f);
     assert_int_equal(db_open(path, &v2, true, &db, &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "x.db: is damaged, or no SQLite database: put a backup"));
     bench_remove(&b);
 }
 
