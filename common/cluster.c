@@ -2,6 +2,9 @@
 #include "common/cluster.h"
 
 #define AT(member) .offset = offsetof(struct cluster, member)
+#define RATE(is, most) .preset = is, .max = most, .min_open = true
+
+static const char *const devices[] = {"cuda", "cpu", NULL};
 
 static const struct field fields[] = {
     {"name", FIELD_STRING, AT(name), .preset = "h200", .max = NAME_BYTES_MAX,
@@ -16,18 +19,45 @@ static const struct field fields[] = {
      .help = "of it that the runtime, the network library and fragments take"},
     {"host_memory", FIELD_SIZE, AT(host_memory), .preset = "2TB", .max = 0x1p53,
      .help = "of one machine, for what is offloaded to it"},
-    {"peak_tflops", FIELD_DOUBLE, AT(peak_tflops), .preset = "989", .max = 1e6, .min_open = true,
+    {"device", FIELD_WORD, AT(device), .preset = "cuda", .words = devices,
+     .help = "what a worker computes on; the cpu computes in f32"},
+    {"peak_tflops", FIELD_DOUBLE, AT(peak_tflops), RATE("989", 1e6),
      .help = "of bf16 by the data sheet; utilisation is measured against it"},
-    {"product_tflops", FIELD_DOUBLE, AT(product_tflops), .preset = "804", .max = 1e6,
-     .min_open = true, .help = "measured, of large bf16 products"},
-    {"memory_tb_per_s", FIELD_DOUBLE, AT(memory_tb_per_s), .preset = "4.27", .max = 1e4,
-     .min_open = true, .help = "measured, bytes read and written"},
-    {"node_gb_per_s", FIELD_DOUBLE, AT(node_gb_per_s), .preset = "360", .max = 1e5,
-     .min_open = true, .help = "of one GPU to those of its node, one way"},
-    {"network_gb_per_s", FIELD_DOUBLE, AT(network_gb_per_s), .preset = "45", .max = 1e5,
-     .min_open = true, .help = "of one GPU to other nodes, one way"},
+    {"product_tflops", FIELD_DOUBLE, AT(product_tflops), RATE("700", 1e6),
+     .help = "products of many rows and wide matrices; on a cpu in f32"},
+    {"product_f32_tflops", FIELD_DOUBLE, AT(product_f32_tflops), RATE("56", 1e6),
+     .help = "the same in f32"},
+    {"grouped_tflops", FIELD_DOUBLE, AT(grouped_tflops), RATE("586", 1e6),
+     .help = "products of experts, with many rows each and wide matrices"},
+    {"half_width", FIELD_DOUBLE, AT(half_width), .preset = "460", .max = 1e6,
+     .help = "sides of a matrix, their geometric mean, at which a product runs at half its rate"},
+    {"half_rows", FIELD_DOUBLE, AT(half_rows), .preset = "100", .max = 1e6,
+     .help = "rows at which it does"},
+    {"attention_tflops", FIELD_DOUBLE, AT(attention_tflops), RATE("428", 1e6),
+     .help = "attention over a sequence, forward"},
+    {"attention_back_tflops", FIELD_DOUBLE, AT(attention_back_tflops), RATE("266", 1e6),
+     .help = "backward"},
+    {"scan_ns", FIELD_DOUBLE, AT(scan_ns), RATE("2.8", 1e9),
+     .help = "a recurrence's token and head of 128 x 128, forward"},
+    {"scan_back_ns", FIELD_DOUBLE, AT(scan_back_ns), RATE("6.8", 1e9), .help = "backward"},
+    {"memory_tb_per_s", FIELD_DOUBLE, AT(memory_tb_per_s), RATE("4.27", 1e4),
+     .help = "a copy, bytes read and written"},
+    {"pointwise_tb_per_s", FIELD_DOUBLE, AT(pointwise_tb_per_s), RATE("3.4", 1e4),
+     .help = "operators between products, bytes read and written"},
+    {"optimizer_tb_per_s", FIELD_DOUBLE, AT(optimizer_tb_per_s), RATE("4.03", 1e4),
+     .help = "the optimizer, bytes read and written"},
+    {"launch_us", FIELD_DOUBLE, AT(launch_us), .preset = "4", .max = 1e6,
+     .help = "of an operator, however small it is"},
+    {"node_gb_per_s", FIELD_DOUBLE, AT(node_gb_per_s), RATE("305", 1e5),
+     .help = "of one GPU to those of its node, one way"},
+    {"call_us", FIELD_DOUBLE, AT(call_us), .preset = "100", .max = 1e6,
+     .help = "of one collective inside a node, however small it is"},
+    {"network_gb_per_s", FIELD_DOUBLE, AT(network_gb_per_s), RATE("45", 1e5),
+     .help = "of one GPU to other nodes, one way"},
     {"latency_us", FIELD_DOUBLE, AT(latency_us), .preset = "20", .max = 1e6,
-     .help = "of one collective between nodes"},
+     .help = "that a collective between nodes takes more"},
+    {"host_gb_per_s", FIELD_DOUBLE, AT(host_gb_per_s), RATE("40", 1e5),
+     .help = "of one GPU to its host's memory"},
 };
 
 const struct field_table cluster_table = {fields, sizeof fields / sizeof *fields};

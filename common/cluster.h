@@ -1,7 +1,8 @@
 /* cluster.h - the machines that a job is planned for: nodes, GPUs, memory, links
  *
  * Read from a cluster.yaml; every key has the value of a measured H200 where it is not said. Rates
- * are what programs reach, not what data sheets promise. */
+ * are what this engine reaches, not what data sheets promise: ballast-worker bench --cluster
+ * measures those of a machine. */
 #ifndef COMMON_CLUSTER_H
 #define COMMON_CLUSTER_H
 
@@ -12,12 +13,18 @@ struct cluster {
     uint32_t nodes, gpus_per_node;
     uint64_t gpu_memory, gpu_reserve; /* reserve: of the runtime, the network library, fragments */
     uint64_t host_memory;             /* of one machine, for what is offloaded */
+    char    *device;                  /* "cuda" or "cpu" */
     double   peak_tflops;             /* that utilisation is measured against */
-    double   product_tflops;          /* bf16 products of large matrices */
-    double   memory_tb_per_s;         /* read and written together */
-    double   node_gb_per_s;           /* of one GPU to the others of its node, one way */
-    double   network_gb_per_s;        /* of one GPU to other nodes, one way */
-    double   latency_us;              /* of one collective */
+    /* Rates of products without bound on rows and widths. With r rows of a matrix whose sides'
+     * geometric mean is w, 1 / ((1 + half_rows / r) (1 + half_width / w)) of that is reached. */
+    double   product_tflops, product_f32_tflops, grouped_tflops, half_width, half_rows;
+    double   attention_tflops, attention_back_tflops;
+    double   scan_ns, scan_back_ns;   /* of a token and 128 x 128 floats of state */
+    double   memory_tb_per_s, pointwise_tb_per_s, optimizer_tb_per_s; /* read and written together */
+    double   launch_us;               /* of one operator */
+    double   node_gb_per_s, call_us;  /* of one GPU to the others of its node, one way */
+    double   network_gb_per_s, latency_us; /* to other nodes; latency beside call_us */
+    double   host_gb_per_s;           /* to the memory of its host */
 };
 
 extern const struct field_table cluster_table;

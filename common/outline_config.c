@@ -16,10 +16,11 @@
 /* Families whose every tensor is known. */
 static const char known[] =
     "afmoe arctic bailing_moe bailing_moe_v2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 "
-    "deepseek_v4 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm5_next glm_moe_dsa gpt_oss granitemoe "
-    "granitemoehybrid granitemoeshared hunyuan hunyuan_v1_moe jamba kimi_k2 kimi_k25 kimi_k3 "
-    "kimi_k31 kimi_linear lfm2_moe llama4 longcat_flash mimo_v2 mimo_v2_flash minimax_m1 minimax_m2 "
-    "minimax_m3 mixtral nemotron_h olmoe phimoe qwen2_moe qwen3_5_moe qwen3_moe qwen3_next";
+    "deepseek_v4 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm5_next glm_moe_dsa gpt_oss "
+    "granitemoe granitemoehybrid granitemoeshared hunyuan hunyuan_v1_moe jamba kimi_k2 kimi_k25 "
+    "kimi_k3 kimi_k31 kimi_linear lfm2_moe llama4 longcat_flash mimo_v2 mimo_v2_flash minimax_m1 "
+    "minimax_m2 minimax_m3 mixtral nemotron_h olmoe phimoe qwen2_moe qwen3_5_moe qwen3_moe "
+    "qwen3_next";
 
 /* Other names of the same structure. */
 static const struct { const char *type, *kin; } kins[] = {
@@ -180,15 +181,15 @@ static void find_kin(struct builder *b)
     size_t n = text ? strlen(text) : 0;
     char own[64];
     snprintf(b->kin, sizeof b->kin, "%s", kin_of(b->o->family));
-    if (!outline_is_known(b->kin) && n && n < sizeof own && b->text != b->root) {
-        bool has_end = n > 5 && !strcmp(text + n - 5, "_text");
-        snprintf(own, sizeof own, "%.*s", (int)(has_end ? n - 5 : n), text);
-        snprintf(b->kin, sizeof b->kin, "%s", kin_of(own));
-    }
     if (!outline_is_known(b->kin) && class) {
         type_of_class(class, own);
         if (outline_is_known(kin_of(own)))
             snprintf(b->kin, sizeof b->kin, "%s", kin_of(own));
+    }
+    if (!outline_is_known(b->kin) && n && n < sizeof own && b->text != b->root) {
+        bool has_end = n > 5 && !strcmp(text + n - 5, "_text");
+        snprintf(own, sizeof own, "%.*s", (int)(has_end ? n - 5 : n), text);
+        snprintf(b->kin, sizeof b->kin, "%s", kin_of(own));
     }
     b->type = b->kin;
     b->o->is_known = outline_is_known(b->kin);

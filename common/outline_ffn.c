@@ -72,7 +72,8 @@ static void add_mlp(struct outline_block *k, enum outline_part part, const char 
 static int dense_width(struct builder *b, uint32_t *out)
 {
     return build_number(b, 0, KEYS("intermediate_size_mlp", "dense_intermediate_size",
-                                     "intermediate_size", "ffn_hidden_size"), 1, WIDTH_MAX, OUTLINE_REQUIRED, out);
+                                   "intermediate_size", "ffn_hidden_size"), 1, WIDTH_MAX,
+                        OUTLINE_REQUIRED, out);
 }
 
 static void add_dense(struct builder *b, struct outline_block *k, uint64_t width, bool two)
@@ -140,8 +141,8 @@ static int has_correction(struct builder *b, uint32_t l, bool *out)
         return rc;
     bool noaux = !strcmp(build_text(b, "topk_method"), "noaux_tc");
     *out = (noaux || said ||
-            build_is(b, "kimi_ glm4_moe glm_moe_dsa glm5_next nemotron_h deepseek_v3 afmoe ernie4_5 "
-                     "longcat step3p")) && l >= n_hash;
+            build_is(b, "kimi_ glm4_moe glm_moe_dsa glm5_next nemotron_h deepseek_v3 afmoe "
+                     "ernie4_5 longcat step3p")) && l >= n_hash;
     return 0;
 }
 
@@ -186,7 +187,8 @@ static int add_router(struct builder *b, uint32_t l, struct outline_block *k)
     build_tensor(k, PART_ROUTER, "mlp.gate.weight|block_sparse_moe.gate.weight|mlp.router.weight|"
                  "mixer.gate.weight|ffn.gate.weight|feed_forward.router.weight|gate.wg.weight|"
                  "router.layer.weight|feed_forward.gate.weight|router.gate.weight|"
-                 "router.classifier.weight|moe.gate.weight|router.proj.weight|primary_router.weight",
+                 "router.classifier.weight|moe.gate.weight|router.proj.weight|"
+                 "primary_router.weight",
                  k->n_experts + k->n_zero, b->o->hidden, 1);
     if (k->n_zero)
         build_op(k, OP_ZERO_EXPERTS);
@@ -212,8 +214,8 @@ static int shared_width(struct builder *b, uint32_t l, uint32_t inter, uint64_t 
                            SHARED_MAX, build_is(b, "llama4") ? 1 : 0, &n)) < 0 ||
         (rc = build_number(b, l, KEYS("shared_expert_intermediate_size",
                                       "moe_shared_expert_intermediate_size",
-                                      "shared_intermediate_size", "share_expert_dim"), 0, WIDTH_MAX, unsaid,
-                           &width)) < 0)
+                                      "shared_intermediate_size", "share_expert_dim"), 0,
+                           WIDTH_MAX, unsaid, &width)) < 0)
         return rc;
     bool stated = width != unsaid;
     *out = stated ? (uint64_t)width * (n && build_is(b, "bailing") ? n : 1) : (uint64_t)n * inter;
@@ -232,7 +234,8 @@ static int add_shared(struct builder *b, uint32_t l, bool two, struct outline_bl
             "shared_expert.gate_proj.weight|shared_expert.up_proj.weight|"
             "shared_mlp.gate_proj.weight|shared_mlp.up_proj.weight|shared_experts.w1.weight|"
             "shared_experts.w3.weight|shared_mlp.gate_and_up_proj.weight|"
-            "share_expert.gate_proj.weight|share_expert.up_proj.weight|shared_mlp.input_linear.weight",
+            "share_expert.gate_proj.weight|share_expert.up_proj.weight|"
+            "shared_mlp.input_linear.weight",
             "shared_experts.down_proj.weight|shared_expert.down_proj.weight|"
             "shared_mlp.down_proj.weight|shared_experts.w2.weight|share_expert.down_proj.weight|"
             "shared_mlp.output_linear.weight", h, width, two);

@@ -116,8 +116,8 @@ static int read_heads(struct builder *b, uint32_t l, struct outline_block *k)
 static int add_qk_norm(struct builder *b, struct outline_block *k)
 {
     bool used;
-    int rc = build_flag(b, "use_qk_norm", build_is(b, "qwen3 olmoe flex_olmo dots1 afmoe lfm2 exaone "
-                        "step3p gemma"), &used);
+    bool by_habit = build_is(b, "qwen3 olmoe flex_olmo dots1 afmoe lfm2 exaone step3p gemma");
+    int rc = build_flag(b, "use_qk_norm", by_habit, &used);
     if (rc < 0 || !used)
         return rc;
     if (build_is(b, "llama4")) {

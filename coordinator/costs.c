@@ -4,13 +4,15 @@
  * of the kinds that it has (memory_model), and of others the outputs of their products. */
 #include "coordinator/strategy.h"
 
+#include <math.h>
 #include <string.h>
 
-/* Of one token and head of 128 x 128 on the measured GPU, forward and backward. */
-#define SCAN_NS      3.8
-#define SCAN_BACK_NS 13.1
 #define SCAN_STATE   (128.0 * 128.0)
 #define CHUNK        64.0
+#define INDEX_COST   1.3 /* of an indexer's product, with the choice, beside attention's */
+#define MIXER_CALLS  14u /* operators of a block beside its products */
+#define FFN_CALLS    6u
+#define MOE_CALLS    24u
 
 static bool has(const struct outline_block *b, enum outline_op op)
 {
@@ -32,13 +34,24 @@ static double product_outputs(const struct outline_block *b, enum outline_part p
     return n;
 }
 
+static double tensor_flops(const struct outline_tensor *t)
+{
+    return t->in > 1 ? 2.0 * (double)t->out * (double)t->in : 0;
+}
+
 static double part_flops(const struct outline_block *b, enum outline_part part)
 {
     double n = 0;
     for (uint32_t i = 0; i < b->n_tensors; i++)
-        if (b->tensors[i].part == part && b->tensors[i].in > 1)
-            n += 2.0 * (double)b->tensors[i].out * (double)b->tensors[i].in;
+        if (b->tensors[i].part == part)
+            n += tensor_flops(&b->tensors[i]);
     return n;
+}
+
+/* What is slow about narrow matrices. */
+static double tensor_slow(const struct outline_tensor *t)
+{
+    return t->in > 1 ? tensor_flops(t) / sqrt((double)t->out * (double)t->in) : 0;
 }
 
 /* ---- mixers --------------------------------------------------------------------------------- */
@@ -46,10 +59,8 @@ static double part_flops(const struct outline_block *b, enum outline_part part)
 /* Keys that a token meets on average, with all before it or with a window. */
 static double mean_keys(const struct outline_block *b, double length)
 {
-    double half = length / 2;
-    if (b->index_top_k && b->index_top_k < half)
-        return b->index_top_k;
-    return b->window && b->window < half ? b->window : half;
+    double most = b->index_top_k ? b->index_top_k : b->window ? b->window : length;
+    return most < length ? most - most * most / (2 * length) : length / 2;
 }
 
 static void add_softmax(const struct outline_block *b, double length, struct costs *c)
@@ -62,15 +73,13 @@ static void add_softmax(const struct outline_block *b, double length, struct cos
     c->core_flops += 2 * heads * dims * keys;
     c->core_back_flops += 5 * heads * dims * keys;
     if (b->index_top_k)
-        c->core_flops += 2.0 * b->index_heads * b->index_dim * length / 2;
+        c->core_flops += INDEX_COST * 2.0 * b->index_heads * b->index_dim * length / 2;
     c->key_width += b->kv_heads == 1 ? dims : (double)b->kv_heads * dims;
 }
 
 static void add_scan(const struct outline_block *b, struct costs *c)
 {
-    double units = (double)b->n_state / SCAN_STATE;
-    c->scan_ns += units * SCAN_NS;
-    c->scan_back_ns += units * SCAN_BACK_NS;
+    c->scan_units += (double)b->n_state / SCAN_STATE;
     c->state += (double)b->n_state;
 }
 
@@ -106,8 +115,10 @@ static void add_experts(const struct outline_block *b, struct costs *c)
     c->top_k = b->top_k > c->top_k ? b->top_k : c->top_k;
     c->n_experts = b->n_experts > c->n_experts ? b->n_experts : c->n_experts;
     c->row_width = b->expert_in > c->row_width ? b->expert_in : c->row_width;
+    for (uint32_t i = 0; i < b->n_tensors; i++)
+        if (b->tensors[i].part == PART_EXPERTS)
+            c->expert_slow += tensor_slow(&b->tensors[i]) * b->top_k;
     c->expert_flops += part_flops(b, PART_EXPERTS) * b->top_k;
-    c->shared_flops += part_flops(b, PART_SHARED);
 }
 
 /* ---- the model ------------------------------------------------------------------------------ */
@@ -127,13 +138,17 @@ static void add_parameters(const struct outline_block *b, struct costs *c, uint6
     c->active += active;
 }
 
-static double block_flops(const struct outline_block *b)
+static void add_products(const struct outline_block *b, uint32_t n_calls, struct costs *c)
 {
-    double n = 0;
-    for (int part = 0; part < OUTLINE_PARTS; part++)
-        if (part != PART_EXPERTS && part != PART_EMBEDDING)
-            n += part_flops(b, (enum outline_part)part);
-    return n;
+    for (uint32_t i = 0; i < b->n_tensors; i++) {
+        const struct outline_tensor *t = &b->tensors[i];
+        if (t->part == PART_EXPERTS || t->part == PART_EMBEDDING)
+            continue;
+        c->dense_flops += tensor_flops(t);
+        c->dense_slow += tensor_slow(t);
+        c->n_calls += t->in > 1;
+    }
+    c->n_calls += n_calls;
 }
 
 static void add_layer(const struct outline *o, uint32_t l, double length, struct costs *c)
@@ -147,7 +162,7 @@ static void add_layer(const struct outline *o, uint32_t l, double length, struct
             add_scan(b, c);
         else
             add_softmax(b, length, c);
-        c->dense_flops += block_flops(b);
+        add_products(b, MIXER_CALLS, c);
         add_parameters(b, c, &dense, &experts);
     }
     if (o->layers[l].ffn != OUTLINE_NONE) {
@@ -155,7 +170,7 @@ static void add_layer(const struct outline *o, uint32_t l, double length, struct
         kept += ffn_kept(b, &row);
         if (b->n_experts)
             add_experts(b, c);
-        c->dense_flops += block_flops(b);
+        add_products(b, b->n_experts ? MOE_CALLS : FFN_CALLS, c);
         add_parameters(b, c, &dense, &experts);
     }
     c->kept += kept;
@@ -190,6 +205,7 @@ void costs_init(const struct outline *o, uint32_t sequence_length, struct costs 
     add_parameters(&o->top, &c, &c.dense, &none);
     c.embedding = (o->is_tied ? 1ull : 2ull) * o->hidden * o->vocab;
     c.dense_flops += 2.0 * o->hidden * o->vocab;
+    c.dense_slow += 2.0 * sqrt((double)o->hidden * o->vocab);
     c.active -= o->is_tied ? 0 : (uint64_t)o->hidden * o->vocab;
     c.stream = stream_rows(o) * o->hidden;
     *out = c;

@@ -23,9 +23,11 @@ struct costs {
     uint64_t layer_dense_max, layer_experts_max;
     uint64_t adapters;              /* of LoRA with rank 1; times the rank */
     uint64_t active;                /* parameters that one token uses, without the look-up */
-    double   dense_flops, expert_flops, shared_flops; /* forward, of one token; shared of dense */
+    double   dense_flops, expert_flops; /* products, forward, of one token */
+    double   dense_slow, expert_slow;   /* the same over the geometric means of the matrices' sides */
     double   core_flops, core_back_flops; /* attention over the sequence, of one token */
-    double   scan_ns, scan_back_ns; /* recurrent mixers, of one token, on the measured GPU */
+    double   scan_units; /* recurrent mixers, of one token: 128 x 128 floats of state */
+    uint32_t n_calls;    /* operators of a forward pass */
     double   kept, kept_max, kept_some; /* elements of a token: all layers, the largest, without
                                          * what selective recomputation drops */
     double   row_kept;              /* elements of a row at its expert, of one layer */

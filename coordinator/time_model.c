@@ -1,27 +1,23 @@
 /* time_model.c - seconds of one step under a plan
  *
- * Products run at measured rates that fall with few rows; attention and recurrences at rates of
- * their own; everything between them at the speed of memory. Tokens travel to experts over the
- * links between them, hidden only behind the shared experts; layers are gathered behind the layer
- * before. The busiest rank sets the pace of the experts. */
+ * Of the engine as it is: products at measured rates that fall with few rows and narrow matrices;
+ * attention and recurrences at rates of their own; everything between them at the speed of memory,
+ * and no operator faster than it is started. Tokens travel to experts over the links between them,
+ * and what computes waits for them; layers are gathered behind the layer before. The busiest rank
+ * sets the pace of the experts. */
 #include "coordinator/strategy.h"
 
 #include <math.h>
 
-#define EXPERT_SHARE   0.84  /* of the large products' rate, at 14 experts of 131,072 rows */
-#define DENSE_SHARE    0.86  /* the same, at the shapes of layers */
-#define CORE_SHARE     0.80  /* of attention, forward */
-#define CORE_BACK_SHARE 0.67
-#define MEASURED_TFLOPS 804.0 /* of the GPU on which recurrences were timed */
-#define HALF_ROWS      384.0 /* at so many rows a product runs at half its rate */
 #define UNPACK_MXFP4   1.06  /* products that decode their weights */
 #define UNPACK_FP8     1.03
 #define HIDDEN_MAX     0.9   /* of a gather that computing can hide */
 #define IMBALANCE      1.10  /* of experts that are re-placed while training runs */
-#define PASSES         6.0   /* that elementwise work makes over what a layer keeps */
+#define PASSES         4.0   /* that elementwise work makes over what a layer keeps */
+#define ROW_PASSES     8.0   /* over rows on their way into and out of experts: each way, read and
+                              * written, forward and backward */
 #define SOME_AGAIN     0.3   /* of the forward pass that selective recomputation repeats */
-#define STATE_BYTES    28.0  /* that the optimizer moves for a parameter */
-#define PCIE_BYTES_PER_S 40e9
+#define STATE_BYTES    34.0  /* that the optimizer moves for a parameter, its norm counted */
 
 struct work {
     const struct job_shape *job;
@@ -29,7 +25,7 @@ struct work {
     double tokens;          /* of one rank and pass */
     double element;         /* bytes */
     double forwards, backs; /* how often a pass does the work of one forward pass */
-    double product;         /* flops per second of large products */
+    double narrow;          /* f32 products beside those of 16 bits */
 };
 
 static double min(double a, double b)
@@ -37,9 +33,15 @@ static double min(double a, double b)
     return a < b ? a : b;
 }
 
-static double seconds(double flops, double rate, double rows)
+static double max(double a, double b)
 {
-    return flops / rate * (1 + HALF_ROWS / (rows > 1 ? rows : 1));
+    return a > b ? a : b;
+}
+
+/* slow: flops over the matrices' widths. */
+static double seconds(const struct cluster *l, double flops, double slow, double rate, double rows)
+{
+    return (flops + l->half_width * slow) / rate * (1 + l->half_rows / max(rows, 1));
 }
 
 static struct work work_of(const struct job_shape *job, const struct plan_choice *c)
@@ -49,46 +51,58 @@ static struct work work_of(const struct job_shape *job, const struct plan_choice
     w.forwards = c->recompute == RECOMPUTE_ALL ? 2 : c->recompute == RECOMPUTE_SOME
                  ? 1 + SOME_AGAIN : 1;
     w.backs = job->is_lora ? 1 : 2; /* frozen weights have no gradient */
-    /* Exact f32 products run on the plain units. */
-    w.product = job->cluster->product_tflops * 1e12 * (c->is_f32 ? 0.07 : 1);
+    w.narrow = c->is_f32 ? job->cluster->product_f32_tflops / job->cluster->product_tflops : 1;
     return w;
 }
 
 static double dense_seconds(const struct work *w)
 {
-    double flops = w->tokens * w->job->costs->dense_flops * (w->forwards + w->backs) / w->c->tp;
-    return seconds(flops, w->product * DENSE_SHARE, w->tokens);
+    const struct costs *k = w->job->costs;
+    const struct cluster *l = w->job->cluster;
+    double times = (w->forwards + w->backs) / w->c->tp;
+    return seconds(l, k->dense_flops * w->tokens * times, k->dense_slow * w->tokens * times,
+                   l->product_tflops * 1e12 * w->narrow, w->tokens);
 }
 
 /* Every rank's experts get the rows of all ranks of its group. */
 static double expert_seconds(const struct work *w)
 {
     const struct costs *k = w->job->costs;
+    const struct cluster *l = w->job->cluster;
     double rows = k->n_experts ? w->tokens * k->top_k * w->c->ep / k->n_experts : 0;
-    double flops = w->tokens * k->expert_flops * (w->forwards + w->backs);
+    double times = w->tokens * (w->forwards + w->backs);
     static const double unpack[] = {1, UNPACK_FP8, UNPACK_MXFP4, 1};
-    if (flops == 0)
+    if (k->expert_flops == 0)
         return 0;
-    return seconds(flops, w->product * EXPERT_SHARE, rows) * (w->c->ep > 1 ? IMBALANCE : 1) *
-           (w->job->is_lora ? unpack[w->c->base] : 1);
+    return seconds(l, k->expert_flops * times, k->expert_slow * times,
+                   l->grouped_tflops * 1e12 * w->narrow, rows) *
+           (w->c->ep > 1 ? IMBALANCE : 1) * (w->job->is_lora ? unpack[w->c->base] : 1);
 }
 
 static double core_seconds(const struct work *w)
 {
     const struct costs *k = w->job->costs;
-    double scale = MEASURED_TFLOPS / w->job->cluster->product_tflops;
-    double soft = k->core_flops * w->forwards / CORE_SHARE +
-                  k->core_back_flops / CORE_BACK_SHARE;
-    double scan = (k->scan_ns * w->forwards + k->scan_back_ns) * 1e-9 * scale;
-    return w->tokens * (soft / w->product + scan) / w->c->tp;
+    const struct cluster *l = w->job->cluster;
+    double soft = k->core_flops * w->forwards / l->attention_tflops +
+                  k->core_back_flops / l->attention_back_tflops;
+    double scan = k->scan_units * (l->scan_ns * w->forwards + l->scan_back_ns) * 1e-9;
+    return w->tokens * (soft * 1e-12 / w->narrow + scan) / w->c->tp;
 }
 
 static double memory_seconds(const struct work *w)
 {
     const struct costs *k = w->job->costs;
-    double rows = k->top_k * k->row_kept * k->n_moe;
-    double bytes = w->tokens * (k->kept + rows) * w->element * PASSES * (w->forwards + 1) / 2;
-    return bytes / w->c->tp / (w->job->cluster->memory_tb_per_s * 1e12);
+    double rows = k->top_k * k->n_moe;
+    double passes = PASSES * (w->forwards + 1) / 2;
+    double numbers = passes * (k->kept + rows * k->row_kept) + ROW_PASSES * rows * k->row_width;
+    return w->tokens * numbers * w->element / w->c->tp /
+           (w->job->cluster->pointwise_tb_per_s * 1e12);
+}
+
+/* Backward starts twice as many operators as forward. */
+static double launch_seconds(const struct work *w)
+{
+    return w->job->costs->n_calls * (w->forwards + 2) * w->job->cluster->launch_us * 1e-6;
 }
 
 /* ---- links ---------------------------------------------------------------------------------- */
@@ -101,11 +115,11 @@ static double gather_time(const struct cluster *l, double bytes, uint32_t n, uin
     if (n <= 1)
         return 0;
     if (n <= on_node)
-        return bytes * (n - 1) / n / (l->node_gb_per_s * 1e9) + l->latency_us * 1e-6 / 4;
+        return bytes * (n - 1) / n / (l->node_gb_per_s * 1e9) + l->call_us * 1e-6;
     /* The members on a node share what comes from outside, and pass it on inside. */
     double outside = bytes * (n - on_node) / n / on_node / (l->network_gb_per_s * 1e9);
     double inside = on_node > 1 ? bytes / (l->node_gb_per_s * 1e9) : 0;
-    return (outside > inside ? outside : inside) + l->latency_us * 1e-6;
+    return max(outside, inside) + (l->call_us + l->latency_us) * 1e-6;
 }
 
 /* One way of the tokens of one layer. Between nodes a token travels once to each node that has an
@@ -121,20 +135,15 @@ static double travel_seconds(const struct work *w)
     double inside = row * k->top_k * (n - 1) / n / (l->node_gb_per_s * 1e9);
     double met = (nodes - 1) * (1 - pow(1 - 1 / nodes, k->top_k));
     double outside = nodes > 1 ? row * met / (l->network_gb_per_s * 1e9) : 0;
-    return (inside > outside ? inside : outside) + l->latency_us * 1e-6 * (nodes > 1 ? 1 : 0.25);
+    return max(inside, outside) + (l->call_us + (nodes > 1 ? l->latency_us : 0)) * 1e-6;
 }
 
-static void add_all_to_all(const struct work *w, double *out_all, double *out_exposed)
+/* There and back, forward and backward; rows are sent again where a layer is computed again. The
+ * engine hides none of it behind its products. */
+static double all_to_all_seconds(const struct work *w)
 {
-    const struct costs *k = w->job->costs;
-    /* There and back, forward and backward; rows are sent again where a layer is computed again. */
     double trips = 4 + (w->c->recompute == RECOMPUTE_ALL ? 2 : 0);
-    double one = travel_seconds(w);
-    double shared = k->n_moe ? seconds(w->tokens * k->shared_flops / k->n_moe,
-                                       w->product * DENSE_SHARE, w->tokens) / w->c->tp : 0;
-    double hidden = min(one, shared / 2);
-    *out_all = one * trips * k->n_moe;
-    *out_exposed = (one - hidden) * trips * k->n_moe;
+    return travel_seconds(w) * trips * w->job->costs->n_moe;
 }
 
 static double base_size(const struct work *w)
@@ -188,7 +197,8 @@ static double step_end(const struct work *w)
     double sum = gather_time(l, 8 * dense, copies ? copies : 1, c->fsdp) +
                  gather_time(l, 8 * experts, expert_copies, c->ep * c->expert_shard);
     double moved = (dense + experts) * STATE_BYTES;
-    double rate = c->offload == OFFLOAD_OPTIMIZER ? PCIE_BYTES_PER_S : l->memory_tb_per_s * 1e12;
+    double rate = c->offload == OFFLOAD_OPTIMIZER ? l->host_gb_per_s * 1e9
+                                                 : l->optimizer_tb_per_s * 1e12;
     return sum + moved / rate;
 }
 
@@ -199,7 +209,8 @@ static double offload_seconds(const struct work *w)
     double kept = w->c->recompute == KEEP_ALL ? k->kept + k->top_k * k->row_kept * k->n_moe
                 : w->c->recompute == RECOMPUTE_SOME ? k->kept_some : 0;
     double bytes = 2 * w->tokens * (kept + k->stream) * w->element;
-    return w->c->offload == OFFLOAD_ACTIVATIONS ? bytes / PCIE_BYTES_PER_S : 0;
+    return w->c->offload == OFFLOAD_ACTIVATIONS ? bytes / (w->job->cluster->host_gb_per_s * 1e9)
+                                                : 0;
 }
 
 struct plan_time plan_time(const struct job_shape *job, const struct plan_choice *c)
@@ -207,9 +218,9 @@ struct plan_time plan_time(const struct job_shape *job, const struct plan_choice
     struct work w = work_of(job, c);
     struct plan_time t = {0};
     double compute = dense_seconds(&w) + expert_seconds(&w) + core_seconds(&w) +
-                     memory_seconds(&w);
+                     max(memory_seconds(&w), launch_seconds(&w));
     double passes = c->accumulation, tokens = (double)job->global_batch * job->sequence_length;
-    add_all_to_all(&w, &t.all_to_all, &t.all_to_all_exposed);
+    t.all_to_all = t.all_to_all_exposed = all_to_all_seconds(&w);
     add_gathers(&w, compute, &t.gather, &t.gather_exposed);
     double away = offload_seconds(&w);
     t.compute = passes * compute;

@@ -138,6 +138,53 @@ static void memory_is_near_what_the_engine_plans(void **state)
         check_taken(i);
 }
 
+/* ---- time ----------------------------------------------------------------------------------- */
+
+/* The shape whose steps docs/performance.md has: 4 sequences of 4,096 tokens a GPU, bf16, every
+ * activation kept. */
+static const char measured_config[] =
+    "{\"model_type\": \"kimi_linear\", \"vocab_size\": 32768, \"hidden_size\": 1024,"
+    " \"num_hidden_layers\": 8, \"intermediate_size\": 512, \"moe_intermediate_size\": 512,"
+    " \"num_attention_heads\": 8, \"num_key_value_heads\": 8, \"q_lora_rank\": null,"
+    " \"kv_lora_rank\": 512, \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64,"
+    " \"v_head_dim\": 128, \"mla_use_nope\": true, \"linear_attn_config\": {\"num_heads\": 8,"
+    " \"head_dim\": 128, \"short_conv_kernel_size\": 4, \"kda_layers\": [1, 2, 3, 5, 6, 7],"
+    " \"full_attn_layers\": [4, 8]}, \"first_k_dense_replace\": 0, \"moe_layer_freq\": 1,"
+    " \"num_experts\": 64, \"num_experts_per_token\": 8, \"num_shared_experts\": 1,"
+    " \"moe_router_activation_func\": \"sigmoid\", \"routed_scaling_factor\": 2.446,"
+    " \"num_expert_group\": 1, \"topk_group\": 1, \"hidden_act\": \"silu\","
+    " \"tie_word_embeddings\": false}";
+
+static const struct {
+    uint32_t world;
+    double ms; /* of a step, on H200s of one node */
+} measured[] = {{1, 83}, {2, 102}, {4, 106}};
+
+static void steps_take_what_was_measured(void **state)
+{
+    (void)state;
+    struct outline *o;
+    struct costs costs;
+    struct cluster cluster = h200(1);
+    const size_t n = strlen(measured_config);
+    assert_int_equal(outline_parse("measured", measured_config, n, &o, NULL), 0);
+    costs_init(o, 4096, &costs);
+    for (size_t i = 0; i < sizeof measured / sizeof *measured; i++) {
+        uint32_t world = measured[i].world;
+        struct job_shape job = {&costs, &cluster, false, 16, 4096, 4 * world};
+        struct plan_choice c = {.world = world, .fsdp = world, .ep = world, .expert_shard = 1,
+                                .sp = 1, .tp = 1, .micro_batch = 4, .base = BASE_BF16};
+        assert_true(plan_is_whole(&job, &c));
+        struct plan_time t = plan_time(&job, &c);
+        printf("%u GPUs: %.1f ms of %.0f measured; computing %.1f, dispatch %.1f, gathers %.1f, "
+               "optimizer %.1f\n", world, 1e3 * t.total, measured[i].ms, 1e3 * t.compute,
+               1e3 * t.all_to_all_exposed, 1e3 * t.gather_exposed, 1e3 * t.optimizer);
+        assert_true(fabs(1e3 * t.total / measured[i].ms - 1) < 0.15);
+    }
+    fields_fini(&cluster_table, &cluster);
+    free(o);
+}
+
 /* ---- search --------------------------------------------------------------------------------- */
 
 static const struct strategy_plan *find(const struct strategy *s, uint32_t fsdp, uint32_t ep,
@@ -342,6 +389,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_near_what_the_engine_plans),
+        cmocka_unit_test(steps_take_what_was_measured),
         cmocka_unit_test(kimi_k3_fits_128_gpus_with_adapters),
         cmocka_unit_test(a_million_tokens_need_sequence_ranks),
         cmocka_unit_test(plans_fit_divide_and_descend),
