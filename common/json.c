@@ -299,6 +299,13 @@ int json_get_string(const struct json *object, const char *key, const char **out
 
 /* ---- building ------------------------------------------------------------------------------- */
 
+struct json *json_copy(const struct json *v)
+{
+    struct json_object *own = NULL;
+    return v && json_object_deep_copy((struct json_object *)(uintptr_t)v, &own, NULL) == 0
+               ? made(own) : NULL;
+}
+
 struct json *json_new_object(void)
 {
     return made(json_object_new_object());

@@ -72,6 +72,9 @@ void json_push(struct json *array, struct json *value);
 /* Appends from's members to object; takes from. */
 void json_put_all(struct json *object, struct json *from);
 
+/* A value of its own; NULL of what is null. */
+struct json *json_copy(const struct json *v);
+
 /* Removes the members of that name from object and from the objects in it. Returns how many. */
 size_t json_remove(struct json *object, const char *key);
 

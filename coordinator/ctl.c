@@ -127,14 +127,17 @@ const struct ctl_command ctl_commands[] = {
      "  ballast balance --loads loads.csv --devices 64 --nodes 8 --json\n"
      "  ballast balance --loads loads.csv --devices 8 --placement-out placement.csv\n"
      "  ballast balance --loads new.csv --devices 8 --previous placement.csv\n", ctl_balance},
-    {"adapt", "MODEL_DIR", 1, 1, "kTnD", "from a model's folder to a plan and a job",
+    {"adapt", "MODEL_DIR", 1, 1, "kTnDZ", "from a model's folder to a plan and a job",
      "Reads config.json and, where there are any, the tensors' headers or a list of them\n"
      "(tensors.tsv); counts, maps every operator, searches for the fastest way to train on the\n"
      "cluster, and with --out writes job.yaml, cluster.yaml, launch files and REPORT.md. Needs no\n"
-     "coordinator.\n"
+     "coordinator. With --validate ballast-worker checks a shrunk model of the same structure\n"
+     "(layouts, gradients, a loss that falls, time against the prediction); exit code 1 if one\n"
+     "fails.\n"
      "\n"
      "  ballast adapt models/new-one\n"
      "  ballast adapt models/new-one --cluster cluster.yaml --train lora --out adapted\n"
+     "  ballast adapt models/new-one --validate\n"
      "  ballast adapt models/new-one --sequence-length 1048576 --json | jq '.plans[0]'\n",
      ctl_adapt},
     {"ping", "", 0, 0, "", "is the coordinator there, and which",

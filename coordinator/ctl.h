@@ -38,6 +38,7 @@ struct ctl {
     char  **args;     /* what follows the command; n_args of them */
     size_t  n_args;
     enum ctl_format format;
+    bool    validate; /* of adapt */
     bool    no_header, no_color, quiet, all, follow, wait, dry_run, explain, phases, csv, plot;
     const char *address, *user, *reason, *wait_for;
     const char **sets;

@@ -148,7 +148,7 @@ static void find_fewest(struct adapt *a, const struct strategy_limits *limits)
     for (int base = 0; base < BASE_PRECISIONS; base++) {
         struct strategy_limits l = *limits;
         struct adapt_fewest *f = &a->fewest[a->n_fewest];
-        if (!limits->base[base] || (!a->job.is_lora && base != BASE_BF16))
+        if (!limits->base[base] || (!a->job.is_lora && base != BASE_BF16 && base != BASE_F32))
             continue;
         memset(l.base, 0, sizeof l.base);
         l.base[base] = true;
@@ -163,6 +163,11 @@ static void search(struct adapt *a)
     struct strategy_limits all = strategy_all();
     uint32_t world = a->cluster.nodes * a->cluster.gpus_per_node;
     a->engine = adapt_engine();
+    if (!strcmp(a->cluster.device, "cpu")) { /* which computes in f32 */
+        all.bf16 = a->engine.bf16 = false;
+        all.f32 = all.base[BASE_F32] = true;
+        all.base[BASE_BF16] = false;
+    }
     struct strategy_limits today = a->engine;
     limit_base(a, &all);
     limit_base(a, &today);
@@ -228,6 +233,7 @@ static void adapt_free(struct adapt *a)
 int ctl_adapt(struct ctl *c)
 {
     struct adapt *a = xcalloc(1, sizeof *a);
+    struct adapt_validation validation = {0};
     struct err err = {0};
     int code = CTL_OK;
     a->c = c;
@@ -240,7 +246,11 @@ int ctl_adapt(struct ctl *c)
         code = ctl_fail(c, CTL_USAGE, "--sequence-length: expected 64 to 10000000");
     else if (read_all(a, &err) < 0)
         code = ctl_fail(c, CTL_USAGE, "%s", err.text);
-    else if (c->out && adapt_files(a, c->out, &err) < 0)
+    else if (c->validate && adapt_validate(a, &validation, &err) < 0)
+        code = ctl_fail(c, CTL_FAILED, "%s", err.text);
+    if (code == CTL_OK && c->validate)
+        a->validation = &validation;
+    if (code == CTL_OK && c->out && adapt_files(a, c->out, &err) < 0)
         code = ctl_fail(c, CTL_FAILED, "%s", err.text);
     if (code == CTL_OK && ctl_is_json(c))
         ctl_json_value(c, adapt_json(a));
@@ -248,6 +258,9 @@ int ctl_adapt(struct ctl *c)
         adapt_print(a);
     if (code == CTL_OK && c->out)
         ctl_hint(c, "  less %s/REPORT.md\n  ballast submit %s/job.yaml --dry-run", c->out, c->out);
+    if (code == CTL_OK && a->validation && !validation.passed)
+        code = CTL_FAILED;
+    adapt_validation_fini(&validation);
     adapt_free(a);
     return code;
 }

@@ -41,6 +41,7 @@ struct adapt {
     bool     runs;          /* the model itself is one that the engine trains */
     char     why_not[1024]; /* else */
     struct model_spec *spec; /* if it runs */
+    const struct adapt_validation *validation; /* NULL: was not asked for */
     bool     today_fits;    /* by the engine's own account of memory */
     uint32_t today_plan;    /* index in today->plans */
 };
@@ -71,6 +72,26 @@ void adapt_layer_kind(const struct outline *o, struct outline_layer layer, char 
 /* Markdown. */
 void adapt_report(const struct adapt *a, FILE *out);
 void adapt_missing(const struct adapt *a, FILE *out);
+
+/* ---- checks of a shrunk model, ballast adapt --validate */
+
+enum shrink_size { SHRINK_SMALL, SHRINK_WIDE }; /* for checks; for the clock */
+
+/* Writes the config.json of a small model of the same structure into folder. */
+int adapt_shrink(const struct adapt *a, enum shrink_size size, const char *folder,
+                 struct err *err);
+
+struct adapt_validation {
+    struct json *checks;      /* [{check, passed, measured, limit, where}] */
+    struct json *not_checked; /* texts */
+    bool passed;              /* all that was checked; there was something to check */
+};
+
+/* Runs ballast-worker, which lies beside this program, on shrunk models. What could not be run is a
+ * text of not_checked; an error is one of this machine. Gives, ended with adapt_validation_fini. */
+int  adapt_validate(const struct adapt *a, struct adapt_validation *out, struct err *err);
+void adapt_validation_fini(struct adapt_validation *v);
+void adapt_validation_print(const struct adapt *a, const struct adapt_validation *v);
 
 /* Writes all files into folder, which is made if it is not there. */
 int adapt_files(const struct adapt *a, const char *folder, struct err *err);

@@ -207,5 +207,12 @@ struct json *adapt_json(const struct adapt *a)
     json_put(o, "least_memory_per_gpu", memory_json(&a->all->least.memory));
     json_put(o, "fewest_gpus", fewest_json(a));
     json_put(o, "today", today);
+    if (a->validation) {
+        struct json *v = json_new_object();
+        json_put(v, "passed", json_new_bool(a->validation->passed));
+        json_put(v, "checks", json_copy(a->validation->checks));
+        json_put(v, "not_checked", json_copy(a->validation->not_checked));
+        json_put(o, "validation", v);
+    }
     return o;
 }

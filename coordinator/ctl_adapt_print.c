@@ -163,4 +163,6 @@ void adapt_print(const struct adapt *a)
     print_operators(a);
     print_plans(a);
     print_fewest(a);
+    if (a->validation)
+        adapt_validation_print(a, a->validation);
 }

@@ -67,6 +67,8 @@ static const struct option_row rows[] = {
     {'T', "train", "full|lora", "every weight, or adapters (full)", false, false},
     {'n', "sequence-length", "N", "tokens of a training sequence (4096)", false, false},
     {'D', "out", "DIR", "write job, launch files and reports there", false, false},
+    {'Z', "validate", NULL, "check a shrunk model of the same structure with ballast-worker", false,
+     false},
     {'P', "plot", NULL, "draw it in the terminal", false, false},
 };
 #define N_ROWS (sizeof rows / sizeof *rows)
@@ -187,6 +189,7 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
     case 'T': c->train = arg; return -1;
     case 'n': return read_number(c, r, arg, &c->sequence_length);
     case 'D': c->out = arg; return -1;
+    case 'Z': c->validate = true; return -1;
     case 'd': c->dry_run = true; return -1;
     case 'w': c->wait = true; return -1;
     case 'f': c->follow = true; return -1;

@@ -24,7 +24,7 @@ struct costs {
     uint64_t adapters;              /* of LoRA with rank 1; times the rank */
     uint64_t active;                /* parameters that one token uses, without the look-up */
     double   dense_flops, expert_flops; /* products, forward, of one token */
-    double   dense_slow, expert_slow;   /* the same over the geometric means of the matrices' sides */
+    double   dense_slow, expert_slow;   /* the same over the means of the matrices' sides */
     double   core_flops, core_back_flops; /* attention over the sequence, of one token */
     double   scan_units; /* recurrent mixers, of one token: 128 x 128 floats of state */
     uint32_t n_calls;    /* operators of a forward pass */

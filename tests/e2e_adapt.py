@@ -14,6 +14,7 @@ SOURCE = os.environ.get("BALLAST_SOURCE") or os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "..")
 SHARED = os.environ.get("BALLAST_SHARED") or os.path.join(SOURCE, "..", "shared")
 CONFIGS = os.path.join(SHARED, "data", "configs")
+PATIENCE = 240  # with programs that compute
 SECONDS = 30  # what no folder may take, however busy the machine is
 
 SMALL = {
@@ -139,6 +140,57 @@ def a_small_model_becomes_a_job(folder):
     expect(again["plans"] == d["plans"], "cluster.yaml does not read back as it was")
     text = run("adapt", model, "--cluster", os.path.join(out, "cluster.yaml"))
     expect("latent_attention" in text.stdout and "TOKENS/S" in text.stdout, text.stdout)
+
+
+# ---- checks and measurements by the worker's program
+
+def worker(*args):
+    return subprocess.run([os.path.join(BIN, "ballast-worker"), *map(str, args)],
+                          capture_output=True, text=True, timeout=PATIENCE,
+                          stdin=subprocess.DEVNULL)
+
+
+def a_shrunk_model_is_checked(folder):
+    deep = dict(SMALL, num_hidden_layers=40, first_k_dense_replace=3, n_routed_experts=64,
+                hidden_size=512, n_group=4, topk_group=2)
+    write(folder, "config.json", deep)
+    done = subprocess.run([os.path.join(BIN, "ballast"), "adapt", folder, "--validate", "--json"],
+                          capture_output=True, text=True, timeout=PATIENCE)
+    expect(done.returncode in (0, 1), done.stderr)
+    v = json.loads(done.stdout)["validation"]
+    checks = {c["check"]: c for c in v["checks"]}
+    clock = "time of a step beside its prediction"  # a busy machine may fail this one
+    for name in ("gradients, finite differences", "logits, 4 ranks, fsdp 2, experts 4",
+                 "gradients, 4 ranks, fsdp 4, experts 2 x 2", "the loss falls",
+                 "loss curve, recomputing all"):
+        expect(checks[name]["passed"], checks)
+    expect(checks[clock]["measured"] < 1, checks[clock])
+    expect(v["passed"] == all(c["passed"] for c in v["checks"]), v)
+    expect((done.returncode == 0) == v["passed"] and len(v["not_checked"]) > 2, v)
+    # What the engine does not train is not checked, and said.
+    write(folder, "config.json", {"model_type": "mixtral", "hidden_size": 64, "vocab_size": 256,
+                                  "num_hidden_layers": 2, "num_attention_heads": 4,
+                                  "intermediate_size": 64, "num_local_experts": 4,
+                                  "num_experts_per_tok": 2})
+    done = run("adapt", folder, "--validate", "--json")
+    v = json.loads(done.stdout)["validation"]
+    expect(done.returncode == 1 and not v["checks"] and "does not train" in v["not_checked"][0], v)
+
+
+def a_measured_cluster_is_planned_for(folder):
+    os.makedirs(folder)
+    file = os.path.join(folder, "measured.yaml")
+    done = worker("bench", "--cluster", "--ranks", 2, "--threads", 1, "--out", file)
+    expect(done.returncode == 0, done.stderr)
+    write(os.path.join(folder, "model"), "config.json", SMALL)
+    d = adapt(os.path.join(folder, "model"), "--cluster", file, "--sequence-length", 128)
+    expect(d["plans"] and d["plans"][0]["world"] == 2, d["plans"][:1])
+    expect(all(p["precision"] == "f32" for p in d["plans"]), "a cpu computes in f32")
+    expect(d["today"]["plan_fits"] and d["today"]["plan"]["precision"] == "f32", d["today"])
+    refused = worker("bench", "--ranks", 2)
+    expect(refused.returncode == 2 and "--cluster" in refused.stderr, refused.stderr)
+    refused = worker("bench", "--cluster", "--ranks", 0)
+    expect(refused.returncode == 2 and "--ranks" in refused.stderr, refused.stderr)
 
 
 # ---- tensors of a family that nobody registered
@@ -271,6 +323,8 @@ def main():
         counts_are_exact()
         kimi_k3_is_planned(os.path.join(folder, "k3"))
         a_small_model_becomes_a_job(folder)
+        a_shrunk_model_is_checked(os.path.join(folder, "shrunk"))
+        a_measured_cluster_is_planned_for(os.path.join(folder, "cluster"))
         an_unknown_family_is_counted_by_its_tensors(os.path.join(folder, "novel"))
         hostile(folder)
     finally:

@@ -27,6 +27,8 @@ static const char usage[] =
     "  ballast-worker validate MODEL_DIR --expect FIXTURE_DIR ...   see validate --help\n"
     "  ballast-worker export MODEL_DIR --lora ADAPTER_DIR --out DIR   merges an adapter\n"
     "  ballast-worker bench [--op NAME] [--device DEVICE] [--threads N] [--json]\n"
+    "  ballast-worker bench --cluster [--ranks N] [--threads N] [--device cpu|cuda] [--out FILE]\n"
+    "                                     measures this machine for ballast adapt --cluster FILE\n"
     "\n"
     "  --config FILE    what it is called, where its coordinator is, what jobs may read\n"
     "  --device DEVICE  instead of the file's device\n"
@@ -38,6 +40,7 @@ static const char usage[] =
     "  ballast-worker --config /etc/ballast/worker.yaml --device cuda:1\n"
     "  ballast-worker --config worker.yaml --check-config\n"
     "  ballast-worker bench --op rms_norm --json\n"
+    "  ballast-worker bench --cluster --ranks 2 --threads 1 --out cluster.yaml\n"
     "\n"
     "SIGTERM stops its trainer (after a checkpoint, within a bound) and ends; a second one ends\n"
     "at once. SIGUSR1 writes its state to the log.\n";
@@ -77,14 +80,40 @@ static int run_trainer(void)
     return trainer_main(CHANNEL_FD);
 }
 
+/* A file is whole or not there. */
+static int bench_to(const struct bench_options *o, const char *path, struct err *err)
+{
+    FILE *f = path ? fopen(path, "we") : stdout;
+    if (!f)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    int rc = bench_cluster(o, f, err);
+    if (path && fclose(f) != 0 && rc == 0)
+        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
+    if (path && rc < 0)
+        remove(path);
+    return rc;
+}
+
+static bool parse_count(const char *text, uint32_t most, uint32_t *out)
+{
+    if (!*text || strspn(text, "0123456789") != strlen(text) || strlen(text) > 4)
+        return false;
+    *out = (uint32_t)atoi(text);
+    return *out <= most;
+}
+
 static int bench_main(int argc, char **argv)
 {
     static const struct option options[] = {
         {"op", required_argument, NULL, 'o'},      {"device", required_argument, NULL, 'd'},
         {"threads", required_argument, NULL, 't'}, {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+        {"cluster", no_argument, NULL, 'c'},       {"ranks", required_argument, NULL, 'r'},
+        {"out", required_argument, NULL, 'f'},     {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
-    struct bench_options o = {0};
+    struct bench_options o = {.n_ranks = 1};
+    const char *path = NULL;
+    bool is_cluster = false;
     struct err err = {0};
     int option;
     while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
@@ -96,9 +125,18 @@ static int bench_main(int argc, char **argv)
             o.device = optarg;
             break;
         case 't':
-            if (strspn(optarg, "0123456789") != strlen(optarg) || strlen(optarg) > 4)
+            if (!parse_count(optarg, 9999, &o.n_threads))
                 return usage_error("bench: --threads takes a whole number");
-            o.n_threads = (uint32_t)atoi(optarg);
+            break;
+        case 'r':
+            if (!parse_count(optarg, RANKS_HERE_MAX, &o.n_ranks) || o.n_ranks == 0)
+                return usage_error("bench: --ranks takes a whole number from 1 to 64");
+            break;
+        case 'c':
+            is_cluster = true;
+            break;
+        case 'f':
+            path = optarg;
             break;
         case 'j':
             o.json = true;
@@ -112,7 +150,9 @@ static int bench_main(int argc, char **argv)
     }
     if (optind < argc)
         return usage_error("bench takes options only");
-    if (bench_run(&o, stdout, &err) < 0) {
+    if (!is_cluster && (o.n_ranks > 1 || path))
+        return usage_error("bench: --ranks and --out go with --cluster");
+    if ((is_cluster ? bench_to(&o, path, &err) : bench_run(&o, stdout, &err)) < 0) {
         fprintf(stderr, "ballast-worker: %s\n", err.text);
         return EXIT_FAILURE;
     }

@@ -11,7 +11,7 @@
 #include "common/mem.h"
 
 static const char usage[] =
-    "usage: ballast-worker validate MODEL_DIR --expect FIXTURE_DIR [--steps N]\n"
+    "usage: ballast-worker validate MODEL_DIR --expect FIXTURE_DIR|--self [--steps N]\n"
     "           [--device cpu|cuda:N] [--dtype f32|bf16] [--dump DIR] [--lora ADAPTER_DIR]\n"
     "           [--layout ranks=4,fsdp=2,ep=4,expert_shard=1]\n"
     "           [--moves-every N] [--seed S] [--deterministic] [--recompute off|selective|full]\n"
@@ -20,6 +20,9 @@ static const char usage[] =
     "curve with what the fixture expects; where it trains an adapter, that one's curve and end,\n"
     "too. Exit code 1: something is above its tolerance.\n"
     "\n"
+    "  --self        without a fixture: weights from a seed, one rank against others, gradients\n"
+    "                against finite differences, a loss that falls; --steps 20, --json a line each\n"
+    "  --speed       with --self: the time of a step alone, of 4 sequences of 256 tokens\n"
     "  --steps N     optimizer steps of the curve to run; default: all\n"
     "  --device D    cpu or cuda:N, which all ranks share; default: cpu\n"
     "  --dtype T     of activations and of the weights that they meet: f32, or bf16 on a GPU;\n"
@@ -37,12 +40,15 @@ static const char usage[] =
     "  --recompute WAY   what a backward makes again, as parallel.activation_checkpointing; with\n"
     "                    --deterministic it changes no bit; default: off\n";
 
+#define SELF_STEPS     20
+#define SELF_STEPS_MAX 10000
+
 struct options {
     const char *model, *expect, *dump, *device, *lora;
     enum elem_type elem;
     struct layout_degrees degrees;
     struct validation_moves moves;
-    bool deterministic;
+    bool deterministic, self, json, speed;
     enum recompute recompute;
     int64_t n_steps; /* -1: all */
 };
@@ -100,7 +106,8 @@ static int parse_dtype(const char *value, enum elem_type *out, struct err *err)
 
 enum {
     OPTION_EXPECT = 256, OPTION_STEPS, OPTION_DEVICE, OPTION_DTYPE, OPTION_LAYOUT, OPTION_DUMP,
-    OPTION_LORA, OPTION_MOVES_EVERY, OPTION_SEED, OPTION_DETERMINISTIC, OPTION_RECOMPUTE
+    OPTION_LORA, OPTION_MOVES_EVERY, OPTION_SEED, OPTION_DETERMINISTIC, OPTION_RECOMPUTE,
+    OPTION_SELF, OPTION_JSON, OPTION_SPEED
 };
 
 static int parse_recompute(const char *value, enum recompute *out, struct err *err)
@@ -139,6 +146,9 @@ static int parse_option(int which, char *value, struct options *o, struct err *e
             return err_set(err, -EINVAL, "--seed '%s' is not a number", value);
         o->moves.seed = (uint64_t)n;
         return 0;
+    case OPTION_SELF: o->self = true; return 0;
+    case OPTION_JSON: o->json = true; return 0;
+    case OPTION_SPEED: o->speed = true; return 0;
     case OPTION_DETERMINISTIC:
         o->deterministic = true;
         return 0;
@@ -161,6 +171,9 @@ static int parse_options(int argc, char **argv, struct options *o, struct err *e
         { "moves-every", required_argument, NULL, OPTION_MOVES_EVERY },
         { "seed", required_argument, NULL, OPTION_SEED },
         { "deterministic", no_argument, NULL, OPTION_DETERMINISTIC },
+        { "self", no_argument, NULL, OPTION_SELF },
+        { "json", no_argument, NULL, OPTION_JSON },
+        { "speed", no_argument, NULL, OPTION_SPEED },
         { "recompute", required_argument, NULL, OPTION_RECOMPUTE },
         { "help", no_argument, NULL, 'h' },
         { 0 },
@@ -179,8 +192,10 @@ static int parse_options(int argc, char **argv, struct options *o, struct err *e
     }
     if (argc - optind != 1)
         return err_set(err, -EINVAL, "expected one MODEL_DIR, got %d", argc - optind);
-    if (!o->expect)
-        return err_set(err, -EINVAL, "--expect FIXTURE_DIR is missing");
+    if (!o->expect && !o->self)
+        return err_set(err, -EINVAL, "--expect FIXTURE_DIR is missing, or --self");
+    if (o->expect && o->self)
+        return err_set(err, -EINVAL, "--self takes no --expect");
     o->model = argv[optind];
     return 0;
 }
@@ -236,6 +251,20 @@ static int validate(const struct options *o, const struct model_spec *spec,
     return verdict.is_met ? 0 : 1;
 }
 
+static int check_self(const struct options *o, const struct model_spec *spec,
+                      const struct tensor_map *map, struct err *err)
+{
+    struct stack_config config = {.spec = spec, .map = map, .device = o->device, .elem = ELEM_F32};
+    int64_t n_steps = o->n_steps < 0 ? SELF_STEPS : o->n_steps;
+    bool passed = false;
+    if (n_steps < 1 || n_steps > SELF_STEPS_MAX)
+        return err_set(err, -EINVAL, "--steps: --self takes 1 to %d", SELF_STEPS_MAX);
+    if (o->speed)
+        return validation_speed(&config, o->json, stdout, err);
+    int rc = validation_self(&config, (uint32_t)n_steps, o->json, stdout, &passed, err);
+    return rc < 0 ? rc : passed ? 0 : 1;
+}
+
 static int run(const struct options *o, struct err *err)
 {
     struct tensor_map map = {0};
@@ -244,8 +273,9 @@ static int run(const struct options *o, struct err *err)
     int rc;
 
     if ((rc = hf_config_read(o->model, spec, err)) == 0 &&
-        (rc = tensor_map_init(spec, &map, err)) == 0 &&
-        (rc = fixture_open(o->expect, spec, &fixture, err)) == 0)
+        (rc = tensor_map_init(spec, &map, err)) == 0 && o->self)
+        rc = check_self(o, spec, &map, err);
+    else if (rc == 0 && (rc = fixture_open(o->expect, spec, &fixture, err)) == 0)
         rc = validate(o, spec, &map, &fixture, err);
     fixture_close(&fixture);
     tensor_map_fini(&map);

@@ -6,6 +6,8 @@
 #ifndef WORKER_VALIDATE_H
 #define WORKER_VALIDATE_H
 
+#include <stdio.h>
+
 #include "common/layout.h"
 #include "common/safetensors.h"
 #include "common/tensor_map.h"
@@ -82,6 +84,7 @@ struct validation { /* what the ranks computed */
     uint32_t n_migrations;
     uint64_t moved_bytes;           /* over all ranks */
     double   pause_s, step_s;       /* of the slowest rank, sums over migrations and steps */
+    double   best_step_s; /* of rank 0; on a CPU, of its thread alone */
     uint64_t digest;                /* of weights and state after the first curve, on any layout */
     float  *logits, *packed_logits; /* (rows, length, vocab) */
     double  loss, norm, packed_loss, packed_norm;
@@ -94,7 +97,10 @@ struct validation { /* what the ranks computed */
     double *twins[TWINS]; /* losses of a parting curve from weights moved by 1e-7, n_steps each */
 };
 
-/* Gives *out, ended with validation_fini; fixture and model_path are kept until then. rounding 0:
+#define VALIDATION_SEED 1u /* of weights that no folder has */
+
+/* Gives *out, ended with validation_fini; fixture and model_path are kept until then. model_path
+ * NULL: weights are drawn from VALIDATION_SEED. rounding 0:
  * from the weights as they are, and with twins. */
 int  validation_run(const struct stack_config *config, const char *model_path,
                     const struct fixture *fixture, uint32_t n_steps,
@@ -170,6 +176,17 @@ struct verdict {
 int  verdict_of(const struct validation *v, const struct tensor_map *map, struct verdict *out,
                 struct err *err);
 void verdict_print(const struct verdict *v);
+
+/* ---- without a fixture (validate_self.c) ---- */
+
+/* Checks of one rank against others, of gradients against finite differences and of the loss curve,
+ * of weights that are drawn from a seed; config's degrees and tokens_max are not looked at. A line
+ * for each, as JSON if asked, and one with what a step takes. */
+int  validation_self(const struct stack_config *config, uint32_t n_steps, bool json, FILE *out,
+                     bool *out_passed, struct err *err);
+
+/* What a step of such a model takes on one rank with one thread. */
+int  validation_speed(const struct stack_config *config, bool json, FILE *out, struct err *err);
 
 /* ---- the dump (validate_dump.c) ---- */
 
