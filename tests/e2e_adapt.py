@@ -24,7 +24,7 @@ SMALL = {
     "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
     "moe_intermediate_size": 16, "norm_topk_prob": True, "scoring_func": "sigmoid",
     "routed_scaling_factor": 2.5, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-    "rope_theta": 10000,
+    "rope_theta": 10000, "n_group": 1, "topk_group": 1,
 }
 
 

@@ -1,10 +1,10 @@
 /* bench_cluster.c - measures a machine as plans see it: a cluster.yaml
  *
  * Ranks are processes, and measure at the same time, as they compute when they train: on a CPU
- * they share its memory. Products are timed with wide and narrow matrices and with many and few rows, from
- * which follow the rate of large ones and the sizes at which half of it is reached. On a GPU
- * recurrences and attention keep the shares of products that they have on the GPU on which they
- * were tuned, as the shapes of bench are too small for one. */
+ * they share its memory. Products are timed with wide and narrow matrices and with many and few
+ * rows, from which follow the rate of large ones and the sizes at which half of it is reached. On
+ * a GPU recurrences and attention keep the shares of products that they have on the GPU on which
+ * they were tuned, as the shapes of bench are too small for one. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
  *
  * For a model that nobody has a reference of. Weights are drawn from a seed, tokens follow a rule
  * that can be learnt. What one rank computes is the measure of what others do together; and that
- * one rank's gradients are right is told by the loss itself, which must change along the gradient of
- * each kind of tensor by what it says. On a GPU the CPU's definitions are a measure, too. */
+ * one rank's gradients are right is told by the loss itself, which must change along the gradient
+ * of each kind of tensor by what it says. On a GPU the CPU's definitions are a measure, too. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 #define LENGTH          64u
 #define RULE_SHARE      0.9  /* of tokens that follow the rule */
 #define ALPHABET        64u
-#define SLOPE_LENGTH    16u  /* of the one row whose loss is differentiated: few choices to change */
+#define SLOPE_LENGTH    16u  /* of the row whose loss is differentiated: few choices to change */
 #define LEARNING_RATE   2e-3
 #define LOGITS_LIMIT    3e-5
 #define GRADIENT_LIMIT  3e-4
