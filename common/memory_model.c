@@ -37,11 +37,6 @@ uint32_t memory_slots(const struct memory_input *in)
     return in->spec->n_experts / in->degrees.ep + in->n_spare;
 }
 
-static bool is_frozen(const struct memory_input *in)
-{
-    return in->dense_adapters || in->expert_adapters;
-}
-
 /* What a rank owns of numbers that there are of dense tensors and of each expert. */
 static uint64_t owned(const struct memory_input *in, const struct model_counts *counts,
                       uint64_t dense, uint64_t per_expert)
@@ -58,134 +53,16 @@ static uint64_t owned(const struct memory_input *in, const struct model_counts *
 static uint64_t second_moments(const struct memory_input *in, const struct model_counts *counts,
                                uint64_t trained)
 {
-    uint64_t n = is_frozen(in) ? 0 : counts->embedding;
+    uint64_t n = memory_is_frozen(in) ? 0 : counts->embedding;
     if (!in->has_muon)
         return trained;
     for (size_t i = 0; in->map && i < in->map->n_entries; i++) {
         const struct tensor_entry *e = &in->map->entries[i];
         bool is_counted = e->role == ROLE_EMBEDDING || e->role == ROLE_HEAD;
-        if (tensor_has_v(in->map, e) && (is_frozen(in) || !is_counted))
+        if (tensor_has_v(in->map, e) && (memory_is_frozen(in) || !is_counted))
             n += e->count;
     }
     return n / in->degrees.fsdp;
-}
-
-/* ---- whole units while they are used --------------------------------------------------------- */
-
-#define POOL_MAX 64
-
-/* As shard_buffer_take does: a block serves what is at least half of it. */
-struct pool {
-    struct { uint64_t n_bytes; bool is_used; } blocks[POOL_MAX];
-    uint32_t n;
-    uint64_t sum;
-};
-
-static uint32_t pool_take(struct pool *p, uint64_t n_bytes)
-{
-    uint32_t best = POOL_MAX;
-    for (uint32_t i = 0; i < p->n; i++)
-        if (!p->blocks[i].is_used && p->blocks[i].n_bytes >= n_bytes &&
-            p->blocks[i].n_bytes / 2 <= n_bytes &&
-            (best == POOL_MAX || p->blocks[i].n_bytes < p->blocks[best].n_bytes))
-            best = i;
-    if (best == POOL_MAX && p->n < POOL_MAX) {
-        best = p->n++;
-        p->blocks[best].n_bytes = n_bytes;
-        p->sum += n_bytes;
-    }
-    if (best < POOL_MAX)
-        p->blocks[best].is_used = true;
-    return best;
-}
-
-static void pool_return(struct pool *p, uint32_t i)
-{
-    if (i < POOL_MAX)
-        p->blocks[i].is_used = false;
-}
-
-/* Numbers of unit u: 0 the embedding, then the layers, then the head. */
-static struct tensor_block unit_of(const struct memory_input *in, const struct model_counts *counts,
-                                   uint32_t u)
-{
-    const struct model_spec *m = in->spec;
-    if (in->map)
-        return in->map->units[u];
-    uint64_t vocabulary = (uint64_t)m->vocab * m->hidden;
-    uint64_t layers = counts->total - counts->experts - counts->embedding;
-    uint64_t n = u == 0 || u > m->n_layers ? vocabulary : layers / max(m->n_layers, 1);
-    return is_frozen(in) ? (struct tensor_block){.frozen = n} : (struct tensor_block){.trained = n};
-}
-
-/* One unit in use: its weights and, on the way back, its gradients; the same of its experts. */
-static void use_unit(const struct memory_input *in, struct pool *p, struct tensor_block unit,
-                     struct tensor_block experts, bool backward)
-{
-    uint64_t e = in->elem_bytes;
-    bool cuts_dense = in->degrees.fsdp > 1;
-    uint64_t n_experts = experts.trained + experts.frozen;
-    uint32_t w = POOL_MAX, g = POOL_MAX, we = POOL_MAX, ge = POOL_MAX, sum = POOL_MAX;
-    if (cuts_dense)
-        w = pool_take(p, e * (unit.trained + unit.frozen));
-    if (cuts_dense && backward && unit.trained)
-        g = pool_take(p, FLOAT_BYTES * unit.trained);
-    if (n_experts)
-        we = pool_take(p, e * n_experts);
-    if (experts.trained && backward) {
-        ge = pool_take(p, FLOAT_BYTES * experts.trained);
-        sum = pool_take(p, FLOAT_BYTES * experts.trained / in->degrees.expert_shard);
-    }
-    pool_return(p, sum);
-    pool_return(p, ge);
-    pool_return(p, we);
-    pool_return(p, g);
-    pool_return(p, w);
-}
-
-/* Numbers of the experts of unit u that are cut again; zeros where none are. */
-static struct tensor_block experts_of(const struct memory_input *in,
-                                      const struct model_counts *counts, uint32_t u)
-{
-    const struct model_spec *m = in->spec;
-    if (u == 0 || u > m->n_layers || m->layers[u - 1].mlp != MLP_MOE ||
-        in->degrees.expert_shard <= 1)
-        return (struct tensor_block){0};
-    uint64_t n = m->n_experts / in->degrees.ep;
-    struct tensor_block one = {.trained = is_frozen(in) ? 0 : counts->per_expert,
-                               .frozen = is_frozen(in) ? counts->per_expert : 0};
-    if (in->map)
-        one = in->map->expert;
-    return (struct tensor_block){n * one.trained, n * one.frozen};
-}
-
-/* Gradients, momenta and steps of what is cut, whole, and my part of the steps, as worker/muon.c
- * takes them. */
-static void use_for_muon(struct pool *p, uint64_t trained, uint32_t n_ranks)
-{
-    uint32_t taken[4];
-    if (!trained || n_ranks <= 1)
-        return;
-    for (int i = 0; i < 4; i++)
-        taken[i] = pool_take(p, FLOAT_BYTES * (i < 3 ? trained : trained / n_ranks));
-    for (int i = 0; i < 4; i++)
-        pool_return(p, taken[i]);
-}
-
-static uint64_t gathered_bytes(const struct memory_input *in, const struct model_counts *counts)
-{
-    uint32_t n_units = in->spec->n_layers + 2;
-    struct pool pool = {0};
-    for (uint32_t i = 0; i < 2 * n_units; i++) {
-        bool backward = i >= n_units;
-        uint32_t u = backward ? 2 * n_units - 1 - i : i;
-        use_unit(in, &pool, unit_of(in, counts, u), experts_of(in, counts, u), backward);
-    }
-    for (uint32_t u = 1; in->has_muon && u + 1 < n_units; u++) {
-        use_for_muon(&pool, unit_of(in, counts, u).trained, in->degrees.fsdp);
-        use_for_muon(&pool, experts_of(in, counts, u).trained, in->degrees.expert_shard);
-    }
-    return pool.sum;
 }
 
 /* ---- what else it takes ---------------------------------------------------------------------- */
@@ -220,7 +97,7 @@ static uint64_t staging_bytes(const struct memory_input *in, const struct model_
         return 0;
     uint64_t n = counts->per_expert / max(in->degrees.expert_shard, 1) * in->n_spare *
                  n_sparse(in->spec);
-    return 2 * n * FLOAT_BYTES + n * (in->elem_bytes + (is_frozen(in) ? 0 : 3 * FLOAT_BYTES));
+    return 2 * n * FLOAT_BYTES + n * (in->elem_bytes + (memory_is_frozen(in) ? 0 : 3 * FLOAT_BYTES));
 }
 
 /* Muon's, of its largest matrix: two of its size, and two squares of its smaller side. */
@@ -278,7 +155,7 @@ struct memory_plan memory_model(const struct memory_input *in)
     uint64_t base = owned(in, &counts, counts.total - counts.experts, counts.per_expert);
     uint64_t experts = in->packed_experts ? owned(in, &counts, 0, counts.per_expert) : 0;
     uint64_t adapters = owned(in, &counts, in->dense_adapters, in->expert_adapters);
-    uint64_t trained = is_frozen(in) ? adapters : base;
+    uint64_t trained = memory_is_frozen(in) ? adapters : base;
     uint64_t master = in->elem_bytes < FLOAT_BYTES ? FLOAT_BYTES : 0;
     uint64_t n_counts = 8ull * m->n_layers * m->n_experts;
     assert(in->elem_bytes == 4 || in->elem_bytes == 2);
@@ -288,7 +165,7 @@ struct memory_plan memory_model(const struct memory_input *in)
         .gradients = trained * FLOAT_BYTES,
         .optimizer = (trained + second_moments(in, &counts, trained)) * FLOAT_BYTES,
         .activations = memory_activations(in),
-        .gathered = gathered_bytes(in, &counts),
+        .gathered = memory_gathered(in),
         .dispatch = dispatch_bytes(in),
         .staging = staging_bytes(in, &counts),
         /* On the device and, of a CPU in the same memory, for the host. */

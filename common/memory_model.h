@@ -1,7 +1,7 @@
 /* memory_model.h - bytes of one rank's device for a training step, before anything is allocated
  *
- * Pure arithmetic over a model's counts, the degrees and the tokens of a pass. It is an upper bound however tokens are routed, but in deterministic mode and where
- * documents are many and short. */
+ * Pure arithmetic over a model's counts, the degrees and the tokens of a pass. It is an upper bound
+ * however tokens are routed, but in deterministic mode and where documents are many and short. */
 #ifndef COMMON_MEMORY_MODEL_H
 #define COMMON_MEMORY_MODEL_H
 
@@ -31,7 +31,13 @@ struct memory_input {
     bool     has_muon;       /* matrices have no second moment, and are gathered for a step */
     bool     has_z_loss, has_capacity; /* of the routers */
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
+    bool     is_blocking; /* parallel.overlap: false: no unit comes while another is used */
 };
+
+static inline bool memory_is_frozen(const struct memory_input *in)
+{
+    return in->dense_adapters || in->expert_adapters;
+}
 
 struct memory_plan {
     uint64_t weights, gradients, optimizer; /* the slices that this rank owns; weights with their
@@ -56,8 +62,9 @@ uint32_t memory_slots(const struct memory_input *in);
 uint64_t memory_rows_max(const struct model_spec *m, uint64_t n_tokens, uint32_t ep,
                          uint32_t n_slots);
 
-/* Of the plan, its activations. */
+/* Of the plan, its activations; and its whole layers. */
 uint64_t memory_activations(const struct memory_input *in);
+uint64_t memory_gathered(const struct memory_input *in);
 
 struct memory_plan memory_model(const struct memory_input *in);
 

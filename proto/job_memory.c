@@ -37,6 +37,7 @@ int job_memory_input(const Ballast__JobSpec *spec, const struct model_spec *mode
         .has_muon = out_map->has_muon,
         .has_z_loss = spec->moe_z_loss > 0, .has_capacity = spec->moe_capacity_factor > 0,
         .n_spare = spec->rebalance_spare_slots_per_rank,
+        .is_blocking = !spec->parallel_overlap,
     };
     if (job_trains_adapters(spec))
         count_adapters(spec, out_map, out);

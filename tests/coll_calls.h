@@ -152,7 +152,8 @@ static inline void check_rows(struct rank *r, struct coll *c, const struct coll_
         CHECK(r, recv[m] == n_rows(k, g->ranks[m], c->rank));
     }
     upload(c, tensor, x, n * sizeof *x);
-    CHECK(r, coll_all_to_all_rows(c, g, tensor, send, y, recv, row_floats * sizeof *x, &r->err) == 0);
+    CHECK(r, coll_all_to_all_rows(c, g, tensor, send, y, recv, row_floats * sizeof *x,
+                                  &r->err) == 0);
     n = 0;
     for (uint32_t m = 0; m < g->n_ranks; m++)
         for (int64_t row = 0; row < recv[m]; row++)

@@ -49,7 +49,7 @@ static const struct row {
     bool count_margins;
     uint32_t n_spare;
     const struct lora_config *lora;
-    bool packed, muon;
+    bool packed, muon, is_blocking;
 } rows[] = {
     {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
     {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
@@ -58,10 +58,14 @@ static const struct row {
     {"all cut, some made again", {4, 4, 4, 1}, RECOMPUTE_SELECTIVE, false},
     {"halves and replicas", {4, 2, 2, 1}, RECOMPUTE_FULL, false},
     {"experts cut again", {4, 2, 2, 2}, RECOMPUTE_OFF, true},
+    {"the same, one unit after another", {4, 2, 2, 2}, RECOMPUTE_OFF, .is_blocking = true},
+    {"all cut, computed again", {4, 4, 1, 4}, RECOMPUTE_FULL, false},
     {"room for copies of experts", {4, 2, 2, 2}, RECOMPUTE_OFF, false, 3},
     {"adapters", {1, 1, 1, 1}, RECOMPUTE_FULL, false, 0, &adapters},
     {"adapters, all cut", {4, 4, 2, 2}, RECOMPUTE_OFF, false, 1, &adapters},
     {"adapters, experts packed", {2, 2, 2, 1}, RECOMPUTE_OFF, false, 0, &adapters, true},
+    {"adapters, one unit after another", {4, 4, 2, 2}, RECOMPUTE_OFF, .lora = &adapters,
+     .is_blocking = true},
     {"Muon", {1, 1, 1, 1}, RECOMPUTE_FULL, .muon = true},
     {"Muon, all cut", {4, 4, 2, 2}, RECOMPUTE_FULL, .muon = true},
     {"Muon and adapters", {2, 2, 2, 1}, RECOMPUTE_FULL, .lora = &adapters, .muon = true},
@@ -90,7 +94,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
         .packed_experts = row->packed, .map = map, .has_muon = row->muon,
         .lora_rank = row->lora ? row->lora->r : 0,
         .recompute = row->recompute, .count_margins = row->count_margins,
-        .n_spare = row->n_spare});
+        .n_spare = row->n_spare, .is_blocking = row->is_blocking});
     int32_t tokens[N_TOKENS], cu_seqlens[2] = {0, N_TOKENS};
     struct model_loss loss;
     double state = (double)(plan.weights + plan.gradients + plan.optimizer);
@@ -107,6 +111,10 @@ static int compare(struct stack *s, void *arg, struct err *err)
     if ((rc = model_step(s->model, &batch, true, &loss, err)) < 0 || s->rank)
         return rc;
     double activations = (double)model_activation_bytes(s->model);
+    double gathered = (double)shard_buffer_bytes(s->shard);
+    if (!row->muon && (plan.gathered > 0 || gathered > 0) && /* Muon's are of its step */
+        (rc = near(row->shows, "gathered", (double)plan.gathered, gathered, err)) < 0)
+        return rc;
     return near(row->shows, "activations", (double)plan.activations, activations, err);
 }
 
@@ -126,7 +134,7 @@ static void the_plan_is_near_what_is_taken(void **state)
             .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees,
             .tokens_max = N_TOKENS,
             .recompute = row.recompute, .count_margins = row.count_margins,
-            .n_spare = row.n_spare,
+            .n_spare = row.n_spare, .is_blocking = row.is_blocking,
         };
         if (stack_run(&config, compare, &row, &err) < 0)
             fail_msg("%s", err.text);

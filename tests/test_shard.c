@@ -81,6 +81,7 @@ static void check_gathered(struct test_rank *r)
         }
         shard_experts_release(r->shard, l);
     }
+    RANK_CHECK(r, shard_settle(r->shard, &r->err) == 0);
     uint32_t n_filled = 0;
     for (uint32_t i = r->slots.me * r->slots.n_slots, l = 1; l < r->spec->n_layers; l++)
         for (uint32_t k = 0; k < r->slots.n_slots; k++)
@@ -126,6 +127,7 @@ static void add_gradients(struct test_rank *r, uint32_t k)
         shard_experts_release(r->shard, l);
         RANK_CHECK(r, shard_experts_reduce(r->shard, l, &r->err) == 0);
     }
+    RANK_CHECK(r, shard_settle(r->shard, &r->err) == 0);
 }
 
 /* Dense gradients come from all ranks; an expert's from those that serve it. */

@@ -16,6 +16,15 @@ int coll_end(struct coll *c, coll_ticket ticket, struct err *err)
     return rc < 0 ? rc : c->ops->reclaim(c, ticket, err);
 }
 
+int coll_leave_open(struct coll *c, coll_ticket *io_ticket, struct err *err)
+{
+    if (!c->is_blocking)
+        return 0;
+    int rc = coll_end(c, *io_ticket, err);
+    *io_ticket = 0;
+    return rc;
+}
+
 int coll_all_gather(struct coll *c, const struct coll_group *g, enum elem_type type,
                     const void *in, size_t n, size_t n_blocks, void *out, struct err *err)
 {

@@ -122,6 +122,8 @@ struct coll {
                          * whoever opened it, before the first call that takes some */
     uint32_t rank, world;
     int32_t  layer; /* said in errors and in the trace; -1: none. Set by whoever computes one */
+    bool     is_blocking; /* parallel.overlap: false; whoever starts a call ends it at once. Set by
+                           * whoever opened it */
     struct coll_group world_group;
 };
 
@@ -135,7 +137,9 @@ int coll_all_to_all_rows(struct coll *c, const struct coll_group *g, const void 
                          size_t row_bytes, struct err *err);
 /* Finish and reclaim. */
 int coll_end(struct coll *c, coll_ticket ticket, struct err *err);
-/* Either of them, of a table whose starts do everything and give ticket 0. */
+/* After a start: ends the call at once where c is blocking. */
+int coll_leave_open(struct coll *c, coll_ticket *io_ticket, struct err *err);
+/* Finish or reclaim, of a table whose starts do everything and give ticket 0. */
 int coll_nothing_left(struct coll *c, coll_ticket ticket, struct err *err);
 
 struct wire;

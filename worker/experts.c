@@ -123,40 +123,52 @@ void experts_point(struct shard *s)
     }
 }
 
-static int gather(struct shard *s, uint32_t layer, struct err *err)
+/* In the name of layer; the one that is computed stays as it is. */
+static int start_gather(struct shard *s, uint32_t layer, struct err *err)
 {
-    struct shard_unit *u = &s->layers[layer];
-    uint64_t n = n_used(s, layer), n_ranks = s->expert_shard.n_ranks;
-    void *whole;
-    int rc = shard_buffer_take(s, n * n_ranks * (u->slice + u->frozen) * elem_size(s->dev), &whole,
-                               err);
-    if (rc < 0)
-        return rc;
-    u->whole = whole;
-    elem *frozen = elem_at(s->dev, u->whole, (int64_t)(n * n_ranks * u->slice));
-    spans_begin(s->dev, PHASE_GATHER, (int32_t)layer);
-    if (u->slice > 0)
-        rc = coll_all_gather(s->coll, &s->expert_shard, s->dev->elem,
-                             shard_slot(s, layer, 0, SLOT_WEIGHTS), u->slice, n, u->whole, err);
-    if (rc == 0 && u->frozen > 0)
-        rc = coll_all_gather(s->coll, &s->expert_shard, s->dev->elem,
-                             shard_slot(s, layer, 0, SLOT_FROZEN), u->frozen, n, frozen, err);
-    point_weights(s, u, n_used(s, layer), u->whole, frozen);
-    spans_end(s->dev);
+    int32_t present = s->coll->layer;
+    s->coll->layer = (int32_t)layer;
+    int rc = gather_start(s, &s->expert_shard, &s->layers[layer], n_used(s, layer), err);
+    s->coll->layer = present;
     return rc;
+}
+
+int shard_experts_prefetch(struct shard *s, uint32_t layer, struct err *err)
+{
+    assert(slots_is_sparse(s->slots, layer));
+    if (s->expert_shard.n_ranks == 1 || s->coll->is_blocking || s->layers[layer].whole)
+        return 0;
+    return start_gather(s, layer, err);
+}
+
+int shard_experts_hold(struct shard *s, uint32_t layer, struct err *err)
+{
+    int rc = shard_experts_prefetch(s, layer, err);
+    if (rc == 0)
+        s->layers[layer].n_users++;
+    return rc;
+}
+
+void shard_experts_then(struct shard *s, int64_t next)
+{
+    s->next_experts = next;
 }
 
 int shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts *out,
                           struct err *err)
 {
     struct shard_unit *u = &s->layers[layer];
+    uint32_t n_ranks = s->expert_shard.n_ranks;
+    int rc = 0;
     assert(slots_is_sparse(s->slots, layer));
     s->coll->layer = (int32_t)layer;
-    if (s->expert_shard.n_ranks > 1 && u->n_users == 0) {
-        int rc = gather(s, layer, err);
-        if (rc < 0)
-            return rc;
-    }
+    if (n_ranks > 1 && !u->whole)
+        rc = start_gather(s, layer, err);
+    if (rc < 0 || (rc = gather_finish(s, u, (int32_t)layer, err)) < 0)
+        return rc;
+    if (n_ranks > 1)
+        point_weights(s, u, n_used(s, layer), u->whole,
+                      elem_at(s->dev, u->whole, (int64_t)(n_used(s, layer) * n_ranks * u->slice)));
     u->n_users++;
     *out = (struct shard_experts){
         .n_slots = n_used(s, layer),
@@ -169,11 +181,16 @@ int shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts 
 void shard_experts_release(struct shard *s, uint32_t layer)
 {
     struct shard_unit *u = &s->layers[layer];
+    int64_t next = s->next_experts;
     assert(u->n_users > 0);
-    if (--u->n_users == 0 && u->whole) {
-        shard_buffer_return(s, u->whole);
-        u->whole = NULL;
-    }
+    if (--u->n_users > 0)
+        return;
+    s->next_experts = -1;
+    if (next != (int64_t)layer || s->coll->is_blocking)
+        gather_drop(s, u);
+    /* What fails here fails again where they are acquired. */
+    if (next >= 0)
+        shard_experts_prefetch(s, (uint32_t)next, NULL);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------ */
@@ -203,18 +220,14 @@ int shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err)
     if (s->expert_shard.n_ranks == 1 || u->slice == 0)
         return 0;
     s->coll->layer = (int32_t)layer;
+    if ((rc = reduction_end(s, &s->experts_reduction, err)) < 0)
+        return rc;
     shard_experts_gradient(s, layer, &e); /* zeros, if no token came here */
     size_t n = u->slice * n_used(s, layer);
     if ((rc = shard_buffer_take(s, n * sizeof(float), &sum, err)) < 0)
         return rc;
-    spans_begin(s->dev, PHASE_REDUCE, (int32_t)layer);
-    rc = coll_reduce_scatter(s->coll, &s->expert_shard, ELEM_F32, u->gradient, u->slice,
-                             n_used(s, layer), sum, err);
-    if (rc == 0)
-        s->dev->ops->axpy(s->dev, s->gradients + u->at, 1.0f, sum, (int64_t)n);
-    shard_buffer_return(s, sum);
-    shard_buffer_return(s, u->gradient);
+    struct shard_reduction r = {.unit = u, .layer = (int32_t)layer, .block = u->gradient,
+                                .sum = sum, .sum_is_apart = true, .n = n};
     u->gradient = NULL;
-    spans_end(s->dev);
-    return rc;
+    return reduction_start(s, &s->expert_shard, &s->experts_reduction, &r, n_used(s, layer), err);
 }

@@ -1,7 +1,8 @@
 /* model.c - walks one micro-batch through all units, forward, loss and backward
  *
- * A unit is gathered, used and let go before the next one, in an order that follows from the model
- * alone: every rank makes the same collective calls. */
+ * A unit is gathered, used and let go in an order that follows from the model alone: every rank
+ * makes the same collective calls. While one is computed with, the next one comes, and the
+ * gradients of the one before go home. */
 #include "worker/model.h"
 
 #include <assert.h>
@@ -38,6 +39,7 @@ struct model {
     /* of the current step */
     struct pass pass;
     bool is_learning; /* indexers get gradients in this forward */
+    bool has_head, has_backward; /* what comes after the layers of the forward */
     const int32_t *tokens, *labels; /* on the device */
 };
 
@@ -269,7 +271,7 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
         return rc;
     activations_release(&m->act, (struct activations_mark){0});
     m->act.failed = false;
-    m->knows_counts = false;
+    m->knows_counts = m->has_head = m->has_backward = false;
     grow_ones(m, b->n_tokens * m->config.spec->top_k);
     m->pass = (struct pass){
         .dev = m->config.dev, .spec = m->config.spec, .act = &m->act, .n = b->n_tokens,
@@ -292,8 +294,29 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
 
 /* ---- units ---------------------------------------------------------------------------------- */
 
-static int open_unit(struct model *m, uint32_t unit, bool backward, struct unit_view *out,
-                     struct err *err)
+#define NOTHING INT64_C(-1) /* in place of a unit or a layer */
+
+/* The sparse layer after from, upwards or downwards, from itself included. */
+static int64_t find_sparse(const struct model *m, int64_t from, int step)
+{
+    const struct model_spec *s = m->config.spec;
+    while (from >= 0 && from < (int64_t)s->n_layers && s->layers[from].mlp != MLP_MOE)
+        from += step;
+    return from < (int64_t)s->n_layers ? from : NOTHING;
+}
+
+/* Whose experts come after those of layer l. */
+static int64_t experts_after(const struct model *m, uint32_t l, bool backward)
+{
+    if (backward)
+        return find_sparse(m, (int64_t)l - 1, -1);
+    int64_t next = find_sparse(m, (int64_t)l + 1, 1);
+    return next == NOTHING && m->has_backward ? (int64_t)l : next;
+}
+
+/* next: the unit that is opened after this one. */
+static int open_unit(struct model *m, uint32_t unit, bool backward, int64_t next,
+                     struct unit_view *out, struct err *err)
 {
     *out = (struct unit_view){
         .dev = m->config.dev, .at = m->at[unit], .buffers = shard_buffers(m->config.shard),
@@ -301,6 +324,8 @@ static int open_unit(struct model *m, uint32_t unit, bool backward, struct unit_
         .adapters = m->adapters ? &m->adapters[unit] : NULL,
     };
     int rc = shard_acquire(m->config.shard, unit, &out->weights, err);
+    if (rc == 0 && next != NOTHING)
+        rc = shard_prefetch(m->config.shard, (uint32_t)next, err);
     if (rc == 0 && backward)
         out->gradients = shard_gradient(m->config.shard, unit);
     return rc;
@@ -316,12 +341,24 @@ static int close_unit(struct model *m, uint32_t unit, const struct unit_view *u,
     return rc;
 }
 
+static int64_t unit_after_layer(const struct model *m, uint32_t l, bool backward)
+{
+    if (backward)
+        return l > 0 ? unit_of_layer(l - 1) : NOTHING;
+    if (l + 1 < m->config.spec->n_layers)
+        return unit_of_layer(l + 1);
+    return m->has_head ? (int64_t)unit_of_head(m) : NOTHING;
+}
+
 static int embed(struct model *m, struct err *err)
 {
     struct pass *p = &m->pass;
     struct unit_view u;
-    int rc = open_unit(m, 0, false, &u, err);
+    int64_t sparse = find_sparse(m, 0, 1);
+    int rc = open_unit(m, 0, false, unit_of_layer(0), &u, err);
 
+    if (rc == 0 && sparse != NOTHING)
+        rc = shard_experts_prefetch(m->config.shard, (uint32_t)sparse, err);
     spans_begin(p->dev, PHASE_EMBEDDING, -1);
     if (rc == 0)
         p->dev->ops->embedding(p->dev, m->residuals.p[0], weight_of(&u, ROLE_EMBEDDING), m->tokens,
@@ -354,8 +391,10 @@ static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err
     bool learns = m->is_learning && p->spec->layers[l].attention == ATTENTION_MLA;
     struct unit_view u;
     spans_begin(p->dev, PHASE_OTHER, (int32_t)l);
-    int rc = open_unit(m, unit_of_layer(l), learns, &u, err);
+    int rc = open_unit(m, unit_of_layer(l), learns, unit_after_layer(m, l, false), &u, err);
 
+    if (p->spec->layers[l].mlp == MLP_MOE)
+        shard_experts_then(m->config.shard, experts_after(m, l, false));
     if (rc == 0) {
         decoder_carve(p, &m->moe, l, kept_of(m), saved);
         rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, m->residuals.p[l + 1], saved, err);
@@ -373,10 +412,16 @@ static int backward_layer(struct model *m, uint32_t l, struct err *err)
 {
     struct pass *p = &m->pass;
     struct decoder_saved *saved = &m->layers[l];
+    bool is_sparse = p->spec->layers[l].mlp == MLP_MOE;
+    bool holds = is_sparse && m->config.recompute != RECOMPUTE_OFF; /* it is run again before */
     struct unit_view u;
     spans_begin(p->dev, PHASE_OTHER, (int32_t)l);
-    int rc = open_unit(m, unit_of_layer(l), true, &u, err);
+    int rc = open_unit(m, unit_of_layer(l), true, unit_after_layer(m, l, true), &u, err);
 
+    if (is_sparse)
+        shard_experts_then(m->config.shard, experts_after(m, l, true));
+    if (rc == 0 && holds)
+        rc = shard_experts_hold(m->config.shard, l, err);
     if (rc == 0 && m->config.recompute == RECOMPUTE_FULL) {
         decoder_carve(p, &m->moe, l, CARVE_ALL, saved);
         rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, NULL, saved, err);
@@ -385,6 +430,8 @@ static int backward_layer(struct model *m, uint32_t l, struct err *err)
         rc = decoder_backward(p, &m->moe, l, &u, &m->residuals, saved, err);
     if (rc == 0)
         activations_release(&m->act, saved->mark);
+    if (rc == 0 && holds)
+        shard_experts_release(m->config.shard, l);
     rc = close_unit(m, unit_of_layer(l), &u, rc, err);
     spans_end(p->dev);
     return rc;
@@ -397,7 +444,8 @@ static int head_loss(struct model *m, bool backward, struct err *err)
     struct activations_mark mark = activations_mark(&m->act);
     struct unit_view u;
     struct head h;
-    int rc = open_unit(m, unit_of_head(m), backward, &u, err);
+    int64_t next = backward ? unit_of_layer(m->config.spec->n_layers - 1) : NOTHING;
+    int rc = open_unit(m, unit_of_head(m), backward, next, &u, err);
 
     spans_begin(m->config.dev, PHASE_HEAD, -1);
     if (rc == 0)
@@ -416,7 +464,7 @@ static int logits(struct model *m, float *out_logits, struct err *err)
     struct activations_mark mark = activations_mark(&m->act);
     struct unit_view u;
     struct head h;
-    int rc = open_unit(m, unit_of_head(m), false, &u, err);
+    int rc = open_unit(m, unit_of_head(m), false, NOTHING, &u, err);
 
     if (rc == 0 && (rc = head_forward(&m->pass, &u, &m->residuals, &h, err)) == 0)
         rc = head_logits(&m->pass, &u, &h, out_logits, err);
@@ -483,6 +531,8 @@ static int index_step(struct model *m, bool backward, struct model_loss *out, st
 {
     m->is_learning = m->moe.counting = m->moe.capping = backward;
     int rc = forward(m, false, err);
+    if (rc == 0)
+        rc = shard_settle(m->config.shard, err);
     m->is_learning = m->moe.counting = m->moe.capping = false;
     if (rc < 0) {
         drop_plans(m);
@@ -506,6 +556,8 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
     if (m->pass.index_stage != INDEX_FROZEN)
         return index_step(m, backward, out, err);
     bool learns = m->config.index_joint && backward;
+    m->has_head = true;
+    m->has_backward = backward;
     m->moe.counting = m->moe.capping = backward;
     if (backward)
         take_gradients(m);
@@ -519,6 +571,8 @@ int model_step(struct model *m, const struct model_batch *batch, bool backward,
         rc = head_loss(m, backward, err);
     if (rc == 0 && backward)
         rc = backward_all(m, err);
+    if (rc == 0)
+        rc = shard_settle(m->config.shard, err);
     m->moe.capping = false;
     if (rc < 0) {
         drop_plans(m);
@@ -571,6 +625,8 @@ int model_survey(struct model *m, const struct model_batch *batch, struct err *e
         return rc;
     m->moe.surveying = m->moe.capping = true;
     rc = forward(m, false, err);
+    if (rc == 0)
+        rc = shard_settle(m->config.shard, err);
     m->moe.surveying = m->moe.capping = false;
     if (rc < 0)
         drop_plans(m);
@@ -582,8 +638,9 @@ int model_logits(struct model *m, const struct model_batch *batch, float *out_lo
 {
     int rc = begin(m, batch, err);
 
-    if (rc == 0 && (rc = forward(m, false, err)) == 0)
-        rc = logits(m, out_logits, err);
+    m->has_head = true;
+    if (rc == 0 && (rc = forward(m, false, err)) == 0 && (rc = logits(m, out_logits, err)) == 0)
+        rc = shard_settle(m->config.shard, err);
     if (rc < 0)
         drop_plans(m);
     return rc;

@@ -312,6 +312,7 @@ static int open_travel(struct run *run, struct err *err)
     if ((rc = agree(run->coll, rc, err)) < 0 ||
         (rc = coll_choose(&run->coll, run->dev, wish, &run->layout, said, err)) < 0)
         return rc;
+    run->coll->is_blocking = !run->spec->parallel_overlap;
     atomic_store(&run->wishes->coll, run->coll);
     if (run->coll->rank == 0)
         printf("tensors travel through %s\n", said);

@@ -27,49 +27,10 @@ void shard_free(struct shard *s, void *p)
         s->dev->ops->free(s->dev, p);
 }
 
-int shard_buffer_take(struct shard *s, size_t n_bytes, void **out, struct err *err)
-{
-    struct shard_buffer *best = NULL;
-    for (size_t i = 0; i < s->n_gathered; i++) {
-        struct shard_buffer *b = &s->gathered[i];
-        /* A layer must not hold the memory of a whole vocabulary. */
-        if (!b->is_used && b->n_bytes >= n_bytes && b->n_bytes / 2 <= n_bytes &&
-            (!best || b->n_bytes < best->n_bytes))
-            best = b;
-    }
-    if (!best) {
-        void *base = shard_alloc(s, n_bytes);
-        if (!base)
-            return err_set(err, -ENOMEM, "no memory for %zu MiB of gathered parameters",
-                           n_bytes >> 20);
-        s->gathered = xrealloc(s->gathered, (s->n_gathered + 1) * sizeof *s->gathered);
-        best = &s->gathered[s->n_gathered++];
-        *best = (struct shard_buffer){.base = base, .n_bytes = n_bytes};
-    }
-    best->is_used = true;
-    *out = best->base;
-    return 0;
-}
-
-void shard_buffer_return(struct shard *s, void *buffer)
-{
-    for (size_t i = 0; i < s->n_gathered; i++)
-        if (s->gathered[i].base == buffer)
-            s->gathered[i].is_used = false;
-}
-
 size_t shard_state_bytes(const struct shard *s)
 {
     size_t n_floats = (s->master ? 3 : 2) * s->n_owned + s->n_v + s->map->n_buffers;
     return n_floats * sizeof(float) + s->n_weights * elem_size(s->dev);
-}
-
-size_t shard_buffer_bytes(const struct shard *s)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < s->n_gathered; i++)
-        n += s->gathered[i].n_bytes;
-    return n;
 }
 
 /* ---- open and close ------------------------------------------------------------------------- */
@@ -142,6 +103,7 @@ int shard_open(const struct tensor_map *map, const struct model_spec *spec,
         .ep = coll_group_of(&layout->ep, COLL_EP),
         .expert_shard = coll_group_of(&layout->expert_shard, COLL_EXPERT_SHARD),
         .expert_replica = coll_group_of(&layout->expert_replica, COLL_EXPERT_REPLICA),
+        .next_experts = -1,
     };
     plan(s);
     if (!take_blocks(s)) {
@@ -191,26 +153,22 @@ static void set_layer(struct shard *s, uint32_t unit)
     s->coll->layer = is_layer ? (int32_t)unit - 1 : -1;
 }
 
-/* The trained slices of all members, then their frozen ones. */
-static int gather(struct shard *s, struct shard_unit *u, struct err *err)
+/* In the name of unit; the layer that is computed stays as it is. */
+static int start_gather(struct shard *s, uint32_t unit, struct err *err)
 {
-    uint64_t n = s->fsdp.n_ranks;
-    void *whole;
-    int rc = shard_buffer_take(s, n * (u->slice + u->frozen) * elem_size(s->dev), &whole, err);
-    if (rc < 0)
-        return rc;
-    u->whole = whole;
-    spans_begin(s->dev, PHASE_GATHER, s->coll->layer);
-    if (u->slice > 0)
-        rc = coll_all_gather(s->coll, &s->fsdp, s->dev->elem,
-                             elem_at(s->dev, s->weights, (int64_t)u->weights_at), u->slice, 1,
-                             u->whole, err);
-    if (rc == 0 && u->frozen > 0)
-        rc = coll_all_gather(s->coll, &s->fsdp, s->dev->elem,
-                             elem_at(s->dev, s->weights, (int64_t)u->frozen_at), u->frozen, 1,
-                             elem_at(s->dev, u->whole, (int64_t)(n * u->slice)), err);
-    spans_end(s->dev);
+    int32_t layer = s->coll->layer;
+    set_layer(s, unit);
+    int rc = gather_start(s, &s->fsdp, &s->units[unit], 1, err);
+    s->coll->layer = layer;
     return rc;
+}
+
+int shard_prefetch(struct shard *s, uint32_t unit, struct err *err)
+{
+    assert(unit < s->map->n_units);
+    if (s->fsdp.n_ranks == 1 || s->coll->is_blocking || s->units[unit].whole)
+        return 0;
+    return start_gather(s, unit, err);
 }
 
 int shard_acquire(struct shard *s, uint32_t unit, struct shard_weights *out, struct err *err)
@@ -218,12 +176,12 @@ int shard_acquire(struct shard *s, uint32_t unit, struct shard_weights *out, str
     struct shard_unit *u = &s->units[unit];
     assert(unit < s->map->n_units);
     bool is_whole = s->fsdp.n_ranks == 1;
+    int rc = 0;
     set_layer(s, unit);
-    if (!is_whole && u->n_users == 0) {
-        int rc = gather(s, u, err);
-        if (rc < 0)
-            return rc;
-    }
+    if (!is_whole && !u->whole)
+        rc = start_gather(s, unit, err);
+    if (rc < 0 || (rc = gather_finish(s, u, s->coll->layer, err)) < 0)
+        return rc;
     u->n_users++;
     const elem *base = is_whole ? elem_at(s->dev, s->weights, (int64_t)u->weights_at) : u->whole;
     *out = (struct shard_weights){
@@ -237,10 +195,8 @@ void shard_release(struct shard *s, uint32_t unit)
 {
     struct shard_unit *u = &s->units[unit];
     assert(u->n_users > 0);
-    if (--u->n_users == 0 && u->whole) {
-        shard_buffer_return(s, u->whole);
-        u->whole = NULL;
-    }
+    if (--u->n_users == 0)
+        gather_drop(s, u);
 }
 
 float *shard_gradient(struct shard *s, uint32_t unit)
@@ -268,16 +224,13 @@ int shard_reduce(struct shard *s, uint32_t unit, struct err *err)
     struct shard_unit *u = &s->units[unit];
     if (s->fsdp.n_ranks == 1 || u->slice == 0)
         return 0;
-    float *block = shard_gradient(s, unit), *mine = block + s->fsdp.me * u->slice;
+    float *block = shard_gradient(s, unit);
     set_layer(s, unit);
-    spans_begin(s->dev, PHASE_REDUCE, s->coll->layer);
-    int rc = coll_reduce_scatter(s->coll, &s->fsdp, ELEM_F32, block, u->slice, 1, mine, err);
-    if (rc == 0)
-        s->dev->ops->axpy(s->dev, s->gradients + u->at, 1.0f, mine, (int64_t)u->slice);
-    shard_buffer_return(s, block);
+    struct shard_reduction r = {.unit = u, .layer = s->coll->layer, .block = block,
+                                .sum = block + s->fsdp.me * u->slice, .n = u->slice};
     u->gradient = NULL;
-    spans_end(s->dev);
-    return rc;
+    int rc = reduction_end(s, &s->dense_reduction, err);
+    return rc < 0 ? rc : reduction_start(s, &s->fsdp, &s->dense_reduction, &r, 1, err);
 }
 
 float *shard_sink(const struct shard *s)

@@ -47,16 +47,25 @@ static inline const elem *shard_at(const struct device *dev, const struct shard_
                              : const_elem_at(dev, w->frozen, (int64_t)(at - w->n_trained));
 }
 
+/* Begins to gather what will be acquired next, so that it comes while others are computed with:
+ * one unit ahead, whose buffer it takes. Nothing where the collectives are blocking. Collective, as
+ * are acquire and reduce: in the same order on all ranks. */
+int  shard_prefetch(struct shard *s, uint32_t unit, struct err *err);
 /* The whole unit. Lives until shard_release of the same unit; a unit may be acquired again before
- * that. Collective. */
+ * that. */
 int  shard_acquire(struct shard *s, uint32_t unit, struct shard_weights *out, struct err *err);
 void shard_release(struct shard *s, uint32_t unit);
 
 /* The gradient block of the unit's trained part, to be added to (+=); zeroed where it is not the
  * owner's own sum. The same pointer until shard_reduce. NULL where nothing is trained. */
 float *shard_gradient(struct shard *s, uint32_t unit);
-/* Adds the block into the owners' sums and frees it. Collective. */
+/* Adds the block into the owners' sums, where it is by the next shard_reduce or shard_settle, and
+ * frees it. */
 int shard_reduce(struct shard *s, uint32_t unit, struct err *err);
+
+/* The end of a pass: waits for all that was begun, of experts too, drops what was not acquired, and
+ * lets the owned weights be written. Collective. */
+int shard_settle(struct shard *s, struct err *err);
 
 /* Room for the gradient of any frozen tensor that is no matrix: layers add it up there, and nobody
  * reads it. */
@@ -77,6 +86,13 @@ struct shard_experts {
                               * shard_experts_gradient */
     uint64_t stride;
 };
+/* Begins to gather; held, they stay whole until shard_experts_release, whoever else acquires and
+ * releases them. */
+int  shard_experts_prefetch(struct shard *s, uint32_t layer, struct err *err);
+int  shard_experts_hold(struct shard *s, uint32_t layer, struct err *err);
+/* Once the layer that is acquired or held is let go, next is gathered in its place; it may be the
+ * same layer, which then stays. -1: none. */
+void shard_experts_then(struct shard *s, int64_t next);
 int  shard_experts_acquire(struct shard *s, uint32_t layer, struct shard_experts *out,
                            struct err *err);
 void shard_experts_gradient(struct shard *s, uint32_t layer, struct shard_experts *inout);

@@ -17,6 +17,18 @@ struct shard_buffer {
     void  *base;
     size_t n_bytes;
     bool   is_used;
+    uint64_t    returned; /* counts: of equal ones the first that came back is taken */
+    coll_ticket ticket;   /* of the call that other ranks may still read it for; 0: none */
+};
+
+/* Gradients on their way to their owners. */
+struct shard_reduction {
+    coll_ticket ticket;
+    struct shard_unit *unit; /* NULL: none is on its way */
+    int32_t  layer;
+    void    *block, *sum; /* of all; mine in it, or apart from it */
+    bool     sum_is_apart;
+    uint64_t n; /* numbers of the sum */
 };
 
 /* A unit, or the local slots of a layer. */
@@ -28,6 +40,9 @@ struct shard_unit {
     elem    *whole;                 /* gathered; NULL: not in use, or my own memory */
     float   *gradient;              /* the same */
     uint32_t n_users;
+    bool     is_coming;  /* whole is not there before its two calls have finished */
+    coll_ticket tickets[2]; /* of the trained part and of the frozen one: other ranks may still read
+                             * what is mine for them */
     struct shard_weights *weights_of; /* slots: n_slots */
     float               **gradient_of;
 };
@@ -55,6 +70,9 @@ struct shard {
     size_t   n_copy_send, n_copy_recv; /* bytes */
     struct shard_buffer *gathered;
     size_t n_gathered;
+    uint64_t n_returned;
+    struct shard_reduction dense_reduction, experts_reduction;
+    int64_t  next_experts; /* once the present ones are let go; -1: none */
     float   *file_chunk; /* shard_file_chunk */
     double  *acc; /* shard_accumulators */
     size_t n_acc;
@@ -67,6 +85,21 @@ void  shard_free(struct shard *s, void *p);
 /* A buffer of n_bytes or somewhat more; -ENOMEM when there is no memory. */
 int  shard_buffer_take(struct shard *s, size_t n_bytes, void **out, struct err *err);
 void shard_buffer_return(struct shard *s, void *buffer);
+/* The same while other ranks may still read it. */
+void shard_buffer_leave(struct shard *s, void *buffer, coll_ticket ticket);
+
+/* What units and layers of experts have in common: a buffer for the whole of n_blocks, and two
+ * calls that fill it; the end of those; the buffer back. */
+int  gather_start(struct shard *s, const struct coll_group *g, struct shard_unit *u,
+                  uint32_t n_blocks, struct err *err);
+int  gather_finish(struct shard *s, struct shard_unit *u, int32_t layer, struct err *err);
+void gather_drop(struct shard *s, struct shard_unit *u);
+
+/* Ends the reduction before r's, if one is on its way, and begins r's, which is kept until it has
+ * ended. */
+int reduction_start(struct shard *s, const struct coll_group *g, struct shard_reduction *slot,
+                    const struct shard_reduction *r, uint64_t n_blocks, struct err *err);
+int reduction_end(struct shard *s, struct shard_reduction *slot, struct err *err);
 
 /* The numbers of a slice: count of them cut over n ranks, each a multiple of 16. */
 uint64_t shard_slice(uint64_t count, uint32_t n_ranks);

@@ -46,6 +46,7 @@ static int stack_open(struct stack *s, struct run *run, struct err *err)
         return rc;
     spans_open(s->dev);
     s->coll->dev = s->dev;
+    s->coll->is_blocking = c->is_blocking;
     if ((rc = shard_open(c->map, c->spec, &s->layout, &s->slots, s->coll, s->dev, &s->shard,
                          err)) < 0)
         return rc;

@@ -21,6 +21,7 @@ struct stack_config { /* borrowed while the ranks run */
     int64_t tokens_max; /* per rank */
     enum recompute recompute;
     bool deterministic, count_margins;
+    bool is_blocking; /* as parallel.overlap: false */
     enum index_stage index_stage;
     bool index_joint;
     struct moe_rules rules;
