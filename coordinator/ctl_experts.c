@@ -10,10 +10,20 @@
 
 #define SHOWN 3 /* hot and cold experts of a layer */
 
+/* The last two only of a job whose experts have a capacity. */
 static const struct ctl_column columns[] = {
     {"LAYER", true}, {"IMBAL", true}, {"DEVICES", true}, {"HOT", false}, {"COLD", false},
-    {"TOKENS", true},
+    {"TOKENS", true}, {"REROUTED", true}, {"DROPPED", true},
 };
+enum { N_COLUMNS = sizeof columns / sizeof *columns };
+
+static bool has_overflow(const Ballast__ExpertsReply *r)
+{
+    bool has = false;
+    for (size_t i = 0; i < r->n_layers; i++)
+        has = has || r->layers[i]->rerouted + r->layers[i]->dropped > 0;
+    return has;
+}
 
 static double sum_of(const Ballast__LayerExperts *l)
 {
@@ -56,7 +66,8 @@ static void add_extremes(struct ctl_table *t, const Ballast__LayerExperts *l, do
 
 static void show_table(const struct ctl *c, const Ballast__ExpertsReply *r)
 {
-    struct ctl_table t = {.columns = columns, .n_columns = sizeof columns / sizeof *columns};
+    bool has = has_overflow(r);
+    struct ctl_table t = {.columns = columns, .n_columns = has ? N_COLUMNS : N_COLUMNS - 2};
     for (size_t i = 0; i < r->n_layers; i++) {
         const Ballast__LayerExperts *l = r->layers[i];
         double sum = sum_of(l), mean = l->n_tokens ? sum / (double)l->n_tokens : 0;
@@ -66,6 +77,10 @@ static void show_table(const struct ctl *c, const Ballast__ExpertsReply *r)
         add_extremes(&t, l, mean, true);
         add_extremes(&t, l, mean, false);
         ctl_table_cell(&t, "%.0f", sum);
+        if (has) {
+            ctl_table_cell(&t, "%" PRIu64, l->rerouted);
+            ctl_table_cell(&t, "%" PRIu64, l->dropped);
+        }
     }
     ctl_table_print(c, &t);
     ctl_table_fini(&t);
@@ -152,6 +167,8 @@ static struct json *layer_json(const Ballast__LayerExperts *l)
     json_put(o, "layer", json_new_u64(l->layer));
     json_put(o, "window_steps", json_new_u64(l->window_steps));
     json_put(o, "tokens", tokens);
+    json_put(o, "rerouted", json_new_u64(l->rerouted));
+    json_put(o, "dropped", json_new_u64(l->dropped));
     json_put(o, "imbalance", both);
     return o;
 }

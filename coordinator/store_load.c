@@ -58,6 +58,8 @@ static void add_counts(struct load_sums *sums, uint32_t layer, uint32_t n_rows, 
     if (most > sums->imbalance_max[layer])
         sums->imbalance_max[layer] = most;
     counts_add(sqlite3_column_blob(s, 4), width, n_rows, sums->n_experts, sums->tokens[layer]);
+    sums->rerouted[layer] += int_at(s, 5);
+    sums->dropped[layer] += int_at(s, 6);
 }
 
 int load_sums_add(struct store_tables *t, const struct load_window *w, int32_t layer,
@@ -103,19 +105,28 @@ static int write_window(struct store_tables *t, job_id job, enum load_level leve
     return rc;
 }
 
+/* Of a layer in a window. */
+struct layer_counts {
+    const uint64_t *counts; /* n */
+    size_t   n;
+    double   least, most;   /* imbalance */
+    uint64_t rerouted, dropped;
+};
+
 static int write_counts(struct store_tables *t, int64_t window, uint32_t layer,
-                        const uint64_t *counts, size_t n, double least, double most,
-                        struct err *err)
+                        const struct layer_counts *c, struct err *err)
 {
-    uint32_t width = counts_width(counts, n);
-    uint8_t *bytes = xcalloc(n, width);
-    counts_pack(counts, n, width, bytes);
+    uint32_t width = counts_width(c->counts, c->n);
+    uint8_t *bytes = xcalloc(c->n, width);
+    counts_pack(c->counts, c->n, width, bytes);
     struct binder b = bind(t, S_LOAD_COUNTS);
     put_int(&b, (uint64_t)window * LAYERS_MAX + layer);
     put_int(&b, width);
-    put_real(&b, least);
-    put_real(&b, most);
-    put_blob(&b, bytes, n * width);
+    put_real(&b, c->least);
+    put_real(&b, c->most);
+    put_blob(&b, bytes, c->n * width);
+    put_int(&b, c->rerouted);
+    put_int(&b, c->dropped);
     int rc = db_run(b.s, err);
     free(bytes);
     return rc;
@@ -127,8 +138,12 @@ static int write_sums(struct store_tables *t, int64_t window, const struct load_
     int rc = 0;
     for (uint32_t i = 0; rc == 0 && i < LAYERS_MAX; i++)
         if (sums->tokens[i])
-            rc = write_counts(t, window, i, sums->tokens[i], sums->n_experts,
-                              sums->imbalance_min[i], sums->imbalance_max[i], err);
+            rc = write_counts(t, window, i,
+                              &(struct layer_counts){sums->tokens[i], sums->n_experts,
+                                                     sums->imbalance_min[i],
+                                                     sums->imbalance_max[i], sums->rerouted[i],
+                                                     sums->dropped[i]},
+                              err);
     return rc;
 }
 
@@ -144,7 +159,9 @@ static int write_layer(struct store_tables *t, int64_t window, const Ballast__Lo
         sums[i % r->n_experts] += layer->tokens[i];
     }
     double imbalance = counts_imbalance(sums, r->n_experts);
-    return write_counts(t, window, layer->layer, scratch, layer->n_tokens, imbalance, imbalance,
+    return write_counts(t, window, layer->layer,
+                        &(struct layer_counts){scratch, layer->n_tokens, imbalance, imbalance,
+                                               layer->rerouted, layer->dropped},
                         err);
 }
 

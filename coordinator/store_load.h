@@ -29,6 +29,7 @@ struct load_sums {
     uint32_t  n_experts; /* set it first */
     uint64_t *tokens[LAYERS_MAX]; /* (n_experts), NULL: the layer was in no window */
     double    imbalance_min[LAYERS_MAX], imbalance_max[LAYERS_MAX];
+    uint64_t  rerouted[LAYERS_MAX], dropped[LAYERS_MAX];
 };
 
 /* Adds a window's counts; layer -1: of all. */

@@ -19,6 +19,8 @@ static void push_layer(struct store_read *r, const struct load_sums *sums, uint3
     out->tokens = arena_memdup(&r->arena, sums->tokens[layer],
                                sums->n_experts * sizeof *out->tokens);
     out->imbalance_experts = counts_imbalance(out->tokens, out->n_tokens);
+    out->rerouted = sums->rerouted[layer];
+    out->dropped = sums->dropped[layer];
     PUSH(&r->arena, r->loads.layers, r->loads.n_layers, out);
 }
 

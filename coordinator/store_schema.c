@@ -128,7 +128,12 @@ static const char stats_4[] = "ALTER TABLE steps ADD COLUMN index_loss REAL;";
 /* Batches passed over, because they gave what is not a number. */
 static const char stats_5[] = "ALTER TABLE steps ADD COLUMN skipped INTEGER NOT NULL DEFAULT 0;";
 
-static const char *const stats_steps[] = {stats_1, stats_2, stats_3, stats_4, stats_5};
+/* Choices beyond an expert's capacity, of a layer. */
+static const char stats_6[] =
+    "ALTER TABLE load_counts ADD COLUMN rerouted INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE load_counts ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0;";
+
+static const char *const stats_steps[] = {stats_1, stats_2, stats_3, stats_4, stats_5, stats_6};
 
 const struct schema schema_state = {"state", 0x424c5354, state_steps,
                                     sizeof state_steps / sizeof state_steps[0]};

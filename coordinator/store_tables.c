@@ -125,7 +125,7 @@ static const char *const sql[S_MAX] = {
                       "n_steps, n_reports, attempt, placement_epoch, n_nodes, n_experts, "
                       "device_imbalance, parent, is_cover) "
                       "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 0, ?13)",
-    [S_LOAD_COUNTS] = "INSERT OR REPLACE INTO load_counts VALUES (?1, ?2, ?3, ?4, ?5)",
+    [S_LOAD_COUNTS] = "INSERT OR REPLACE INTO load_counts VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     [S_LOAD_TOTAL] = "UPDATE load_windows SET at_ns = ?2, first_step = ?3, last_step = ?4, "
                      "n_steps = ?5, n_reports = ?6, attempt = ?7, placement_epoch = ?8, "
                      "device_imbalance = ?9 WHERE id = ?1",
@@ -150,8 +150,8 @@ static const char *const sql[S_MAX] = {
     [S_READ_LOAD_EXPIRED] = "SELECT id FROM load_windows WHERE level = 3 AND is_cover = 1 AND "
                             "at_ns < ?1 ORDER BY at_ns LIMIT 1",
     [S_READ_LOAD_ANY] = "SELECT 1 FROM load_windows WHERE level < 3 LIMIT 1",
-    [S_READ_LOAD_COUNTS] = "SELECT key & 1023, width, imbalance_min, imbalance_max, tokens "
-                           "FROM load_counts WHERE key >= ?1 * 1024 AND key < (?1 + 1) * 1024 AND "
+    [S_READ_LOAD_COUNTS] = "SELECT key & 1023, width, imbalance_min, imbalance_max, tokens, "
+                           "rerouted, dropped FROM load_counts WHERE key >= ?1 * 1024 AND key < (?1 + 1) * 1024 AND "
                            "(?2 < 0 OR key = ?1 * 1024 + ?2)",
     [S_READ_LOAD_NEWEST] = "SELECT " LOAD_COLUMNS " FROM load_windows WHERE job = ?1 AND "
                            "level < 4 ORDER BY at_ns DESC, level LIMIT 1",

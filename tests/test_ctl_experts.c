@@ -135,6 +135,10 @@ static void hot_and_cold_experts(void **state)
     check("experts 7", 0, "LAYER  IMBAL  DEVICES  HOT", "steps 21 to 60, placement 3");
     check("experts 7", 0, "    1   5.00     2.75  0 5.00x, 1 0.50x, 2 0.50x  7 0.00x, 1 0.50x, "
           "2 0.50x     160", NULL);
+    layers[1].rerouted = 12;
+    layers[0].dropped = 7;
+    check("experts 7", 0, "TOKENS  REROUTED  DROPPED\n", NULL);
+    check("experts 7", 0, "2 0.50x     160         0        7\n", NULL);
     check("experts 7 --window day", 2, "", "--window: expected last, 1m, 1h or all");
     check("experts 7 --layer x", 2, "", "--layer: 'x' is not a whole number");
     struct json *v = run_json("experts 7 --json");
@@ -144,6 +148,8 @@ static void hot_and_cold_experts(void **state)
     assert_int_equal(json_count(json_get(first, "tokens")), 8);
     assert_true(json_as_double(json_get(json_get(first, "imbalance"), "devices"), &x) && x == 2.75);
     assert_true(json_as_double(json_get(first, "window_steps"), &x) && x == 40);
+    assert_true(json_as_double(json_get(first, "dropped"), &x) && x == 7);
+    assert_true(json_as_double(json_get(first, "rerouted"), &x) && x == 0);
     json_destroy(v);
     will_refuse(M(EXPERTS), BALLAST__CODE__FAILED_PRECONDITION, "NO_LOAD", "job 7 has reported no "
                 "expert load yet");

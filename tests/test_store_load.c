@@ -28,6 +28,7 @@ struct bench {
     uint64_t step;    /* of the last report */
     int64_t  now_ns;
     uint64_t sent[LAYERS][EXPERTS]; /* in all */
+    uint64_t rerouted[LAYERS], dropped[LAYERS];
 };
 
 static void bench_make(struct bench *b)
@@ -72,6 +73,8 @@ static void report_make(struct report *r, struct bench *b, uint32_t n_nodes, uin
         r->layer[l].layer = 1 + 2 * l;
         r->layer[l].tokens = r->tokens[l];
         r->layer[l].n_tokens = n_nodes * EXPERTS;
+        r->layer[l].rerouted = l * (b->step % 7);
+        r->layer[l].dropped = b->step / 20;
         r->layers[l] = &r->layer[l];
         for (uint32_t i = 0; i < n_nodes * EXPERTS; i++)
             r->tokens[l][i] = base * (l + 1) + i;
@@ -96,6 +99,10 @@ static void send(struct bench *b, uint32_t n_nodes, uint32_t base)
     for (uint32_t l = 0; l < LAYERS; l++)
         for (uint32_t i = 0; i < n_nodes * EXPERTS; i++)
             b->sent[l][i % EXPERTS] += r.tokens[l][i];
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        b->rerouted[l] += r.layer[l].rerouted;
+        b->dropped[l] += r.layer[l].dropped;
+    }
 }
 
 /* How many rounds it took. */
@@ -274,6 +281,9 @@ static void windows_cover_every_token_once(void **state)
         assert_int_equal(r.loads.layers[l]->window_steps, b.step);
         for (int e = 0; e < EXPERTS; e++)
             assert_int_equal(r.loads.layers[l]->tokens[e], b.sent[l][e]);
+        assert_int_equal(r.loads.layers[l]->rerouted, b.rerouted[l]);
+        assert_int_equal(r.loads.layers[l]->dropped, b.dropped[l]);
+        assert_true(b.dropped[l] > 0 && (l == 0 || b.rerouted[l] > 0));
     }
     store_read_fini(&r);
     r = read_loads_of(&b, STORE_LAST, 3);

@@ -17,8 +17,9 @@ static int64_t tokens_of(uint32_t rank, uint32_t layer, uint32_t expert, uint64_
 /* One step of a rank that served 1000 rows; rank 3 takes slow times as long for them. */
 static void add_step(struct test_rank *r, struct window *w, uint64_t step, double slow)
 {
-    int64_t tokens[3 * 8];
+    int64_t tokens[3 * 8], rerouted[3] = {0, r->rank, 1}, dropped[3] = {0, (int64_t)step, 0};
     struct model_counters c = {.tokens = tokens, .served = tokens, .n_rows = 1000,
+                               .rerouted = rerouted, .dropped = dropped,
                                .expert_s = r->rank == 3 ? 0.1 * slow : 0.1};
     for (uint32_t l = 0; l < 3; l++)
         for (uint32_t e = 0; e < 8; e++)
@@ -48,6 +49,15 @@ static void check_tokens(struct test_rank *r, const Ballast__LoadReport *load)
                         expected += tokens_of(rank, load->layers[i]->layer, e, s);
                 RANK_CHECK(r, load->layers[i]->tokens[node * 8 + e] == expected);
             }
+}
+
+static void check_overflow(struct test_rank *r, const Ballast__LoadReport *load)
+{
+    uint64_t steps = load->first_step + (load->first_step + 1) + load->last_step;
+    RANK_CHECK(r, load->layers[0]->layer == 1 && load->layers[1]->layer == 2);
+    RANK_CHECK(r, load->layers[0]->rerouted == 3 * (0 + 1 + 2 + 3) &&
+                      load->layers[0]->dropped == 4 * steps);
+    RANK_CHECK(r, load->layers[1]->rerouted == 3 * 4 && load->layers[1]->dropped == 0);
 }
 
 static void windows(struct test_rank *r)
@@ -86,6 +96,7 @@ static void windows(struct test_rank *r)
         RANK_CHECK(r, load->expert_bytes == 4000 && load->state_bytes == 8000);
         RANK_CHECK(r, load->link_bytes_per_s == (step > 8 ? 10000 / 2.0 : 0));
         check_tokens(r, load);
+        check_overflow(r, load);
         /* A slow device is told of once it has been slow for two windows. */
         RANK_CHECK(r, load->n_speed == (step > 12 ? 4 : 0));
         for (size_t g = 0; g < load->n_speed; g++)

@@ -23,10 +23,12 @@ static size_t n_counts(const struct window *w)
     return (size_t)w->n_layers * w->n_experts;
 }
 
-/* The five sums, (devices) seconds, (devices) rows, then (nodes, layers, experts) tokens. */
+/* The five sums, (devices) seconds, (devices) rows, (layers) rerouted, (layers) dropped, then
+ * (nodes, layers, experts) tokens. */
 static size_t n_sums(const struct window *w)
 {
-    return SUM_DEVICES + 2 * (size_t)w->n_devices + w->n_nodes * n_counts(w);
+    return SUM_DEVICES + 2 * (size_t)w->n_devices + 2 * (size_t)w->n_layers +
+           w->n_nodes * n_counts(w);
 }
 
 static double *device_seconds(const struct window *w)
@@ -39,9 +41,19 @@ static double *device_rows(const struct window *w)
     return device_seconds(w) + w->n_devices;
 }
 
+static double *layers_rerouted(const struct window *w)
+{
+    return device_rows(w) + w->n_devices;
+}
+
+static double *layers_dropped(const struct window *w)
+{
+    return layers_rerouted(w) + w->n_layers;
+}
+
 static double *tokens_of(const struct window *w, uint32_t node)
 {
-    return device_rows(w) + w->n_devices + node * n_counts(w);
+    return layers_dropped(w) + w->n_layers + node * n_counts(w);
 }
 
 /* Nodes in the order in which the ranks name them. A report must fit a frame; where it would not
@@ -71,6 +83,8 @@ void window_init(struct window *w, const struct slots *slots, uint32_t n_steps,
                          .me = slots->me};
     find_nodes(w, start);
     w->tokens = xcalloc(n_counts(w), sizeof *w->tokens);
+    w->rerouted = xcalloc(w->n_layers, sizeof *w->rerouted);
+    w->dropped = xcalloc(w->n_layers, sizeof *w->dropped);
     w->sums = xcalloc(n_sums(w), sizeof *w->sums);
     w->speed = xcalloc(w->n_devices, sizeof *w->speed);
     w->speed_before = xcalloc(w->n_devices, sizeof *w->speed_before);
@@ -79,6 +93,8 @@ void window_init(struct window *w, const struct slots *slots, uint32_t n_steps,
 void window_fini(struct window *w)
 {
     free(w->tokens);
+    free(w->rerouted);
+    free(w->dropped);
     free(w->sums);
     free(w->speed);
     free(w->speed_before);
@@ -91,6 +107,8 @@ static void begin(struct window *w)
     w->n_added = 0;
     w->step_s = w->imbalance = w->expert_s = w->n_rows = 0;
     memset(w->tokens, 0, n_counts(w) * sizeof *w->tokens);
+    memset(w->rerouted, 0, w->n_layers * sizeof *w->rerouted);
+    memset(w->dropped, 0, w->n_layers * sizeof *w->dropped);
 }
 
 void window_add(struct window *w, uint64_t step, const struct model_counters *counters,
@@ -107,6 +125,10 @@ void window_add(struct window *w, uint64_t step, const struct model_counters *co
     w->n_rows += (double)counters->n_rows;
     for (size_t i = 0; i < n_counts(w); i++)
         w->tokens[i] += counters->served[i];
+    for (uint32_t l = 0; l < w->n_layers; l++) {
+        w->rerouted[l] += counters->rerouted[l];
+        w->dropped[l] += counters->dropped[l];
+    }
 }
 
 void window_break(struct window *w)
@@ -156,6 +178,8 @@ static void add_layers(const struct window *w, const struct slots *slots, Ballas
         Ballast__LayerLoad *load = xcalloc(1, sizeof *load);
         ballast__layer_load__init(load);
         load->layer = l;
+        load->rerouted = (uint64_t)layers_rerouted(w)[l];
+        load->dropped = (uint64_t)layers_dropped(w)[l];
         load->n_tokens = (size_t)w->n_nodes * w->n_experts;
         load->tokens = xcalloc(load->n_tokens, sizeof *load->tokens);
         for (uint32_t node = 0; node < w->n_nodes; node++)
@@ -205,6 +229,10 @@ int window_report(struct window *w, uint64_t step, const struct slots *slots, st
     w->sums[SUM_LINK_S] = w->link_s;
     for (size_t i = 0; i < n_counts(w); i++)
         tokens_of(w, w->node)[i] = (double)w->tokens[i];
+    for (uint32_t l = 0; l < w->n_layers; l++) {
+        layers_rerouted(w)[l] = (double)w->rerouted[l];
+        layers_dropped(w)[l] = (double)w->dropped[l];
+    }
     coll->layer = -1;
     int rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, w->sums, n_sums(w), err);
     if (rc < 0)

@@ -14,6 +14,7 @@ struct window {
     bool     is_whole;    /* so far */
     uint64_t n_added;     /* steps */
     int64_t *tokens;      /* (n_layers, n_experts) of this rank */
+    int64_t *rerouted, *dropped; /* (n_layers), the same of choices beyond capacity */
     double   step_s, imbalance, expert_s, n_rows; /* sums over the steps */
     double   link_bytes, link_s; /* of all moves so far, of this rank */
     double  *sums;        /* what all ranks add up */
