@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +48,7 @@ struct options {
     const char *model, *text, *device, *dtype, *recompute;
     const struct shape *shape; /* NULL: model and text */
     uint32_t n_ranks, n_threads, n_steps;
-    bool json;
+    bool json, is_blocking, is_pinned; /* each rank to a core of its own */
 };
 
 struct figures {
@@ -156,10 +157,10 @@ static char *job_text(const struct options *o, const char *folder)
         "train: {steps: 1000000, global_batch: %u, micro_batch: %u, precision: %s,\n"
         "  optimizer: {lr: 1e-4}, schedule: {name: constant}}\n"
         "parallel: {workers: %u, fsdp_shard_degree: %u, expert_parallel_degree: %u,\n"
-        "  activation_checkpointing: %s}\n"
+        "  activation_checkpointing: %s, overlap: %s}\n"
         "checkpoint: {path: %s/checkpoints, every_steps: 1000000}\n", s ? folder : o->model, data,
         s ? s->sequence_length : 256, n_sequences, n_sequences / o->n_ranks, o->dtype, o->n_ranks,
-        o->n_ranks, o->n_ranks, o->recompute, folder);
+        o->n_ranks, o->n_ranks, o->recompute, o->is_blocking ? "false" : "true", folder);
     free(data);
     return job;
 }
@@ -188,6 +189,17 @@ static void send_message(int fd, Ballast__TrainerMessage *m)
     free(bytes);
 }
 
+static void pin(uint32_t core)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    if (sched_setaffinity(0, sizeof set, &set) < 0) {
+        fprintf(stderr, "bench_train: core %u: %s\n", core, strerror(errno));
+        exit(1);
+    }
+}
+
 static int spawn(const struct options *o, Ballast__JobSpec *spec, uint32_t rank)
 {
     int pair[2];
@@ -196,6 +208,8 @@ static int spawn(const struct options *o, Ballast__JobSpec *spec, uint32_t rank)
     if (fork() == 0) {
         close(pair[0]);
         dup2(2, 1);
+        if (o->is_pinned)
+            pin(rank);
         _exit(trainer_main(pair[1]));
     }
     close(pair[1]);
@@ -318,7 +332,7 @@ static void print(const struct options *o, struct figures *f)
 static const char usage[] =
     "usage: bench_train --model DIR --text FILE | --shape 921m|tiny\n"
     "           [--device cpu|cuda:N] [--dtype f32|bf16] [--steps N] [--ranks 1|2|4|8]\n"
-    "           [--threads N] [--recompute off|full] [--json]\n";
+    "           [--threads N] [--recompute off|selective|full] [--no-overlap] [--pin] [--json]\n";
 
 static int refuse(void)
 {
@@ -341,7 +355,8 @@ static int parse(int argc, char **argv, struct options *o)
         {"shape", required_argument, NULL, 's'},   {"device", required_argument, NULL, 'd'},
         {"dtype", required_argument, NULL, 'e'},   {"steps", required_argument, NULL, 'n'},
         {"ranks", required_argument, NULL, 'r'},   {"threads", required_argument, NULL, 'j'},
-        {"recompute", required_argument, NULL, 'c'}, {"json", no_argument, NULL, 'J'}, {0},
+        {"recompute", required_argument, NULL, 'c'}, {"json", no_argument, NULL, 'J'},
+        {"no-overlap", no_argument, NULL, 'b'},    {"pin", no_argument, NULL, 'p'}, {0},
     };
     *o = (struct options){.device = "cpu", .dtype = "f32", .recompute = "off", .n_ranks = 1,
                           .n_threads = 1, .n_steps = 20};
@@ -360,6 +375,8 @@ static int parse(int argc, char **argv, struct options *o)
         case 'j': o->n_threads = (uint32_t)atoi(optarg); break;
         case 'c': o->recompute = optarg; break;
         case 'J': o->json = true; break;
+        case 'b': o->is_blocking = true; break;
+        case 'p': o->is_pinned = true; break;
         default: return -1;
         }
     }

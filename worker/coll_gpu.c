@@ -3,6 +3,10 @@
  * What the host has to know at once (words) goes through its memory: it is faster there, and
  * whoever waits learns of an abort.
  *
+ * What is started is a launch on the stream of the collectives; the ops that need it wait for it on
+ * theirs, so that the host waits for neither. What it may write meanwhile is as free as what it
+ * reads: ops that come after finish come after both.
+ *
  * NCCL chooses the order of sums, the same on all members and in all runs. A deterministic device
  * gets the order of ranks instead: parts travel as they are and are added by the device. */
 #include "worker/coll_gpu.h"
@@ -155,13 +159,15 @@ static int ordered_sum(struct gpu_coll *x, const struct coll_group *g, enum elem
 {
     size_t width = width_of(type), piece = sum_piece(g, type, n);
     uint8_t *scratch = take_scratch(x, sum_scratch(g, type, piece), err);
+    uint32_t launch;
     int rc = scratch ? 0 : -ENOMEM;
     for (size_t at = 0; at < n && rc == 0; at += piece) {
         size_t n_now = n - at < piece ? n - at : piece, n_bytes = n_now * width;
         for (uint32_t i = 0; i < g->n_ranks; i++)
             x->parts[i] = (struct nccl_part){in + at * width + i * stride, scratch + i * n_bytes,
                                              n_bytes, n_bytes};
-        rc = nccl_exchange(x->nccl, g, x->parts, note, err);
+        rc = nccl_exchange(x->nccl, g, x->parts, note, &launch, err);
+        nccl_finish(x->nccl, rc == 0 ? launch : 0);
         if (rc == 0)
             add_parts(x, type, out + at * width, scratch, g->n_ranks, n_now);
     }
@@ -169,6 +175,20 @@ static int ordered_sum(struct gpu_coll *x, const struct coll_group *g, enum elem
 }
 
 /* ---- the operations -------------------------------------------------------------------------- */
+
+/* A ticket is the number of a launch. */
+static int gpu_finish(struct coll *c, coll_ticket ticket, struct err *err)
+{
+    (void)err;
+    nccl_finish(gpu_of(c)->nccl, (uint32_t)ticket);
+    return 0;
+}
+
+static int gpu_reclaim(struct coll *c, coll_ticket ticket, struct err *err)
+{
+    (void)c, (void)ticket, (void)err;
+    return 0;
+}
 
 /* What nobody else takes part in, or nothing of. */
 static int alone(struct gpu_coll *x, void *out, const void *in, size_t n_bytes, uint32_t note)
@@ -186,14 +206,16 @@ static int gpu_start_all_gather(struct coll *c, const struct coll_group *g, enum
     size_t part = n * width_of(type);
     struct nccl_blocks b = {.in = in, .out = out, .n = n, .n_blocks = n_blocks, .in_stride = part,
                             .out_stride = part * g->n_ranks, .type = type};
-    uint32_t note = 0;
+    uint32_t note = 0, launch = 0;
     *out_ticket = 0;
     int rc = enter(x, g, SHM_ALL_GATHER, call_word(type, COLL_SUM), n, n_blocks, NULL, &note, err);
     if (rc < 0)
         return rc;
     if (is_alone(x, g) || n * n_blocks == 0)
         return alone(x, out, in, part * n_blocks, note);
-    return nccl_gather(x->nccl, g, &b, note, err);
+    rc = nccl_gather(x->nccl, g, &b, note, &launch, err);
+    *out_ticket = rc == 0 ? launch : 0;
+    return rc;
 }
 
 static int gpu_start_reduce_scatter(struct coll *c, const struct coll_group *g, enum elem_type type,
@@ -204,7 +226,7 @@ static int gpu_start_reduce_scatter(struct coll *c, const struct coll_group *g, 
     size_t part = n * width_of(type);
     struct nccl_blocks b = {.in = in, .out = out, .n = n, .n_blocks = n_blocks,
                             .in_stride = part * g->n_ranks, .out_stride = part, .type = type};
-    uint32_t note = 0;
+    uint32_t note = 0, launch = 0;
     *out_ticket = 0;
     int rc = enter(x, g, SHM_REDUCE_SCATTER, call_word(type, COLL_SUM), n, n_blocks, NULL, &note,
                    err);
@@ -212,8 +234,11 @@ static int gpu_start_reduce_scatter(struct coll *c, const struct coll_group *g, 
         return rc;
     if (is_alone(x, g) || n * n_blocks == 0)
         return alone(x, out, in, part * n_blocks, note);
-    if (!c->dev->deterministic)
-        return nccl_scatter(x->nccl, g, &b, note, err);
+    if (!c->dev->deterministic) {
+        rc = nccl_scatter(x->nccl, g, &b, note, &launch, err);
+        *out_ticket = rc == 0 ? launch : 0;
+        return rc;
+    }
     for (size_t i = 0; i < n_blocks && rc == 0; i++)
         rc = ordered_sum(x, g, type, b.in + i * b.in_stride, n, part, b.out + i * part, note, err);
     return rc;
@@ -225,7 +250,7 @@ static int gpu_all_reduce(struct coll *c, const struct coll_group *g, enum coll_
     struct gpu_coll *x = gpu_of(c);
     struct nccl_blocks b = {.in = tensor, .out = tensor, .n = n, .n_blocks = 1, .type = type,
                             .op = op};
-    uint32_t note = 0;
+    uint32_t note = 0, launch;
     int rc = enter(x, g, SHM_ALL_REDUCE, call_word(type, op), n, 1, NULL, &note, err);
     if (rc < 0)
         return rc;
@@ -233,7 +258,9 @@ static int gpu_all_reduce(struct coll *c, const struct coll_group *g, enum coll_
         return alone(x, tensor, tensor, 0, note);
     if (c->dev->deterministic && op == COLL_SUM)
         return ordered_sum(x, g, type, tensor, n, 0, tensor, note, err);
-    return nccl_reduce(x->nccl, g, &b, note, err);
+    rc = nccl_reduce(x->nccl, g, &b, note, &launch, err);
+    nccl_finish(x->nccl, rc == 0 ? launch : 0);
+    return rc;
 }
 
 static int gpu_start_all_to_all_rows(struct coll *c, const struct coll_group *g, const void *send,
@@ -244,7 +271,7 @@ static int gpu_start_all_to_all_rows(struct coll *c, const struct coll_group *g,
     const struct rows rows = {send_rows, recv_rows};
     const uint8_t *from = send;
     uint8_t *to = recv;
-    uint32_t note = 0;
+    uint32_t note = 0, launch = 0;
     *out_ticket = 0;
     int rc = enter(x, g, SHM_ALL_TO_ALL_ROWS, 0, row_bytes, 1, &rows, &note, err);
     if (rc < 0)
@@ -259,7 +286,9 @@ static int gpu_start_all_to_all_rows(struct coll *c, const struct coll_group *g,
         from += n_out;
         to += n_in;
     }
-    return nccl_exchange(x->nccl, g, x->parts, note, err);
+    rc = nccl_exchange(x->nccl, g, x->parts, note, &launch, err);
+    *out_ticket = rc == 0 ? launch : 0;
+    return rc;
 }
 
 /* ---- what the host collectives do ------------------------------------------------------------ */
@@ -361,8 +390,8 @@ static const struct coll_ops gpu_ops = {
     .start_all_gather      = gpu_start_all_gather,
     .start_reduce_scatter  = gpu_start_reduce_scatter,
     .start_all_to_all_rows = gpu_start_all_to_all_rows,
-    .finish                = coll_nothing_left,
-    .reclaim               = coll_nothing_left,
+    .finish                = gpu_finish,
+    .reclaim               = gpu_reclaim,
     .all_reduce            = gpu_all_reduce,
     .barrier               = gpu_barrier,
     .all_reduce_f64        = gpu_all_reduce_f64,

@@ -5,8 +5,9 @@
  * and whether what has begun on the device ends. Communicators do not block, so every call into
  * NCCL is short, and one lock keeps the watcher from aborting what is being called.
  *
- * All communicators work on the device's one stream. Launches are in the order of the calls, which
- * is the same on all members, so that none waits for one that waits for it. */
+ * All communicators work on one stream, beside that of the ops. Launches are in it in the order of
+ * the calls, which is the same on all members, so that none waits for one that waits for it; each
+ * waits for the ops before its call alone. */
 #include "worker/coll_nccl.h"
 
 #include <assert.h>
@@ -32,7 +33,7 @@
 
 /* A call on its way through the device. */
 struct flight {
-    cudaEvent_t began, done;
+    cudaEvent_t ready, began, done; /* ready: the ops before it are over */
     uint32_t note;
     uint64_t began_ns; /* when it was first seen to have begun; 0: not yet */
 };
@@ -40,6 +41,7 @@ struct flight {
 struct nccl {
     struct host *host;  /* borrowed */
     struct device *dev; /* borrowed */
+    cudaStream_t stream;
     pthread_t watcher;
     bool has_watcher;
     atomic_bool is_closing;
@@ -266,11 +268,13 @@ typedef void (*ask_fn)(struct launch *l, const void *arg);
 static int ask(struct nccl *x, const struct coll_group *g, ask_fn fn, const void *arg,
                struct flight *flight, const char *what, struct err *err)
 {
-    struct launch l = {.stream = cuda_stream(x->dev)};
+    struct launch l = {.stream = x->stream};
     ncclComm_t *comm = comm_of(x, g);
     if (x->is_aborted)
         return shm_check(&x->host->shm, err);
     l.comm = *comm;
+    cudaEventRecord(flight->ready, cuda_stream(x->dev));
+    cudaStreamWaitEvent(l.stream, flight->ready, 0);
     cudaEventRecord(flight->began, l.stream);
     also(&l, ncclGroupStart());
     fn(&l, arg);
@@ -282,7 +286,7 @@ static int ask(struct nccl *x, const struct coll_group *g, ask_fn fn, const void
 
 /* The same with the lock, and the call's note. */
 static int launch(struct nccl *x, const struct coll_group *g, ask_fn fn, const void *arg,
-                  uint32_t note, const char *what, struct err *err)
+                  uint32_t note, const char *what, uint32_t *out_launch, struct err *err)
 {
     pthread_mutex_lock(&x->lock);
     if (x->n_launched - x->n_landed == FLIGHTS)
@@ -292,8 +296,17 @@ static int launch(struct nccl *x, const struct coll_group *g, ask_fn fn, const v
     f->began_ns = 0;
     int rc = ask(x, g, fn, arg, f, what, err);
     x->n_launched += rc == 0;
+    *out_launch = x->n_launched;
     pthread_mutex_unlock(&x->lock);
     return rc;
+}
+
+/* Where a later launch has the flight, it is waited for that one, which comes behind in the same
+ * stream. */
+void nccl_finish(struct nccl *x, uint32_t launch)
+{
+    if (launch > 0)
+        cudaStreamWaitEvent(cuda_stream(x->dev), x->flights[(launch - 1) % FLIGHTS].done, 0);
 }
 
 static ncclDataType_t nccl_type(enum elem_type type)
@@ -310,9 +323,9 @@ static void ask_gather(struct launch *l, const void *arg)
 }
 
 int nccl_gather(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *blocks,
-                uint32_t note, struct err *err)
+                uint32_t note, uint32_t *out_launch, struct err *err)
 {
-    return launch(x, g, ask_gather, blocks, note, "all_gather", err);
+    return launch(x, g, ask_gather, blocks, note, "all_gather", out_launch, err);
 }
 
 static void ask_scatter(struct launch *l, const void *arg)
@@ -324,9 +337,9 @@ static void ask_scatter(struct launch *l, const void *arg)
 }
 
 int nccl_scatter(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *blocks,
-                 uint32_t note, struct err *err)
+                 uint32_t note, uint32_t *out_launch, struct err *err)
 {
-    return launch(x, g, ask_scatter, blocks, note, "reduce_scatter", err);
+    return launch(x, g, ask_scatter, blocks, note, "reduce_scatter", out_launch, err);
 }
 
 static void ask_reduce(struct launch *l, const void *arg)
@@ -337,9 +350,9 @@ static void ask_reduce(struct launch *l, const void *arg)
 }
 
 int nccl_reduce(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *block,
-                uint32_t note, struct err *err)
+                uint32_t note, uint32_t *out_launch, struct err *err)
 {
-    return launch(x, g, ask_reduce, block, note, "all_reduce", err);
+    return launch(x, g, ask_reduce, block, note, "all_reduce", out_launch, err);
 }
 
 struct exchange {
@@ -360,7 +373,7 @@ static void ask_exchange(struct launch *l, const void *arg)
 }
 
 int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_part *parts,
-                  uint32_t note, struct err *err)
+                  uint32_t note, uint32_t *out_launch, struct err *err)
 {
     const struct exchange e = {.parts = parts, .n_members = g->n_ranks, .me = g->me};
     const struct nccl_part *mine = &parts[g->me];
@@ -371,7 +384,8 @@ int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_
     if (mine->n_send > 0)
         x->dev->ops->copy(x->dev, mine->recv, mine->send, mine->n_send);
     if (has_others)
-        return launch(x, g, ask_exchange, &e, note, "all_to_all", err);
+        return launch(x, g, ask_exchange, &e, note, "all_to_all", out_launch, err);
+    *out_launch = 0;
     call_note_left(x->host, note);
     return 0;
 }
@@ -383,10 +397,14 @@ static int make_events(struct nccl *x, struct err *err)
     cudaError_t rc = cudaSuccess;
     cuda_stream(x->dev); /* makes its device this thread's */
     for (uint32_t i = 0; i < FLIGHTS && rc == cudaSuccess; i++) {
-        rc = cudaEventCreateWithFlags(&x->flights[i].began, cudaEventDisableTiming);
+        rc = cudaEventCreateWithFlags(&x->flights[i].ready, cudaEventDisableTiming);
+        if (rc == cudaSuccess)
+            rc = cudaEventCreateWithFlags(&x->flights[i].began, cudaEventDisableTiming);
         if (rc == cudaSuccess)
             rc = cudaEventCreateWithFlags(&x->flights[i].done, cudaEventDisableTiming);
     }
+    if (rc == cudaSuccess)
+        rc = cudaStreamCreateWithFlags(&x->stream, cudaStreamNonBlocking);
     return rc == cudaSuccess ? 0 : err_set(err, -EIO, "events of the collectives: %s",
                                            cudaGetErrorString(rc));
 }
@@ -396,11 +414,15 @@ void nccl_close(struct nccl *x)
     stop_watcher(x);
     abort_comms(x);
     for (uint32_t i = 0; i < FLIGHTS; i++) {
+        if (x->flights[i].ready)
+            cudaEventDestroy(x->flights[i].ready);
         if (x->flights[i].began)
             cudaEventDestroy(x->flights[i].began);
         if (x->flights[i].done)
             cudaEventDestroy(x->flights[i].done);
     }
+    if (x->stream)
+        cudaStreamDestroy(x->stream);
     pthread_mutex_destroy(&x->lock);
     free(x);
 }

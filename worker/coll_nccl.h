@@ -1,8 +1,9 @@
 /* coll_nccl.h - NCCL's communicators of one rank
  *
- * Private to coll_gpu. Launches are on the device's stream and return once they are in it. A launch
- * carries the note of its call (call_note), which is marked as left when the device is done. They
- * fail with -ECANCELED and the reason when any rank has aborted, died, or met an error of NCCL. */
+ * Private to coll_gpu. Launches are on a stream of their own, behind the ops that the device was
+ * given before, and return once they are in it; ops that are given later wait for one by
+ * nccl_finish. A launch carries the note of its call (call_note), which is marked as left when the
+ * device is done. They fail with -ECANCELED and the reason when any rank has aborted, died, or met an error of NCCL. */
 #ifndef WORKER_COLL_NCCL_H
 #define WORKER_COLL_NCCL_H
 
@@ -24,12 +25,13 @@ struct nccl_blocks {
     enum coll_op op; /* of reduce, which takes one block; scatter sums */
 };
 
+/* Launches are numbered from 1; 0: there was nothing to launch. */
 int nccl_gather(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *blocks,
-                uint32_t note, struct err *err);
+                uint32_t note, uint32_t *out_launch, struct err *err);
 int nccl_scatter(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *blocks,
-                 uint32_t note, struct err *err);
+                 uint32_t note, uint32_t *out_launch, struct err *err);
 int nccl_reduce(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *block,
-                uint32_t note, struct err *err);
+                uint32_t note, uint32_t *out_launch, struct err *err);
 
 /* Bytes to and from one member; the own ones are copied. */
 struct nccl_part {
@@ -40,6 +42,9 @@ struct nccl_part {
 
 /* parts: one for each member. */
 int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_part *parts,
-                  uint32_t note, struct err *err);
+                  uint32_t note, uint32_t *out_launch, struct err *err);
+
+/* The device's next ops wait for the launch. */
+void nccl_finish(struct nccl *x, uint32_t launch);
 
 #endif

@@ -39,8 +39,12 @@ int shard_buffer_take(struct shard *s, size_t n_bytes, void **out, struct err *e
         *best = (struct shard_buffer){.base = base, .n_bytes = n_bytes};
     }
     /* A failure here is one of the next call, too; until then nobody reads what others write. */
-    s->coll->ops->reclaim(s->coll, best->ticket, NULL);
-    best->ticket = 0;
+    if (best->ticket) {
+        spans_begin(s->dev, PHASE_REDUCE, s->coll->layer);
+        s->coll->ops->reclaim(s->coll, best->ticket, NULL);
+        spans_end(s->dev);
+        best->ticket = 0;
+    }
     best->is_used = true;
     *out = best->base;
     return 0;
