@@ -1,7 +1,8 @@
 /* core.h - what the files of the coordinator's core share; nobody else includes it
  *
  * coord.c    turns, time, and what the shell may look at
- * apply.c    records: the one function that applies them, and the ways to make them
+ * apply.c    records: the one function that applies them
+ * emit.c     the ways to make them; dump.c: the durable state in words
  * calls.c    what clients ask for; calls_rebalance.c: of the placement of experts
  * settings.c changed settings of a job: asked for, recorded, told to its ranks
  * attach.c   workers come, beat, fall silent and go
@@ -52,7 +53,7 @@ struct coord {
 /* The tick looks at everybody at this time, or earlier. */
 void core_wake_at(struct coord *c, uint64_t at_ns);
 
-/* ---- apply.c: each makes one record and applies it ---------------------------------------- */
+/* ---- emit.c: each makes one record and applies it ----------------------------------------- */
 
 /* For those who fill in what the record says themselves. */
 Ballast__Record *emit_begin(struct coord *c, struct turn *t, job_id job,
