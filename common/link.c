@@ -1,4 +1,4 @@
-/* link.c - ROUTER and DEALER on a uv loop; zmq.h's home for control messages
+/* link.c - ROUTER and DEALER on a uv loop; with link_socket zmq.h's home for control messages
  *
  * ZeroMQ's descriptor is edge-triggered and any send or receive may eat the edge, so the events
  * are read before the loop blocks (prepare) and after it woke (check); while something is ready
@@ -8,51 +8,33 @@
 #include "common/link.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <uv.h>
 #include <zmq.h>
 
 #include "common/clock.h"
-#include "common/link_accept.h"
 #include "common/link_address.h"
 #include "common/link_peers.h"
+#include "common/link_socket.h"
 #include "common/mem.h"
 
 #define MESSAGES_PER_TURN   256
-#define HIGH_WATER_MESSAGES 256             /* in ZeroMQ, per peer and direction */
-#define QUEUE_MESSAGES_MAX  1024            /* of ours, behind that */
+#define QUEUE_MESSAGES_MAX  1024 /* of ours for a peer, behind ZeroMQ's */
 #define QUEUE_BYTES_MAX     (2u << 20)
 #define QUEUE_RETRY_MS      20
-#define LINGER_MS           1000
-#define RECONNECT_MS        100
-#define RECONNECT_MAX_MS    2000
-#define HANDSHAKE_MS        5000
-#define HEARTBEAT_MS        5000
-#define HEARTBEAT_TIMEOUT_MS 20000
-#define TCP_MAXRT_MS        20000
 #define ROUTING_ID_BYTES    16
 #define SILENT_PEER_NS      (300 * NS_PER_S) /* longer than any long poll or heartbeat interval */
 #define SWEEP_AT_MIN        1024
-#define SOCKETS_MAX         16384
 #define ADDRESSES_MAX       8
-#define DESCRIPTORS_MIN     32  /* ZeroMQ ends the process when it gets none at its start */
 
 struct link {
     uv_loop_t *loop; /* borrowed */
     struct link_handler handler;
     bool  is_server, is_up;
-    void *socket, *monitor;
+    struct link_socket zmq;
     uv_prepare_t prepare;
     uv_check_t   check;
     uv_idle_t    idle;
@@ -64,56 +46,6 @@ struct link {
     size_t       sweep_at;
     struct link_stats stats;
 };
-
-/* ---- one ZeroMQ context for the process, while it has links ------------------------------- */
-
-static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
-static void    *context_shared;
-static unsigned context_users;
-
-static void *context_acquire(void)
-{
-    pthread_mutex_lock(&context_lock);
-    if (!context_users++) {
-        context_shared = zmq_ctx_new();
-        zmq_ctx_set(context_shared, ZMQ_MAX_SOCKETS, SOCKETS_MAX);
-    }
-    void *context = context_shared;
-    pthread_mutex_unlock(&context_lock);
-    return context;
-}
-
-static void context_release(void)
-{
-    pthread_mutex_lock(&context_lock);
-    if (!--context_users) {
-        while (zmq_ctx_term(context_shared) && errno == EINTR)
-            ;
-        context_shared = NULL;
-    }
-    pthread_mutex_unlock(&context_lock);
-}
-
-/* ---- addresses ---------------------------------------------------------------------------- */
-
-/* ZeroMQ would silently take the path away from a live server, and delete a file there. */
-static int check_path_is_free(const char *path, struct err *err)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    struct stat st;
-    if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
-        return err_set(err, -EEXIST, "ipc://%s: what lies there is no socket; choose another path",
-                       path);
-    memcpy(a.sun_path, path, strlen(path) + 1); /* link_address_check knows that it fits */
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return err_set(err, -errno, "socket: %s", strerror(errno));
-    bool in_use = connect(fd, (struct sockaddr *)&a, sizeof a) == 0;
-    close(fd);
-    if (in_use)
-        return err_set(err, -EADDRINUSE, "ipc://%s: another server is listening there", path);
-    return 0;
-}
 
 /* ---- peers -------------------------------------------------------------------------------- */
 
@@ -173,11 +105,11 @@ static struct peer *peer_of(struct link *l, zmq_msg_t *id, uint64_t now_ns)
 static int send_now(struct link *l, struct peer *p, const struct link_frame *frames,
                     size_t n_frames)
 {
-    if (l->is_server && zmq_send(l->socket, p->id, p->n_id, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
+    if (l->is_server && zmq_send(l->zmq.socket, p->id, p->n_id, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
         return errno;
     for (size_t i = 0; i < n_frames; i++) {
         int more = i + 1 < n_frames ? ZMQ_SNDMORE : 0;
-        if (zmq_send(l->socket, frames[i].bytes, frames[i].n_bytes, more | ZMQ_DONTWAIT) < 0)
+        if (zmq_send(l->zmq.socket, frames[i].bytes, frames[i].n_bytes, more | ZMQ_DONTWAIT) < 0)
             return errno;
     }
     l->stats.n_sent++;
@@ -282,7 +214,7 @@ static bool receive_one(struct link *l, uint64_t now_ns)
     zmq_msg_init(&id);
     bool more = true;
     if (l->is_server) {
-        if (zmq_msg_recv(&id, l->socket, ZMQ_DONTWAIT) < 0) {
+        if (zmq_msg_recv(&id, l->zmq.socket, ZMQ_DONTWAIT) < 0) {
             zmq_msg_close(&id);
             return false;
         }
@@ -291,7 +223,7 @@ static bool receive_one(struct link *l, uint64_t now_ns)
     while (more) {
         zmq_msg_t *part = n_kept < LINK_FRAMES_MAX ? &parts[n_kept] : &extra;
         zmq_msg_init(part);
-        if (zmq_msg_recv(part, l->socket, ZMQ_DONTWAIT) < 0) {
+        if (zmq_msg_recv(part, l->zmq.socket, ZMQ_DONTWAIT) < 0) {
             zmq_msg_close(part);
             break; /* a client's empty socket; a message once begun is there whole */
         }
@@ -339,9 +271,9 @@ static bool receive_event(struct link *l)
 {
     uint8_t bytes[6];
     char address[256];
-    if (zmq_recv(l->monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) < 0)
+    if (zmq_recv(l->zmq.monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) < 0)
         return false;
-    zmq_recv(l->monitor, address, sizeof address, ZMQ_DONTWAIT);
+    zmq_recv(l->zmq.monitor, address, sizeof address, ZMQ_DONTWAIT);
     uint16_t event;
     memcpy(&event, bytes, sizeof event);
     if (event == ZMQ_EVENT_ACCEPTED)
@@ -372,7 +304,7 @@ static void on_idle(uv_idle_t *idle)
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct link *l = prepare->data;
-    bool socket_ready = is_readable(l->socket), monitor_ready = is_readable(l->monitor);
+    bool socket_ready = is_readable(l->zmq.socket), monitor_ready = is_readable(l->zmq.monitor);
     if (socket_ready || monitor_ready)
         uv_idle_start(&l->idle, on_idle);
     else
@@ -382,11 +314,11 @@ static void on_prepare(uv_prepare_t *prepare)
 static void on_check(uv_check_t *check)
 {
     struct link *l = check->data;
-    for (int i = 0; i < MESSAGES_PER_TURN && is_readable(l->monitor) && receive_event(l); i++)
+    for (int i = 0; i < MESSAGES_PER_TURN && is_readable(l->zmq.monitor) && receive_event(l); i++)
         ;
     uint64_t now_ns = clock_now_ns();
     int n = 0;
-    if (is_readable(l->socket))
+    if (is_readable(l->zmq.socket))
         while (n < MESSAGES_PER_TURN && receive_one(l, now_ns))
             n++;
     if (n && l->handler.turn_end)
@@ -402,73 +334,14 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 
 /* ---- opening and closing ------------------------------------------------------------------ */
 
-static void set_int(void *socket, int option, int value)
-{
-    zmq_setsockopt(socket, option, &value, sizeof value);
-}
-
-static void set_options(struct link *l)
-{
-    void *s = l->socket;
-    int64_t bytes_max = l->is_server ? LOAD_BYTES_MAX : BULK_BYTES_MAX;
-    zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &bytes_max, sizeof bytes_max);
-    set_int(s, ZMQ_LINGER, LINGER_MS);
-    set_int(s, ZMQ_SNDHWM, HIGH_WATER_MESSAGES);
-    set_int(s, ZMQ_RCVHWM, HIGH_WATER_MESSAGES);
-    set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS);
-    set_int(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS);
-    set_int(s, ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS);
-    set_int(s, ZMQ_HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS);
-    set_int(s, ZMQ_TCP_MAXRT, TCP_MAXRT_MS);
-    set_int(s, ZMQ_IPV6, 1);
-    if (l->is_server) {
-        set_int(s, ZMQ_ROUTER_MANDATORY, 1);
-        /* A client that reconnects keeps its id, and must be heard although the old connection
-         * has not been found dead yet. */
-        set_int(s, ZMQ_ROUTER_HANDOVER, 1);
-        set_int(s, ZMQ_BACKLOG, 1024);
-        return;
-    }
-    set_int(s, ZMQ_IMMEDIATE, 1);
-    set_int(s, ZMQ_RECONNECT_IVL, RECONNECT_MS);
-    set_int(s, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS);
-}
-
-static int open_monitor(struct link *l, void *context, struct err *err)
-{
-    static unsigned long n_monitors;
-    char address[64];
-    snprintf(address, sizeof address, "inproc://link-%lu",
-             __atomic_add_fetch(&n_monitors, 1, __ATOMIC_RELAXED));
-    int events = l->is_server ? ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
-                                ZMQ_EVENT_DISCONNECTED
-                              : ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
-    if (!(l->monitor = zmq_socket(context, ZMQ_PAIR)))
-        return err_set(err, -errno, "zmq_socket: %s", zmq_strerror(errno));
-    /* The I/O thread blocks when the monitor is full, so let it never be full. */
-    set_int(l->monitor, ZMQ_RCVHWM, 0);
-    set_int(l->monitor, ZMQ_LINGER, 0);
-    if (zmq_socket_monitor(l->socket, address, events) || zmq_connect(l->monitor, address))
-        return err_set(err, -errno, "zmq_socket_monitor: %s", zmq_strerror(errno));
-    return 0;
-}
-
-static int descriptor_of(void *socket)
-{
-    int fd = -1;
-    size_t size = sizeof fd;
-    zmq_getsockopt(socket, ZMQ_FD, &fd, &size);
-    return fd;
-}
-
 static void open_handles(struct link *l)
 {
     uv_prepare_init(l->loop, &l->prepare);
     uv_check_init(l->loop, &l->check);
     uv_idle_init(l->loop, &l->idle);
     uv_timer_init(l->loop, &l->retry);
-    uv_poll_init(l->loop, &l->poll, descriptor_of(l->socket));
-    uv_poll_init(l->loop, &l->monitor_poll, descriptor_of(l->monitor));
+    uv_poll_init(l->loop, &l->poll, link_socket_descriptor(l->zmq.socket));
+    uv_poll_init(l->loop, &l->monitor_poll, link_socket_descriptor(l->zmq.monitor));
     l->prepare.data = l->check.data = l->idle.data = l->retry.data = l;
     l->poll.data = l->monitor_poll.data = l;
     l->n_open_handles = 6;
@@ -480,59 +353,25 @@ static void open_handles(struct link *l)
 
 static void destroy(struct link *l)
 {
-    if (l->monitor) {
-        zmq_socket_monitor(l->socket, NULL, 0);
-        zmq_close(l->monitor);
-    }
-    if (l->socket)
-        zmq_close(l->socket);
-    context_release();
+    link_socket_close(&l->zmq);
     peers_fini(&l->peers);
     free(l);
 }
 
-static rlim_t descriptors_max(void)
+static int create(uv_loop_t *loop, bool is_server, const struct link_handler *handler,
+                  struct link **out_link, struct err *err)
 {
-    struct rlimit files;
-    return getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : RLIM_INFINITY;
-}
-
-static int open_socket(uv_loop_t *loop, bool is_server, const struct link_handler *handler,
-                       struct link **out_link, struct err *err)
-{
-    if (descriptors_max() < DESCRIPTORS_MIN)
-        return err_set(err, -EMFILE, "%d files may be open at once (ulimit -n), at least %d are "
-                       "needed", (int)descriptors_max(), DESCRIPTORS_MIN);
     struct link *l = xcalloc(1, sizeof *l);
     l->loop = loop;
     l->handler = *handler;
     l->is_server = is_server;
     l->sweep_at = SWEEP_AT_MIN;
-    void *context = context_acquire();
-    int rc = 0;
-    if (!(l->socket = zmq_socket(context, is_server ? ZMQ_ROUTER : ZMQ_DEALER)))
-        rc = err_set(err, -errno, "zmq_socket: %s", zmq_strerror(errno));
-    if (rc == 0) {
-        set_options(l);
-        rc = open_monitor(l, context, err);
-    }
+    int rc = link_socket_open(is_server, &l->zmq, err);
     if (rc < 0) {
         destroy(l);
         return rc;
     }
     *out_link = l;
-    return 0;
-}
-
-static int bind_one(struct link *l, const char *address, struct err *err)
-{
-    int rc;
-    if ((rc = link_address_check(address, err)) < 0)
-        return rc;
-    if (!strncmp(address, "ipc://", 6) && (rc = check_path_is_free(address + 6, err)) < 0)
-        return rc;
-    if (zmq_bind(l->socket, address))
-        return err_set(err, -errno, "cannot listen on %s: %s", address, zmq_strerror(errno));
     return 0;
 }
 
@@ -543,13 +382,11 @@ int link_listen(struct uv_loop_s *loop, const char *const *addresses, size_t n_a
     if (n_addresses == 0 || n_addresses > ADDRESSES_MAX)
         return err_set(err, -EINVAL, "a server listens on 1 to %d addresses, not %zu",
                        ADDRESSES_MAX, n_addresses);
-    int rc = open_socket(loop, true, handler, &l, err);
+    int rc = create(loop, true, handler, &l, err);
     if (rc < 0)
         return rc;
-    if (descriptors_max() < INT_MAX)
-        link_accept_limit((int)descriptors_max() - LINK_DESCRIPTORS_KEPT);
     for (size_t i = 0; i < n_addresses; i++)
-        if ((rc = bind_one(l, addresses[i], err)) < 0) {
+        if ((rc = link_socket_bind(&l->zmq, addresses[i], err)) < 0) {
             destroy(l);
             return rc;
         }
@@ -563,7 +400,7 @@ int link_connect(struct uv_loop_s *loop, const char *address, const struct link_
 {
     struct link *l;
     int rc = link_address_check(address, err);
-    if (rc < 0 || (rc = open_socket(loop, false, handler, &l, err)) < 0)
+    if (rc < 0 || (rc = create(loop, false, handler, &l, err)) < 0)
         return rc;
     uint8_t id[ROUTING_ID_BYTES];
     if (getrandom(id, sizeof id, 0) != sizeof id) {
@@ -571,8 +408,8 @@ int link_connect(struct uv_loop_s *loop, const char *address, const struct link_
         return err_set(err, -EIO, "getrandom: %s", strerror(errno));
     }
     id[0] |= 1; /* a first byte of zero is ZeroMQ's own */
-    zmq_setsockopt(l->socket, ZMQ_ROUTING_ID, id, sizeof id);
-    if (zmq_connect(l->socket, address)) {
+    zmq_setsockopt(l->zmq.socket, ZMQ_ROUTING_ID, id, sizeof id);
+    if (zmq_connect(l->zmq.socket, address)) {
         rc = err_set(err, -errno, "cannot connect to %s: %s", address, zmq_strerror(errno));
         destroy(l);
         return rc;

@@ -38,7 +38,7 @@ struct bench {
     Ballast__JobSpec spec;
 };
 
-/* ---- chance ----------------------------------------------------------------------------------- */
+/* ---- chance --------------------------------------------------------------------------------- */
 
 static uint64_t draw(struct bench *b)
 {
@@ -67,7 +67,7 @@ static char *a_text(struct bench *b)
     return texts[below(b, sizeof texts / sizeof *texts)];
 }
 
-/* ---- messages --------------------------------------------------------------------------------- */
+/* ---- messages ------------------------------------------------------------------------------- */
 
 static ProtobufCMessage *make(struct bench *b, const ProtobufCMessageDescriptor *d, int depth);
 
@@ -202,7 +202,7 @@ static ProtobufCMessage *make_load(struct bench *b)
     return &r->base;
 }
 
-/* ---- turns ------------------------------------------------------------------------------------ */
+/* ---- turns ---------------------------------------------------------------------------------- */
 
 static void keep_records(struct bench *b)
 {

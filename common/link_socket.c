@@ -1,0 +1,186 @@
+/* link_socket.c - one context for the process, and sockets with the options that links need */
+#include "common/link_socket.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <zmq.h>
+
+#include "common/link.h"
+#include "common/link_accept.h"
+#include "common/link_address.h"
+
+#define HIGH_WATER_MESSAGES 256 /* in ZeroMQ, per peer and direction */
+#define LINGER_MS           1000
+#define RECONNECT_MS        100
+#define RECONNECT_MAX_MS    2000
+#define HANDSHAKE_MS        5000
+#define HEARTBEAT_MS        5000
+#define HEARTBEAT_TIMEOUT_MS 20000
+#define TCP_MAXRT_MS        20000
+#define SOCKETS_MAX         16384
+#define DESCRIPTORS_MIN     32 /* ZeroMQ ends the process when it gets none at its start */
+
+/* ---- one ZeroMQ context for the process, while it has links ------------------------------- */
+
+static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
+static void    *context_shared;
+static unsigned context_users;
+
+static void *context_acquire(void)
+{
+    pthread_mutex_lock(&context_lock);
+    if (!context_users++) {
+        context_shared = zmq_ctx_new();
+        zmq_ctx_set(context_shared, ZMQ_MAX_SOCKETS, SOCKETS_MAX);
+    }
+    void *context = context_shared;
+    pthread_mutex_unlock(&context_lock);
+    return context;
+}
+
+static void context_release(void)
+{
+    pthread_mutex_lock(&context_lock);
+    if (!--context_users) {
+        while (zmq_ctx_term(context_shared) && errno == EINTR)
+            ;
+        context_shared = NULL;
+    }
+    pthread_mutex_unlock(&context_lock);
+}
+
+/* ---- addresses ---------------------------------------------------------------------------- */
+
+/* ZeroMQ would silently take the path away from a live server, and delete a file there. */
+static int check_path_is_free(const char *path, struct err *err)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
+        return err_set(err, -EEXIST, "ipc://%s: what lies there is no socket; choose another path",
+                       path);
+    memcpy(a.sun_path, path, strlen(path) + 1); /* link_address_check knows that it fits */
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return err_set(err, -errno, "socket: %s", strerror(errno));
+    bool in_use = connect(fd, (struct sockaddr *)&a, sizeof a) == 0;
+    close(fd);
+    if (in_use)
+        return err_set(err, -EADDRINUSE, "ipc://%s: another server is listening there", path);
+    return 0;
+}
+
+/* ---- sockets ------------------------------------------------------------------------------ */
+
+static void set_int(void *socket, int option, int value)
+{
+    zmq_setsockopt(socket, option, &value, sizeof value);
+}
+
+static void set_options(void *s, bool is_server)
+{
+    int64_t bytes_max = is_server ? LOAD_BYTES_MAX : BULK_BYTES_MAX;
+    zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &bytes_max, sizeof bytes_max);
+    set_int(s, ZMQ_LINGER, LINGER_MS);
+    set_int(s, ZMQ_SNDHWM, HIGH_WATER_MESSAGES);
+    set_int(s, ZMQ_RCVHWM, HIGH_WATER_MESSAGES);
+    set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS);
+    set_int(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS);
+    set_int(s, ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS);
+    set_int(s, ZMQ_HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS);
+    set_int(s, ZMQ_TCP_MAXRT, TCP_MAXRT_MS);
+    set_int(s, ZMQ_IPV6, 1);
+    if (is_server) {
+        set_int(s, ZMQ_ROUTER_MANDATORY, 1);
+        /* A client that reconnects keeps its id, and must be heard although the old connection
+         * has not been found dead yet. */
+        set_int(s, ZMQ_ROUTER_HANDOVER, 1);
+        set_int(s, ZMQ_BACKLOG, 1024);
+        return;
+    }
+    set_int(s, ZMQ_IMMEDIATE, 1);
+    set_int(s, ZMQ_RECONNECT_IVL, RECONNECT_MS);
+    set_int(s, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS);
+}
+
+static int open_monitor(struct link_socket *s, bool is_server, void *context, struct err *err)
+{
+    static unsigned long n_monitors;
+    char address[64];
+    snprintf(address, sizeof address, "inproc://link-%lu",
+             __atomic_add_fetch(&n_monitors, 1, __ATOMIC_RELAXED));
+    int events = is_server ? ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
+                                ZMQ_EVENT_DISCONNECTED
+                              : ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+    if (!(s->monitor = zmq_socket(context, ZMQ_PAIR)))
+        return err_set(err, -errno, "zmq_socket: %s", zmq_strerror(errno));
+    /* The I/O thread blocks when the monitor is full, so let it never be full. */
+    set_int(s->monitor, ZMQ_RCVHWM, 0);
+    set_int(s->monitor, ZMQ_LINGER, 0);
+    if (zmq_socket_monitor(s->socket, address, events) || zmq_connect(s->monitor, address))
+        return err_set(err, -errno, "zmq_socket_monitor: %s", zmq_strerror(errno));
+    return 0;
+}
+
+int link_socket_descriptor(void *socket)
+{
+    int fd = -1;
+    size_t size = sizeof fd;
+    zmq_getsockopt(socket, ZMQ_FD, &fd, &size);
+    return fd;
+}
+
+static rlim_t descriptors_max(void)
+{
+    struct rlimit files;
+    return getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : RLIM_INFINITY;
+}
+
+int link_socket_open(bool is_server, struct link_socket *out, struct err *err)
+{
+    *out = (struct link_socket){0};
+    if (descriptors_max() < DESCRIPTORS_MIN)
+        return err_set(err, -EMFILE, "%d files may be open at once (ulimit -n), at least %d are "
+                       "needed", (int)descriptors_max(), DESCRIPTORS_MIN);
+    void *context = context_acquire();
+    out->has_context = true;
+    if (!(out->socket = zmq_socket(context, is_server ? ZMQ_ROUTER : ZMQ_DEALER)))
+        return err_set(err, -errno, "zmq_socket: %s", zmq_strerror(errno));
+    set_options(out->socket, is_server);
+    return open_monitor(out, is_server, context, err);
+}
+
+int link_socket_bind(const struct link_socket *s, const char *address, struct err *err)
+{
+    int rc;
+    if ((rc = link_address_check(address, err)) < 0)
+        return rc;
+    if (!strncmp(address, "ipc://", 6) && (rc = check_path_is_free(address + 6, err)) < 0)
+        return rc;
+    if (descriptors_max() < INT_MAX)
+        link_accept_limit((int)descriptors_max() - LINK_DESCRIPTORS_KEPT);
+    if (zmq_bind(s->socket, address))
+        return err_set(err, -errno, "cannot listen on %s: %s", address, zmq_strerror(errno));
+    return 0;
+}
+
+void link_socket_close(struct link_socket *s)
+{
+    if (s->monitor) {
+        zmq_socket_monitor(s->socket, NULL, 0);
+        zmq_close(s->monitor);
+    }
+    if (s->socket)
+        zmq_close(s->socket);
+    if (s->has_context)
+        context_release();
+}
