@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/host_memory.h"
 #include "common/mem.h"
+#include "common/progress.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/pool.h"
 #include "kernels/product.h"
@@ -20,6 +21,7 @@
 #else
 #define IS_HOST true
 #endif
+#define ZERO_BYTES ((size_t)64 << 20) /* at once: a piece of work */
 #define GRAIN_ELEMENTS  8192 /* of one task: some microseconds of an elementwise op */
 
 struct cpu {
@@ -125,8 +127,13 @@ static void cpu_unpin(struct device *dev, void *host)
 
 static void cpu_zero(struct device *dev, void *p, size_t n_bytes)
 {
+    char *at = p;
     (void)dev;
-    memset(p, 0, n_bytes);
+    for (size_t n; n_bytes > 0; at += n, n_bytes -= n) {
+        n = n_bytes < ZERO_BYTES ? n_bytes : ZERO_BYTES;
+        memset(at, 0, n);
+        progress_made();
+    }
 }
 
 static void cpu_synchronize(struct device *dev)

@@ -7,6 +7,7 @@
  * taken a chunk at a time (C = 64). With A = beta kk (strictly lower) the values written solve
  * (I + A) V' = beta (V - (k from_start) S); then o = (s q from_start) S + qk V' and
  * S <- diag(from_start, last row) S + (k to_end)^T V'. */
+#include "common/progress.h"
 #include "kernels/ops_cpu.h"
 
 #include <string.h>
@@ -117,6 +118,7 @@ static void chunk_forward(struct cpu_thread *t, const struct kda_forward *f, str
                           int64_t row)
 {
     int32_t d = c->d, rows = c->rows, size = rows * d;
+    progress_made(); /* a head of a long document is a long task */
     float *answers = scratch, *o = scratch + size; /* (2 rows, d) */
     kda_chunk_load(c, f->shape, head, row, f->q, f->k, f->g, f->beta);
     inside_chunk(t, c, s, f->shape->scale, scratch);

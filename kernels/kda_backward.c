@@ -5,6 +5,7 @@
  * dA = -tril(dX V'^T, -1). Gradients of log decays are pair terms, plus at the later row and minus
  * at the earlier one, and dg is their reverse cumulative sum; the pair of a row with itself has no
  * decay and is kept out, for its two halves would cancel only up to rounding. */
+#include "common/progress.h"
 #include "kernels/ops_cpu.h"
 
 #include <string.h>
@@ -222,6 +223,7 @@ static void chunk_backward(struct cpu_thread *t, const struct kda_backward *f, s
 {
     int32_t d = c->d, rows = c->rows;
     float scale = f->shape->scale, *d_out = a->out + rows * d;
+    progress_made();
     kda_chunk_load(c, f->shape, head, row, f->q, f->k, f->g, f->beta);
     kda_chunk_solver(c, s->kk);
     kda_rows_in(d_out, f->d_o, f->shape, head, row, rows);

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "common/progress.h"
 
 #define THREADS_MAX 256u
 #define SPINS       1000 /* pauses of 40 to 50 ns each */
@@ -66,6 +67,7 @@ static void work(struct pool *p, uint32_t thread)
                                                    memory_order_acq_rel, memory_order_acquire))
             continue;
         p->fn(p->arg, p->n_tasks - (uint32_t)ticket, thread);
+        progress_made();
         if (atomic_fetch_sub_explicit(&p->n_left, 1, memory_order_acq_rel) == 1)
             futex_wake_all(&p->n_left);
         ticket = atomic_load_explicit(&p->ticket, memory_order_acquire);
@@ -152,8 +154,10 @@ void pool_destroy(struct pool *p)
 void pool_run(struct pool *p, uint32_t n_tasks, pool_fn fn, void *arg)
 {
     if (n_tasks == 1 || p->n_threads == 1) {
-        for (uint32_t task = 0; task < n_tasks; task++)
+        for (uint32_t task = 0; task < n_tasks; task++) {
             fn(arg, task, 0);
+            progress_made();
+        }
         return;
     }
     if (n_tasks == 0)

@@ -5,6 +5,7 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "common/progress.h"
 
 #define DEPTH_MAX 16
 #define ANCHOR    0u /* the mark that the others are timed from */
@@ -61,6 +62,7 @@ static void mark(struct device *dev, struct mark m)
 
 void spans_begin(struct device *dev, uint32_t kind, int32_t layer)
 {
+    progress_made();
     if (!dev->spans)
         return;
     assert(kind < SPAN_KINDS_MAX);
@@ -71,6 +73,7 @@ void spans_begin(struct device *dev, uint32_t kind, int32_t layer)
 
 void spans_end(struct device *dev)
 {
+    progress_made();
     if (!dev->spans)
         return;
     assert(dev->spans->n_open > 0);

@@ -50,12 +50,25 @@ def skipped_collective(c):
     c.wait(job, "CANCELLED")
 
 
-def endless_step(c):
+def first_collective(c):
+    """The same in the first step, when nobody knows how long one takes."""
+    start_all(c, "skip-all-to-all:2:error", [2])
+    job = c.submit(c.job(steps=100000, checkpoint_every=1000))
+    text = hangs(c, job, "skip-all-to-all")
+    expect(re.search(r"rank \d waited [0-9.]+ s at \w+ \d+ .*for: rank \d at \w+ \d+ ", text) or
+           re.search(r"ranks disagree in group \d+: rank \d calls [a-z_]+ \d+", text),
+           f"rank, operation and number are missing: {text}")
+    c.ok("job", "cancel", job)
+    c.wait(job, "CANCELLED")
+
+
+def endless_step(c, step):
     """All ranks hang outside of collectives, where none of them waits for another."""
-    start_all(c, "before-step:30:sleep_3600000", range(4))
+    start_all(c, f"before-step:{step}:sleep_3600000", range(4))
     job = c.submit(c.job(steps=100000, checkpoint_every=1000))
     text = hangs(c, job, "before-step")
-    expect(re.search(r"the trainer has come no further for [0-9.]+ s after step 29", text), text)
+    expect(re.search(rf"the trainer has come no further for [0-9.]+ s after step {step - 1}", text),
+           text)
     c.ok("job", "cancel", job)
     c.wait(job, "CANCELLED")
 
@@ -64,7 +77,9 @@ def story():
     """a skipped collective and an endless step are told within the lease, with rank and place"""
     with Cluster(n_workers=4) as c:
         skipped_collective(c)
-        endless_step(c)
+        first_collective(c)
+        endless_step(c, 30)
+        endless_step(c, 1)
 
 
 tell(story)

@@ -295,6 +295,56 @@ static void an_abort_ends_what_was_started(void **state)
     }
 }
 
+/* ---- a rank that computes for long, and one that hangs ---- */
+
+#define IDLE_NS (500 * NS_PER_MS)
+
+/* Rank 1 comes three times as late as one may that does nothing. */
+static void works_on(struct rank *r, struct coll *c)
+{
+    c->ops->set_patience(c, 60 * NS_PER_S, IDLE_NS);
+    _Atomic uint64_t *mine = c->ops->progress(c);
+    for (int i = 0; c->rank == 1 && i < 30; i++) {
+        atomic_fetch_add(mine, 1);
+        nanosleep(&(struct timespec){.tv_nsec = (long)IDLE_NS / 10}, NULL);
+    }
+    CHECK(r, c->ops->barrier(c, &c->world_group, &r->err) == 0);
+}
+
+static void who_gets_something_done_is_waited_for(void **state)
+{
+    (void)state;
+    struct rank ranks[WORLD_MAX];
+    run_ranks(ranks, 3, works_on, 60 * NS_PER_S);
+    for (uint32_t i = 0; i < 3; i++)
+        if (ranks[i].rc != 0)
+            fail_msg("rank %u: %s", i, ranks[i].err.text);
+}
+
+/* Both wait for each other, and neither keeps the other alive. */
+static void waits_in_another_order(struct rank *r, struct coll *c)
+{
+    static const uint32_t two[] = {0, 1};
+    struct coll_group a = {.ranks = two, .n_ranks = 2, .me = c->rank, .id = COLL_FSDP};
+    struct coll_group b = {.ranks = two, .n_ranks = 2, .me = c->rank, .id = COLL_EP};
+    c->ops->set_patience(c, 60 * NS_PER_S, IDLE_NS);
+    r->rc = c->ops->barrier(c, c->rank ? &a : &b, &r->err);
+}
+
+static void who_gets_nothing_done_is_given_up(void **state)
+{
+    (void)state;
+    struct rank ranks[WORLD_MAX];
+    uint64_t began = clock_now_ns();
+    run_ranks(ranks, 2, waits_in_another_order, 60 * NS_PER_S);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_true(ranks[i].rc == -ETIMEDOUT || ranks[i].rc == -ECANCELED);
+    assert_non_null(strstr(ranks[0].err.text, "waited"));
+    print_message("given up after %.1f s: %s\n", (double)(clock_now_ns() - began) / NS_PER_S,
+                  ranks[0].err.text);
+    assert_true(clock_now_ns() - began < 50 * NS_PER_S); /* not after 60, as it would */
+}
+
 /* ---- time that is hidden -------------------------------------------------------------------- */
 
 static double hidden_s[2], open_s;
@@ -461,6 +511,8 @@ int main(void)
         cmocka_unit_test(an_abort_ends_everybodys_call),
         cmocka_unit_test(a_member_that_is_behind_is_named),
         cmocka_unit_test(started_calls_that_disagree_are_told),
+        cmocka_unit_test(who_gets_something_done_is_waited_for),
+        cmocka_unit_test(who_gets_nothing_done_is_given_up),
         cmocka_unit_test(an_abort_ends_what_was_started),
         cmocka_unit_test(what_is_waited_for_meanwhile_is_hidden_time),
         cmocka_unit_test(the_death_of_a_member_ends_all),

@@ -20,10 +20,12 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/progress.h"
 
 #define LENGTH_BYTES 4
 #define STEPS_WAITING_MAX 256u
 #define LOADS_WAITING_MAX 8u
+#define REPEAT_MS 1000 /* between two words that all goes on */
 #define CLOSE_MS 1000
 
 /* ---- frames ----------------------------------------------------------------------------- */
@@ -105,6 +107,9 @@ struct channel {
     pthread_cond_t changed;
     Ballast__TrainerMessage *start;
     struct frame state; /* no bytes: none waits */
+    struct frame last;  /* the newest state, sent or not */
+    bool     is_repeating;
+    uint64_t progress, repeated_ns; /* when last was sent again */
     struct frame step_frames[STEPS_WAITING_MAX], load_frames[LOADS_WAITING_MAX];
     struct ring steps, loads;
     struct frame out;   /* the one being sent */
@@ -170,6 +175,19 @@ static bool channel_flush(struct channel *c)
     }
     pthread_cond_broadcast(&c->changed);
     return true;
+}
+
+/* With the lock held. */
+static void channel_repeat(struct channel *c)
+{
+    uint64_t now = clock_now_ns(), progress = progress_count();
+    if (!c->is_repeating || !c->last.bytes || progress == c->progress ||
+        now - c->repeated_ns < REPEAT_MS * NS_PER_MS)
+        return;
+    c->progress = progress;
+    c->repeated_ns = now;
+    if (!c->state.bytes)
+        c->state = (struct frame){xmemdup(c->last.bytes, c->last.n_bytes), c->last.n_bytes};
 }
 
 static bool channel_take(struct channel *c, const uint8_t *packed, size_t n_bytes)
@@ -238,8 +256,10 @@ static void *channel_run(void *arg)
     struct channel_reader reader = {0};
     for (;;) {
         pthread_mutex_lock(&c->lock);
+        channel_repeat(c);
         bool is_there = channel_flush(c);
         bool is_closing = c->is_closing, wants_out = c->out.bytes != NULL;
+        int timeout_ms = c->is_repeating ? REPEAT_MS : -1;
         pthread_mutex_unlock(&c->lock);
         if (is_closing)
             break;
@@ -247,7 +267,7 @@ static void *channel_run(void *arg)
             {.fd = c->fd, .events = (short)(POLLIN | (wants_out ? POLLOUT : 0))},
             {.fd = c->wake_fd, .events = POLLIN},
         };
-        if (is_there && poll(fds, 2, -1) < 0)
+        if (is_there && poll(fds, 2, timeout_ms) < 0)
             continue; /* a signal */
         uint64_t n_wakes;
         if (fds[1].revents && read(c->wake_fd, &n_wakes, sizeof n_wakes) < 0)
@@ -324,8 +344,20 @@ void channel_send_state(struct channel *c, const Ballast__RankState *state)
     pthread_mutex_lock(&c->lock);
     free(c->state.bytes);
     c->state = f;
+    free(c->last.bytes);
+    c->last = (struct frame){xmemdup(f.bytes, f.n_bytes), f.n_bytes};
     pthread_mutex_unlock(&c->lock);
     channel_wake(c);
+}
+
+void channel_repeat_state(struct channel *c, bool is_on)
+{
+    pthread_mutex_lock(&c->lock);
+    bool is_news = c->is_repeating != is_on;
+    c->is_repeating = is_on;
+    pthread_mutex_unlock(&c->lock);
+    if (is_news)
+        channel_wake(c);
 }
 
 static void send_report(struct channel *c, struct ring *ring, const Ballast__TrainerMessage *m)
@@ -386,6 +418,7 @@ void channel_close(struct channel *c)
     pthread_join(c->thread, NULL);
     free(c->out.bytes);
     free(c->state.bytes);
+    free(c->last.bytes);
     while (c->steps.n)
         free(ring_take(&c->steps).bytes);
     while (c->loads.n)

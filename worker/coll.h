@@ -108,8 +108,12 @@ struct coll_ops {
     int (*all_gather_i32)(struct coll *c, const struct coll_group *g, const int32_t *in, size_t n,
                           int32_t *out, struct err *err);
 
-    /* How long later calls wait for a member, in place of call_timeout_ns. */
-    void (*set_patience)(struct coll *c, uint64_t timeout_ns);
+    /* How long later calls wait for a member, in place of call_timeout_ns; and how long while no
+     * member gets anything done (progress), 0: as long. */
+    void (*set_patience)(struct coll *c, uint64_t timeout_ns, uint64_t idle_ns);
+    /* Where this rank counts what it gets done (common/progress.h), for the others to see. Lives
+     * until close. */
+    _Atomic uint64_t *(*progress)(struct coll *c);
     /* The flight recorder: the last operations of every rank, a line each. */
     void (*trace)(struct coll *c, FILE *out);
     /* The only one another thread may call: every blocked and later call returns -ECANCELED. */

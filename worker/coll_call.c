@@ -8,6 +8,7 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "common/progress.h"
 
 /* ---- the recorder --------------------------------------------------------------------------- */
 
@@ -27,6 +28,7 @@ static uint32_t record(struct host *h, const struct coll_group *g, enum shm_op o
     atomic_store_explicit(&rec->entered_ns, clock_now_ns(), memory_order_relaxed);
     atomic_store_explicit(&r->n_calls, i + 1, memory_order_release);
     atomic_store_explicit(&r->at, i + 1, memory_order_release);
+    progress_made();
     return i;
 }
 

@@ -338,10 +338,16 @@ static int gpu_all_gather_i32(struct coll *c, const struct coll_group *g, const 
     return host->ops->all_gather_i32(host, g, in, n, out, err);
 }
 
-static void gpu_set_patience(struct coll *c, uint64_t timeout_ns)
+static void gpu_set_patience(struct coll *c, uint64_t timeout_ns, uint64_t idle_ns)
 {
     struct coll *host = &gpu_of(c)->host->coll;
-    host->ops->set_patience(host, timeout_ns);
+    host->ops->set_patience(host, timeout_ns, idle_ns);
+}
+
+static _Atomic uint64_t *gpu_progress(struct coll *c)
+{
+    struct coll *host = &gpu_of(c)->host->coll;
+    return host->ops->progress(host);
 }
 
 static void gpu_trace(struct coll *c, FILE *out)
@@ -397,6 +403,7 @@ static const struct coll_ops gpu_ops = {
     .all_reduce_f64        = gpu_all_reduce_f64,
     .all_gather_i32        = gpu_all_gather_i32,
     .set_patience          = gpu_set_patience,
+    .progress              = gpu_progress,
     .trace                 = gpu_trace,
     .abort                 = gpu_abort,
 };

@@ -360,9 +360,15 @@ static void host_trace(struct coll *c, FILE *out)
     }
 }
 
-static void host_set_patience(struct coll *c, uint64_t timeout_ns)
+static void host_set_patience(struct coll *c, uint64_t timeout_ns, uint64_t idle_ns)
 {
     atomic_store(&host_of(c)->shm.call_timeout_ns, timeout_ns);
+    atomic_store(&host_of(c)->shm.idle_timeout_ns, idle_ns);
+}
+
+static _Atomic uint64_t *host_progress(struct coll *c)
+{
+    return &shm_rank_of(&host_of(c)->shm, c->rank)->progress;
 }
 
 static void host_abort(struct coll *c)
@@ -405,6 +411,7 @@ static const struct coll_ops host_ops = {
     .all_reduce_f64        = host_all_reduce_f64,
     .all_gather_i32        = host_all_gather_i32,
     .set_patience          = host_set_patience,
+    .progress              = host_progress,
     .trace                 = host_trace,
     .abort                 = host_abort,
 };

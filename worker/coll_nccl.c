@@ -23,6 +23,7 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "common/progress.h"
 #include "kernels/cuda.h"
 
 #define WATCH_NS   (20 * NS_PER_MS)
@@ -51,6 +52,7 @@ struct nccl {
     bool is_aborted;
     struct flight flights[FLIGHTS];
     uint32_t n_launched, n_landed;
+    struct shm_patience patience; /* with the flight that is to land next */
 };
 
 /* ---- abort, and who watches ------------------------------------------------------------------ */
@@ -91,13 +93,14 @@ static void look_at_flights(struct nccl *x)
         if (cudaEventQuery(f->done) == cudaSuccess) {
             call_note_left(x->host, f->note);
             x->n_landed++;
+            x->patience = (struct shm_patience){0};
+            progress_made();
             continue;
         }
         if (!f->began_ns && cudaEventQuery(f->began) == cudaSuccess)
             f->began_ns = clock_now_ns();
-        if (f->began_ns && s->call_timeout_ns &&
-            clock_now_ns() - f->began_ns > s->call_timeout_ns)
-            shm_give_up(s, &x->host->coll.world_group);
+        if (f->began_ns && shm_is_too_long(s, &x->host->coll.world_group, &x->patience))
+            shm_give_up(s, &x->host->coll.world_group, clock_now_ns() - f->began_ns);
         return;
     }
 }

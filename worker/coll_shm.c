@@ -21,6 +21,7 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "common/progress.h"
 
 #define LOOK_AROUND_NS (100 * NS_PER_MS) /* between looks at sockets and deadline while asleep */
 #define LOOKS_TO_LEAVE 30u
@@ -319,22 +320,52 @@ static void describe_others(const struct shm *s, const struct coll_group *g, cha
     }
 }
 
-void shm_give_up(struct shm *s, const struct coll_group *g)
+void shm_give_up(struct shm *s, const struct coll_group *g, uint64_t waited_ns)
 {
     char mine[128], others[384];
     shm_describe(s, s->rank, mine, sizeof mine);
     describe_others(s, g, others, sizeof others);
-    shm_abort(s, "rank %u waited %.1f s %s for: %s", s->rank, (double)s->call_timeout_ns / NS_PER_S,
-              mine, others);
+    shm_abort(s, "rank %u waited %.1f s %s for: %s", s->rank, (double)waited_ns / NS_PER_S, mine,
+              others);
 }
 
-int shm_time_out(struct shm *s, const struct coll_group *g, struct err *err)
+int shm_time_out(struct shm *s, const struct coll_group *g, uint64_t waited_ns, struct err *err)
 {
-    shm_give_up(s, g);
+    shm_give_up(s, g, waited_ns);
     shm_check(s, err);
     if (err)
         err->code = -ETIMEDOUT;
     return -ETIMEDOUT;
+}
+
+/* What the other members of g have done so far; false: some are on another host, unseen. */
+static bool look_at_work(const struct shm *s, const struct coll_group *g, uint64_t *out)
+{
+    *out = 0;
+    for (uint32_t i = 0; i < g->n_ranks; i++) {
+        if (!shm_is_here(s, g->ranks[i]))
+            return false;
+        if (i != g->me)
+            *out += atomic_load_explicit(&shm_rank_of(s, g->ranks[i])->progress,
+                                         memory_order_relaxed);
+    }
+    return true;
+}
+
+bool shm_is_too_long(struct shm *s, const struct coll_group *g, struct shm_patience *p)
+{
+    uint64_t now = clock_now_ns(), since = now - p->looked_ns, progress;
+    uint64_t timeout_ns = s->call_timeout_ns, idle_ns = s->idle_timeout_ns;
+    since = since < 2 * LOOK_AROUND_NS ? since : 2 * LOOK_AROUND_NS;
+    p->waited_ns += p->looked_ns ? since : 0;
+    p->idle_ns += p->looked_ns ? since : 0;
+    p->looked_ns = now;
+    if (!look_at_work(s, g, &progress) || progress != p->progress) {
+        progress_waited(); /* nor is this rank idle then */
+        p->progress = progress;
+        p->idle_ns = 0;
+    }
+    return (timeout_ns && p->waited_ns >= timeout_ns) || (idle_ns && p->idle_ns >= idle_ns);
 }
 
 bool shm_has_reached(const struct shm_count *c, uint32_t target)
@@ -376,8 +407,7 @@ static bool sleep_a_slice(struct shm_count *c, uint32_t target)
 static int sleep_until(struct shm *s, const struct coll_group *g, struct shm_count *c,
                        uint32_t target, struct err *err)
 {
-    /* As where others are stopped: only time between looks counts. */
-    uint64_t looked_ns = clock_now_ns(), waited_ns = 0;
+    struct shm_patience patience = {.looked_ns = clock_now_ns()};
     int rc;
     while (!shm_has_reached(c, target)) {
         if ((rc = shm_check(s, err)) < 0)
@@ -386,11 +416,8 @@ static int sleep_until(struct shm *s, const struct coll_group *g, struct shm_cou
             continue;
         if (!s->is_watched)
             shm_look(s);
-        uint64_t timeout_ns = s->call_timeout_ns, now = clock_now_ns(), since = now - looked_ns;
-        looked_ns = now;
-        waited_ns += since < 2 * LOOK_AROUND_NS ? since : 2 * LOOK_AROUND_NS;
-        if (timeout_ns && waited_ns >= timeout_ns)
-            return shm_has_reached(c, target) ? 0 : shm_time_out(s, g, err);
+        if (shm_is_too_long(s, g, &patience))
+            return shm_has_reached(c, target) ? 0 : shm_time_out(s, g, patience.waited_ns, err);
     }
     return 0;
 }

@@ -71,6 +71,7 @@ struct shm_rank {
     struct shm_record ring[SHM_RING];
     _Atomic uint32_t  n_calls; /* the newest record is ring[(n_calls - 1) % SHM_RING] */
     _Atomic uint32_t  at;      /* what the rank was at last: record at - 1; 0: none yet */
+    _Atomic uint64_t  progress; /* that this rank makes */
     _Atomic uint32_t  has_left;
     _Atomic uint32_t  is_gone; /* of a rank of another host: its connection has ended */
     struct shm_head   head;    /* of a call with members on other hosts */
@@ -87,6 +88,7 @@ struct shm {
     uint32_t first, n_here; /* the lowest rank of this host; how many it has */
     uint32_t n_spins; /* before a waiting rank gives its core away */
     _Atomic uint64_t call_timeout_ns; /* a thread of its own may watch */
+    _Atomic uint64_t idle_timeout_ns; /* while nobody gets anything done; 0: call_timeout_ns */
     uint64_t stopped_timeout_ns;
     uint64_t looked_ns, stopped_ns; /* the last look; how long stopped_peer was seen stopped */
     uint32_t stopped_peer;
@@ -134,14 +136,23 @@ int shm_wait_all(struct shm *s, const struct coll_group *g, struct err *err);
  * the one that waits, every 100 ms, unless is_watched. */
 void shm_look(struct shm *s);
 /* Aborts because the other members of g do not come. */
-void shm_give_up(struct shm *s, const struct coll_group *g);
+void shm_give_up(struct shm *s, const struct coll_group *g, uint64_t waited_ns);
+
+/* What one wait has seen of the others, look by look; all zero: it begins. */
+struct shm_patience {
+    uint64_t looked_ns, waited_ns, idle_ns, progress;
+};
+/* Whether the other members of g are given up: they do not come for longer than call_timeout_ns, or
+ * for longer than idle_timeout_ns none of them gets anything done. Only time between looks counts,
+ * because this rank may have been stopped, too. */
+bool shm_is_too_long(struct shm *s, const struct coll_group *g, struct shm_patience *p);
 
 /* Tells every member why; the first reason stays. */
 void shm_abort(struct shm *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* -ECANCELED with the reason if anybody aborted. */
 int shm_check(const struct shm *s, struct err *err);
 /* The same with -ETIMEDOUT, after giving up because the other members of g do not come. */
-int shm_time_out(struct shm *s, const struct coll_group *g, struct err *err);
+int shm_time_out(struct shm *s, const struct coll_group *g, uint64_t waited_ns, struct err *err);
 /* A rank of another host has ended: whoever looks says so. */
 void shm_note_gone(struct shm *s, uint32_t rank);
 /* A rank of another host has entered a call, or left its newest. */

@@ -233,7 +233,7 @@ uint64_t span_tag(const struct span_call *c, uint32_t slot)
 int span_wait(struct span_call *c, struct wire_ticket *t, struct err *err)
 {
     struct shm *s = &c->h->shm;
-    uint64_t looked_ns = clock_now_ns(), waited_ns = 0;
+    struct shm_patience patience = {.looked_ns = clock_now_ns()};
     int rc = 0;
     wire_go(c->h->span->wire);
     while (!wire_wait(t, LOOK_NS)) {
@@ -241,12 +241,8 @@ int span_wait(struct span_call *c, struct wire_ticket *t, struct err *err)
             return rc;
         if (!s->is_watched)
             shm_look(s);
-        /* As where others are stopped: only time between looks counts. */
-        uint64_t timeout_ns = s->call_timeout_ns, now = clock_now_ns(), since = now - looked_ns;
-        looked_ns = now;
-        waited_ns += since < 2 * LOOK_NS ? since : 2 * LOOK_NS;
-        if (timeout_ns && waited_ns >= timeout_ns)
-            return shm_time_out(s, c->g, err);
+        if (shm_is_too_long(s, c->g, &patience))
+            return shm_time_out(s, c->g, patience.waited_ns, err);
     }
     if (atomic_load(&t->n_wrong) == 0)
         return 0;

@@ -17,6 +17,7 @@
 
 #include "common/hf_config.h"
 #include "common/mem.h"
+#include "common/progress.h"
 #include "kernels/spans.h"
 #include "proto/job_fit.h"
 #include "proto/job_map.h"
@@ -298,6 +299,7 @@ static int open_coll(struct run *run, struct err *err)
     if (rc < 0)
         return rc;
     atomic_store(&run->wishes->coll, run->coll);
+    progress_show(run->coll->ops->progress(run->coll));
     if (atomic_load(&run->wishes->cancelled)) /* said between the two lines above */
         run->coll->ops->abort(run->coll);
     return 0;
@@ -420,6 +422,7 @@ void run_close(struct run *run)
     shard_close(run->shard);
     if (run->wishes)
         atomic_store(&run->wishes->coll, NULL);
+    progress_show(NULL);
     if (run->coll)
         run->coll->ops->close(run->coll);
     spans_close(run->dev);

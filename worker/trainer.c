@@ -28,6 +28,10 @@
 #define STEPS_TO_KNOW     3     /* until their time says how long one may take */
 #define STEPS_OF_PATIENCE 10.0  /* of the slowest */
 #define PATIENCE_NS_MIN   (6 * NS_PER_S) /* what a busy machine does to a rank */
+/* Before that, how long a step may go on with nothing done: a piece of work of a CPU, or what a GPU
+ * does between two collectives, takes a part of it. */
+#define IDLE_NS_CPU (10 * NS_PER_S)
+#define IDLE_NS_GPU (60 * NS_PER_S)
 #define LOG_INTERVAL_NS (200 * NS_PER_MS)
 #define HOST_BLOCK_BYTES (128 << 10)
 #define SKIPS_MAX 10    /* in a row; a model that is spoiled does not recover */
@@ -78,30 +82,49 @@ static void send_state(struct trainer *t, Ballast__RankPhase phase, const char *
 
 /* ---- patience ------------------------------------------------------------------------------- */
 
+static bool on_gpu(const struct run *run)
+{
+    return strcmp(run->dev->ops->name, "cpu") != 0;
+}
+
 static void send_running(struct trainer *t)
 {
     send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, t->warning, false);
 }
 
-/* What lasts as long as disks and networks let it: other ranks wait as long as for a first step,
- * and the daemon is told that there is no bound. */
+/* What lasts as long as disks and networks let it: other ranks wait long, and the daemon is told
+ * that there is no bound. */
 static void take_time(struct trainer *t)
 {
     t->patience_ns = 0;
-    t->run.coll->ops->set_patience(t->run.coll, RUN_PATIENCE_NS);
+    t->run.coll->ops->set_patience(t->run.coll, RUN_PATIENCE_NS, 0);
+    channel_repeat_state(t->channel, false);
     send_running(t);
+}
+
+/* Nobody knows yet how long a step takes, but it must come on. */
+static void expect_progress(struct trainer *t)
+{
+    uint64_t idle_ns = on_gpu(&t->run) ? IDLE_NS_GPU : IDLE_NS_CPU;
+    t->run.coll->ops->set_patience(t->run.coll, RUN_PATIENCE_NS, idle_ns);
+    t->patience_ns = idle_ns + idle_ns / 4;
+    send_running(t);
+    channel_repeat_state(t->channel, true);
 }
 
 /* A step that takes many times as long as the slowest one so far hangs. Who waits in a collective
  * can say for whom, so it speaks before the daemon does. */
 static void expect_step(struct trainer *t)
 {
-    if (t->n_timed < STEPS_TO_KNOW)
+    if (t->n_timed < STEPS_TO_KNOW) {
+        expect_progress(t);
         return;
+    }
     uint64_t bound_ns = (uint64_t)(STEPS_OF_PATIENCE * t->slowest_s * NS_PER_S);
     bound_ns = bound_ns < PATIENCE_NS_MIN ? PATIENCE_NS_MIN : bound_ns;
     bound_ns = bound_ns > RUN_PATIENCE_NS ? RUN_PATIENCE_NS : bound_ns;
-    t->run.coll->ops->set_patience(t->run.coll, bound_ns);
+    t->run.coll->ops->set_patience(t->run.coll, bound_ns, 0);
+    channel_repeat_state(t->channel, false);
     t->patience_ns = bound_ns + bound_ns / 4;
     send_running(t);
 }
@@ -516,6 +539,7 @@ static void wait_for_own_word(struct trainer *t)
 
 static int finish(struct trainer *t, int rc, const struct err *err)
 {
+    channel_repeat_state(t->channel, false);
     t->patience_ns = 0; /* how long an end may take, the daemon knows */
     if (rc == -ECANCELED)
         wait_for_own_word(t);
