@@ -144,7 +144,8 @@ static const struct field fields[] = {
     {"parallel.offload", FIELD_WORD, AT(parallel_offload), .preset = "off",
      WORDS("off", "activations", "optimizer"), .help = "what waits in host memory"},
     {"parallel.overlap", FIELD_PB_BOOL, AT(parallel_overlap), .preset = "true",
-     .help = "gather the next layer while one computes"},
+     .help = "weights come and gradients go while a layer computes; false: one after "
+             "another, in less memory, with the same numbers"},
     {"parallel.hierarchical_all_to_all", FIELD_WORD, AT(parallel_hierarchical_all_to_all),
      .preset = "auto", WORDS("auto", "on", "off"), .spellings = all_to_all_spellings,
      .help = "tokens travel inside a node first"},

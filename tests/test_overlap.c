@@ -109,6 +109,7 @@ struct outcome {
     double loss[RANKS], norm[RANKS];
     float *gradients, *weights;
     uint32_t n_beside[RANKS], n_sums[RANKS];
+    bool is_staged; /* what is started is over at once */
     size_t buffer_bytes[RANKS];
 };
 
@@ -197,6 +198,8 @@ static int step(struct stack *s, void *arg, struct err *err)
         return rc;
     collect(s, out, false);
     out->n_beside[s->rank] = watch.n_beside;
+    if (s->rank == 0)
+        out->is_staged = !s->dev->is_host;
     out->buffer_bytes[s->rank] = shard_buffer_bytes(s->shard);
     CHECK(watch.n_open == 0);
     return 0;
@@ -245,7 +248,8 @@ static void compare(const struct row *row, const struct stack_config *config)
                      "%.17g", world, row->degrees.fsdp, row->degrees.ep,
                      row->degrees.expert_shard, recompute_words[config->recompute], early.loss[r],
                      waits.loss[r], early.norm[r], waits.norm[r]);
-        assert_true(waits.n_beside[r] == 0 && (early.n_beside[r] > 0) == row->gathers);
+        bool is_early = row->gathers && !early.is_staged;
+        assert_true(waits.n_beside[r] == 0 && (early.n_beside[r] > 0) == is_early);
         assert_int_equal(early.n_sums[r], waits.n_sums[r]);
         /* Two units in place of one, which with adapters are not alike. */
         assert_true(2 * early.buffer_bytes[r] <= 5 * waits.buffer_bytes[r]);
@@ -268,7 +272,8 @@ static void compare_all(const struct tensor_map *map, const struct model_spec *s
         };
         compare(&rows[i], &config);
         config.recompute = (enum recompute)((i + 1) % RECOMPUTE_WAYS);
-        compare(&rows[i], &config);
+        if (!deterministic && !lora)
+            compare(&rows[i], &config);
     }
 }
 

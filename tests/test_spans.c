@@ -4,7 +4,7 @@
 #include "common/json.h"
 #include "kernels/spans.h"
 
-enum { OUTER, INNER, KINDS };
+enum { OUTER, INNER, BESIDE };
 
 struct seen {
     struct span spans[8];
@@ -51,6 +51,15 @@ static void a_moment_belongs_to_the_innermost_span(void **state)
     for (uint32_t i = 0; i < 2; i++)
         assert_true(seen.spans[i].begin_ns >= seen.spans[2].begin_ns);
     assert_true(llabs(seen.spans[2].begin_ns - began_ns) < (int64_t)NS_PER_S);
+
+    uint64_t now_ns = clock_now_ns(); /* beside the others, of which it takes nothing */
+    spans_beside(dev, BESIDE, 7, now_ns - 5 * NS_PER_MS, now_ns);
+    spans_beside(dev, BESIDE, 8, now_ns, now_ns);
+    assert_true(fabs(spans_seconds(dev, BESIDE) - 0.005) < 1e-9);
+    assert_true(spans_seconds(dev, OUTER) == outer && spans_seconds(dev, INNER) == inner);
+    assert_true(seen.n == 4 && seen.spans[3].kind == BESIDE && seen.spans[3].layer == 7);
+    assert_int_equal(seen.spans[3].duration_ns, 5 * NS_PER_MS);
+    assert_true(llabs(seen.spans[3].begin_ns - began_ns) < (int64_t)NS_PER_S);
 
     spans_begin(dev, OUTER, 0); /* forgotten, though open */
     spans_reset(dev, NULL, NULL);
@@ -102,17 +111,19 @@ static void a_trace_holds_the_steps_that_were_asked_for(void **state)
         assert_string_equal(json_as_string(json_get(json_at(all, 0), "ph")), "M");
         for (size_t i = 1; i < json_count(all); i++) {
             const struct json *e = json_at(all, i), *args = json_get(e, "args");
-            uint64_t pid, step;
+            uint64_t pid, step, line;
             uint32_t kind = 0;
             double ts, dur;
             assert_int_equal(json_get_u64(e, "pid", 0, 9, &pid, &err), 0);
             assert_int_equal(json_get_u64(args, "step", 2, 3, &step, &err), 0);
+            assert_int_equal(json_get_u64(e, "tid", 0, 1, &line, &err), 0);
             assert_true(json_as_double(json_get(e, "ts"), &ts) && ts > 1e15);
             assert_true(json_as_double(json_get(e, "dur"), &dur) && dur >= 0);
             assert_int_equal(pid, rank);
             while (strcmp(phase_names[kind], json_as_string(json_get(e, "name"))) != 0)
                 assert_true(++kind < PHASES);
             n_seen[kind]++;
+            assert_int_equal(line, phase_is_hidden(kind) ? 1 : 0);
         }
         json_destroy(all);
     }
