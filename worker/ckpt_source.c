@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/lora_map.h"
 #include "common/mem.h"
 #include "kernels/fp8.h"
 #include "kernels/mxfp4.h"
@@ -35,14 +36,15 @@ static size_t dims_text(const uint64_t *dims, uint32_t n, char out[128])
 static int check_shape(const struct st_view *v, const uint64_t *dims, uint32_t n_dims,
                        struct err *err)
 {
+    bool is_adapter = strncmp(v->tensor.name, LORA_NAME_PREFIX, strlen(LORA_NAME_PREFIX)) == 0;
     char has[128], wants[128];
 
     if (v->tensor.n_dims == n_dims && memcmp(v->tensor.dims, dims, n_dims * sizeof *dims) == 0)
         return 0;
     dims_text(v->tensor.dims, v->tensor.n_dims, has);
     dims_text(dims, n_dims, wants);
-    return err_set(err, -EINVAL, "%s: tensor '%s' has the shape %s, config.json makes it %s",
-                   v->file, v->tensor.name, has, wants);
+    return err_set(err, -EINVAL, "%s: tensor '%s' has the shape %s, %s %s", v->file,
+                   v->tensor.name, has, is_adapter ? "expected" : "config.json makes it", wants);
 }
 
 static int check_dtype(const struct st_view *v, enum st_dtype dtype, struct err *err)
