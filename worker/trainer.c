@@ -22,6 +22,7 @@
 #include "worker/channel.h"
 #include "worker/replicas.h"
 #include "worker/run.h"
+#include "worker/run_log.h"
 #include "worker/step.h"
 
 #define NOW_SECONDS 2 /* from STOP_NOW to the end, also of a rank in the midst of a product */
@@ -32,7 +33,6 @@
  * does between two collectives, takes a part of it. */
 #define IDLE_NS_CPU (10 * NS_PER_S)
 #define IDLE_NS_GPU (60 * NS_PER_S)
-#define LOG_INTERVAL_NS (200 * NS_PER_MS)
 #define HOST_BLOCK_BYTES (128 << 10)
 #define SKIPS_MAX 10    /* in a row; a model that is spoiled does not recover */
 #define ROLLBACKS_MAX 3 /* without getting past the step that went wrong */
@@ -80,16 +80,48 @@ static void send_state(struct trainer *t, Ballast__RankPhase phase, const char *
     channel_send_state(t->channel, &s);
 }
 
+static void send_running(struct trainer *t)
+{
+    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, t->warning, false);
+}
+
+static void send_step(struct trainer *t, const struct step_result *r, double validation_loss)
+{
+    Ballast__StepReport s = BALLAST__STEP_REPORT__INIT;
+    Ballast__PhaseTime times[PHASES], *pointers[PHASES];
+    for (int i = 0; i < PHASES; i++) {
+        times[i] = (Ballast__PhaseTime)BALLAST__PHASE_TIME__INIT;
+        times[i].name = (char *)phase_names[i];
+        times[i].seconds = r->seconds[i];
+        pointers[i] = &times[i];
+    }
+    s.step = t->run.state.step;
+    s.attempt = t->start->attempt;
+    s.at_ns = clock_wall_ns();
+    s.loss = r->loss;
+    s.validation_loss = validation_loss;
+    s.grad_norm = r->grad_norm;
+    s.lr = r->lr;
+    s.tokens_per_second = r->tokens_per_second;
+    s.mfu = r->mfu;
+    s.memory_bytes = r->memory_bytes;
+    s.imbalance = r->imbalance;
+    s.aux_loss = r->aux_loss;
+    s.z_loss = r->z_loss;
+    s.index_loss = r->index_loss;
+    s.skipped = t->n_skipped;
+    s.rerouted = r->n_rerouted;
+    s.dropped = r->n_dropped;
+    s.phases = pointers;
+    s.n_phases = PHASES;
+    channel_send_step(t->channel, &s);
+}
+
 /* ---- patience ------------------------------------------------------------------------------- */
 
 static bool on_gpu(const struct run *run)
 {
     return strcmp(run->dev->ops->name, "cpu") != 0;
-}
-
-static void send_running(struct trainer *t)
-{
-    send_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, t->warning, false);
 }
 
 /* What lasts as long as disks and networks let it: other ranks wait long, and the daemon is told
@@ -133,38 +165,6 @@ static void time_step(struct trainer *t, const struct step_result *r)
 {
     t->n_timed++;
     t->slowest_s = r->step_s > t->slowest_s ? r->step_s : t->slowest_s;
-}
-
-static void send_step(struct trainer *t, const struct step_result *r, double validation_loss)
-{
-    Ballast__StepReport s = BALLAST__STEP_REPORT__INIT;
-    Ballast__PhaseTime times[PHASES], *pointers[PHASES];
-    for (int i = 0; i < PHASES; i++) {
-        times[i] = (Ballast__PhaseTime)BALLAST__PHASE_TIME__INIT;
-        times[i].name = (char *)phase_names[i];
-        times[i].seconds = r->seconds[i];
-        pointers[i] = &times[i];
-    }
-    s.step = t->run.state.step;
-    s.attempt = t->start->attempt;
-    s.at_ns = clock_wall_ns();
-    s.loss = r->loss;
-    s.validation_loss = validation_loss;
-    s.grad_norm = r->grad_norm;
-    s.lr = r->lr;
-    s.tokens_per_second = r->tokens_per_second;
-    s.mfu = r->mfu;
-    s.memory_bytes = r->memory_bytes;
-    s.imbalance = r->imbalance;
-    s.aux_loss = r->aux_loss;
-    s.z_loss = r->z_loss;
-    s.index_loss = r->index_loss;
-    s.skipped = t->n_skipped;
-    s.rerouted = r->n_rerouted;
-    s.dropped = r->n_dropped;
-    s.phases = pointers;
-    s.n_phases = PHASES;
-    channel_send_step(t->channel, &s);
 }
 
 /* Another attempt meets the same file, key or model, but perhaps another disk or neighbour. */
@@ -218,88 +218,6 @@ static void on_settings(void *user, const Ballast__Settings *settings)
 {
     struct trainer *t = user;
     settings_arrive(&t->settings, settings);
-}
-
-/* ---- log lines ------------------------------------------------------------------------------ */
-
-static void log_start(const struct trainer *t)
-{
-    const struct run *r = &t->run;
-    struct model_counts n = model_spec_count(&r->model_spec);
-    printf("rank %u of %u: %.2f M parameters, %.1f MiB of state here, %u threads, %s %" PRIu64 "\n",
-           r->coll->rank, r->coll->world, (double)n.total / 1e6,
-           (double)shard_state_bytes(r->shard) / (1 << 20), r->dev->n_threads,
-           r->state.step > 0 ? "resumes from step" : "starts at step", r->state.step);
-    if (r->coll->rank == 0)
-        printf("data: %" PRIu64 " tokens in %" PRIu64 " documents, %" PRIu64
-               " sequences an epoch\n",
-               data_tokens(r->train), data_documents(r->train), data_windows(r->train));
-}
-
-static double mib(uint64_t n_bytes)
-{
-    return (double)n_bytes / (1 << 20);
-}
-
-static void log_plan(const struct trainer *t)
-{
-    const struct memory_plan *p = &t->run.plan;
-    const struct { const char *name; uint64_t bytes; } rows[] = {
-        {"weights", p->weights}, {"gradients", p->gradients}, {"optimizer", p->optimizer},
-        {"activations", p->activations}, {"gathered", p->gathered}, {"dispatch", p->dispatch},
-        {"staging", p->staging}, {"counters", p->counters}, {"scratch", p->scratch},
-        {"process", p->process}, {"total", p->total},
-    };
-    printf("memory planned for each rank, in MiB\n");
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        printf("  %-12s %12.2f\n", rows[i].name, mib(rows[i].bytes));
-}
-
-/* What was planned beside what it took, part by part where a part can be measured. */
-static void log_usage(const struct trainer *t)
-{
-    const struct run *r = &t->run;
-    const struct memory_plan *p = &r->plan;
-    if (!r->model || r->usage.peak == 0)
-        return;
-    const struct { const char *name; uint64_t planned, taken; } rows[] = {
-        {"state", p->weights + p->gradients + p->optimizer, shard_state_bytes(r->shard)},
-        {"activations", p->activations, model_activation_bytes(r->model)},
-        {"gathered", p->gathered, shard_buffer_bytes(r->shard)},
-        {"dispatch", p->dispatch, r->dispatch ? dispatch_bytes(r->dispatch) : 0},
-        {"scratch", p->scratch, r->usage.scratch},
-        {"total", p->total, r->usage.peak},
-    };
-    printf("memory of rank %u, in MiB: planned, taken at most, planned / taken\n", r->coll->rank);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        printf("  %-12s %12.2f %12.2f %8.3f\n", rows[i].name, mib(rows[i].planned),
-               mib(rows[i].taken), rows[i].taken ? (double)rows[i].planned / (double)rows[i].taken
-                                                 : 1);
-}
-
-static void log_step(struct trainer *t, const struct step_result *r, double validation_loss)
-{
-    uint64_t now = clock_now_ns();
-    const struct run *run = &t->run;
-    bool is_end = run->state.step == 1 || run->state.step == run->spec->train_steps;
-    if (run->coll->rank != 0 ||
-        (!is_end && isnan(validation_loss) && now - t->logged_ns < LOG_INTERVAL_NS))
-        return;
-    t->logged_ns = now;
-    printf("step=%" PRIu64 "/%" PRIu64 " loss=%.4f grad_norm=%.3f lr=%.3g tokens_per_s=%.0f",
-           run->state.step, run->spec->train_steps, r->loss, r->grad_norm, r->lr,
-           r->tokens_per_second);
-    if (!isnan(r->aux_loss))
-        printf(" aux_loss=%.4f", r->aux_loss);
-    if (!isnan(r->z_loss))
-        printf(" z_loss=%.4f", r->z_loss);
-    if (!isnan(r->index_loss))
-        printf(" index_loss=%.4f", r->index_loss);
-    if (r->n_rerouted + r->n_dropped > 0)
-        printf(" rerouted=%" PRIu64 " dropped=%" PRIu64, r->n_rerouted, r->n_dropped);
-    if (!isnan(validation_loss))
-        printf(" validation_loss=%.4f", validation_loss);
-    printf("\n");
 }
 
 /* ---- steps ---------------------------------------------------------------------------------- */
@@ -502,7 +420,7 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
     if (saves && (rc = checkpoint(t, is_last, &r, err)) < 0)
         return rc;
     spans_settle(run->dev); /* what came after the step belongs to its trace */
-    log_step(t, &r, validation_loss);
+    run_log_step(run, &r, validation_loss, &t->logged_ns);
     if (run->coll->rank == 0)
         send_step(t, &r, validation_loss);
     send_running(t);
@@ -515,15 +433,15 @@ static int train(struct trainer *t, struct err *err)
     int rc = run_open(&t->run, t->start, &t->wishes, t->plans, &t->settings, err);
     if (rc < 0)
         return rc;
-    log_start(t);
+    run_log_start(&t->run);
     if (t->run.coll->rank == 0)
-        log_plan(t);
+        run_log_plan(&t->run);
     send_state(t, BALLAST__RANK_PHASE__RANK_READY, "", false);
     atomic_store(&t->wishes.is_training, true);
     bool is_over = t->run.state.step >= t->run.spec->train_steps;
     while (!is_over && rc == 0)
         rc = one_step(t, &is_over, err);
-    log_usage(t);
+    run_log_usage(&t->run);
     return rc;
 }
 
