@@ -6,6 +6,7 @@
 #define COORDINATOR_CTL_H
 
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "common/json.h"
@@ -119,6 +120,9 @@ bool ctl_wants_color(const struct ctl *c);
 
 /* Foreign bytes without what could steer a terminal; newlines stay if told so. */
 void ctl_print_escaped(FILE *out, const void *bytes, size_t n_bytes, bool keep_newlines);
+
+/* A line of it as a string; gives, freed with free(). */
+char *ctl_clean_text(const char *format, va_list args) __attribute__((format(printf, 1, 0)));
 
 struct ctl_column {
     const char *head;

@@ -49,23 +49,30 @@ struct ctl_cell {
     const char *color;
 };
 
-void ctl_table_cell(struct ctl_table *t, const char *format, ...)
+char *ctl_clean_text(const char *format, va_list args)
 {
     char *raw = NULL, *clean = NULL;
     size_t n_clean = 0;
-    va_list args;
-    va_start(args, format);
     int n = vasprintf(&raw, format, args);
-    va_end(args);
     FILE *out = open_memstream(&clean, &n_clean);
     if (n < 0 || !out)
         abort();
-    if (*raw)
-        ctl_print_escaped(out, raw, strlen(raw), false);
-    else
-        fputc('-', out);
+    ctl_print_escaped(out, raw, strlen(raw), false);
     fclose(out);
     free(raw);
+    return clean;
+}
+
+void ctl_table_cell(struct ctl_table *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    char *clean = ctl_clean_text(format, args);
+    va_end(args);
+    if (!*clean) {
+        free(clean);
+        clean = xstrdup("-");
+    }
     t->cells = xrealloc(t->cells, (t->n_cells + 1) * sizeof *t->cells);
     t->cells[t->n_cells++] = (struct ctl_cell){clean, NULL};
 }

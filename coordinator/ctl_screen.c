@@ -14,18 +14,10 @@
 
 void page_add(struct page *p, enum page_style style, const char *format, ...)
 {
-    char *raw = NULL, *clean = NULL;
-    size_t n_clean = 0;
     va_list args;
     va_start(args, format);
-    int n = vasprintf(&raw, format, args);
+    char *clean = ctl_clean_text(format, args);
     va_end(args);
-    FILE *out = open_memstream(&clean, &n_clean);
-    if (n < 0 || !out)
-        abort();
-    ctl_print_escaped(out, raw, strlen(raw), false);
-    fclose(out);
-    free(raw);
     p->lines = xrealloc(p->lines, (p->n_lines + 1) * sizeof *p->lines);
     p->lines[p->n_lines++] = (struct page_line){clean, style};
 }

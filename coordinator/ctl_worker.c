@@ -89,14 +89,22 @@ static int by_name(const void *a, const void *b)
     return strverscmp((*(Ballast__Worker *const *)a)->name, (*(Ballast__Worker *const *)b)->name);
 }
 
-int ctl_workers(struct ctl *c)
+static int list(struct ctl *c, const Ballast__WorkerListReply **out_reply)
 {
     Ballast__WorkerListRequest request = BALLAST__WORKER_LIST_REQUEST__INIT;
     const ProtobufCMessage *message;
     int rc = ctl_call(c, BALLAST__METHOD__METHOD_WORKER_LIST, &request.base, &message);
+    if (rc == CTL_OK)
+        *out_reply = (const Ballast__WorkerListReply *)message;
+    return rc;
+}
+
+int ctl_workers(struct ctl *c)
+{
+    const Ballast__WorkerListReply *reply;
+    int rc = list(c, &reply);
     if (rc != CTL_OK)
         return rc;
-    const Ballast__WorkerListReply *reply = (const Ballast__WorkerListReply *)message;
     qsort(reply->workers, reply->n_workers, sizeof *reply->workers, by_name);
     if (ctl_is_json(c)) {
         struct json *items = json_new_array();
@@ -171,13 +179,11 @@ static void show_one(const Ballast__Worker *w)
 
 int ctl_worker_show(struct ctl *c)
 {
-    Ballast__WorkerListRequest request = BALLAST__WORKER_LIST_REQUEST__INIT;
-    const ProtobufCMessage *message;
-    int rc = ctl_call(c, BALLAST__METHOD__METHOD_WORKER_LIST, &request.base, &message);
+    const Ballast__WorkerListReply *reply;
+    const Ballast__Worker *found = NULL;
+    int rc = list(c, &reply);
     if (rc != CTL_OK)
         return rc;
-    const Ballast__WorkerListReply *reply = (const Ballast__WorkerListReply *)message;
-    const Ballast__Worker *found = NULL;
     for (size_t i = 0; i < reply->n_workers; i++)
         if (!strcmp(reply->workers[i]->name, c->args[0]))
             found = reply->workers[i];
