@@ -17,6 +17,7 @@
 #include "worker/shuffle.h"
 #include "worker/stack.h"
 #include "worker/transfer.h"
+#include "tests/a_model.h"
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
@@ -28,29 +29,11 @@
 
 /* ---- models --------------------------------------------------------------------------------- */
 
-/* Every projection that there is, but those of low-rank gates and direct queries. */
-static struct model_spec kimi(void)
-{
-    return (struct model_spec){
-        .family = FAMILY_KIMI_K3, .n_layers = 3,
-        .layers = { { ATTENTION_KDA, MLP_DENSE }, { ATTENTION_MLA, MLP_MOE },
-                    { ATTENTION_KDA, MLP_MOE } },
-        .residual = RESIDUAL_ATTN_RES, .attn_res_block = 2, .hidden = 32, .vocab = 64,
-        .norm_eps = 1e-5f, .latent_norm_eps = 1e-6f, .init_std = 0.02f, .kda_heads = 2,
-        .kda_head_dim = 16, .conv_kernel = 4, .kda_gate_bounded = true,
-        .kda_gate_lower_bound = -5, .kda_gate_full_rank = true, .heads = 2, .q_lora_rank = 16,
-        .kv_lora_rank = 16, .qk_nope_dim = 16, .qk_rope_dim = 8, .v_dim = 16,
-        .mla_output_gate = true, .activation = ACTIVATION_SITU, .situ_beta = 4,
-        .situ_linear_beta = 25, .dense_inter = 48, .n_experts = 8, .top_k = 2, .expert_inter = 24,
-        .n_shared_experts = 1, .latent = 16, .latent_moe = true, .latent_norm = true,
-        .renormalize = true, .routed_scale = 1,
-    };
-}
-
-/* Those; experts see the whole width. */
+/* Projections that a_model has not: of low-rank gates, direct queries; experts see the whole
+ * width. */
 static struct model_spec plain(void)
 {
-    struct model_spec m = kimi();
+    struct model_spec m = a_model();
     m.residual = RESIDUAL_PLAIN;
     m.attn_res_block = 0;
     m.kda_gate_full_rank = m.mla_output_gate = false;
@@ -64,7 +47,7 @@ static struct model_spec plain(void)
 /* Sparse attention, where kv_b is applied head by head. */
 static struct model_spec indexed(void)
 {
-    struct model_spec m = kimi();
+    struct model_spec m = a_model();
     m.index_heads = 3;
     m.index_head_dim = 8;
     m.index_top_k = 64;
@@ -174,7 +157,7 @@ static void run_on(const struct model_spec *spec, const struct lora_config *lora
 static void adapters_are_named_as_peft_has_them(void **state)
 {
     (void)state;
-    struct model_spec m = kimi();
+    struct model_spec m = a_model();
     struct lora_config c = LORA(all, false);
     struct tensor_map map = map_of(&m, &c);
     const struct tensor_entry *a = tensor_map_find(&map, "base_model.model.language_model.model."
@@ -198,7 +181,7 @@ static void adapters_are_all_that_is_trained(void **state)
 {
     (void)state;
     for (int shared = 0; shared < 2; shared++) {
-        struct model_spec m = kimi();
+        struct model_spec m = a_model();
         struct lora_config c = LORA(all, shared);
         struct tensor_map map = map_of(&m, &c), bare = map_of(&m, NULL);
         for (size_t i = 0; i < map.n_entries; i++) {
@@ -407,7 +390,7 @@ static int check_gradients(struct stack *s, void *arg, struct err *err)
 static void every_gradient_agrees_with_finite_differences(void **state)
 {
     (void)state;
-    struct model_spec models[] = { kimi(), plain(), indexed(), kimi(), kimi(), plain() };
+    struct model_spec models[] = { a_model(), plain(), indexed(), a_model(), a_model(), plain() };
     struct lora_config configs[] = { LORA(all, false), LORA(all_plain, false), LORA(all, false),
                                      LORA(all, true), LORA(downs, false), LORA(ends, false) };
     static const int at_least[] = { 96, 80, 96, 76, 8, 6 };
@@ -519,7 +502,7 @@ static int logits(struct stack *s, void *arg, struct err *err)
 static void an_adapter_is_what_it_would_be_merged(void **state)
 {
     (void)state;
-    struct model_spec models[] = { kimi(), indexed(), indexed() };
+    struct model_spec models[] = { a_model(), indexed(), indexed() };
     struct lora_config configs[] = { LORA(all, false), LORA(all, false), LORA(indexer, false) };
     static struct merged beside, merged;
     models[2].index_top_k = 4;
@@ -632,7 +615,7 @@ static void every_layout_trains_the_same(void **state)
         { 2, 1, 1, 0 }, { 2, 2, 1, 1 }, { 2, 1, 2, 0 }, { 2, 2, 2, 0 }, { 4, 2, 1, 2 },
         { 4, 2, 2, 0 }, { 4, 4, 2, 1 }, { 4, 1, 4, 0 }, { 4, 4, 4, 0 },
     };
-    struct model_spec m = kimi(), sparse = indexed();
+    struct model_spec m = a_model(), sparse = indexed();
     struct lora_config configs[] = { LORA(all, false), LORA(all, true), LORA(attention, false),
                                      LORA(experts, false), LORA(indexer, false) };
     for (size_t k = 0; k < COUNT(configs) * COUNT(layouts); k++) {
@@ -658,7 +641,7 @@ static void moving_experts_changes_no_bit(void **state)
     static const struct layout_degrees layouts[] = {
         { 2, 2, 2, 0 }, { 4, 2, 2, 2 }, { 4, 1, 4, 0 },
     };
-    struct model_spec m = kimi();
+    struct model_spec m = a_model();
     struct lora_config c = LORA(all, false);
     for (size_t i = 0; i < COUNT(layouts); i++) {
         struct course rests = {0}, moves = { .moves_every = 1 };
@@ -674,7 +657,7 @@ static void moving_experts_changes_no_bit(void **state)
 /* Experts as wide as groups of MXFP4 ask for. */
 static struct model_spec wide(void)
 {
-    struct model_spec m = kimi();
+    struct model_spec m = a_model();
     m.latent = 32;
     m.expert_inter = 64;
     return m;
@@ -747,7 +730,7 @@ static void a_packed_base_trains_as_what_it_decodes_to(void **state)
 static void rows_that_are_no_groups_are_not_packed(void **state)
 {
     (void)state;
-    struct model_spec m = kimi();
+    struct model_spec m = a_model();
     struct lora_config c = LORA(all, false);
     struct tensor_map map = map_of(&m, &c);
     struct err err = {0};

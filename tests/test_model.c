@@ -17,6 +17,7 @@
 #include "common/mem.h"
 #include "worker/optim.h"
 #include "worker/stack.h"
+#include "tests/a_model.h"
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
@@ -29,21 +30,11 @@
 /* KDA and latent attention, dense and sparse, a block boundary in the middle. */
 static struct model_spec kimi(void)
 {
-    return (struct model_spec){
-        .family = FAMILY_KIMI_K3, .n_layers = 5,
-        .layers = { { ATTENTION_KDA, MLP_DENSE }, { ATTENTION_MLA, MLP_MOE },
-                    { ATTENTION_KDA, MLP_MOE }, { ATTENTION_KDA, MLP_MOE },
-                    { ATTENTION_MLA, MLP_MOE } },
-        .residual = RESIDUAL_ATTN_RES, .attn_res_block = 2, .hidden = 32, .vocab = 64,
-        .norm_eps = 1e-5f, .latent_norm_eps = 1e-6f, .init_std = 0.02f, .kda_heads = 2,
-        .kda_head_dim = 16, .conv_kernel = 4, .kda_gate_bounded = true,
-        .kda_gate_lower_bound = -5, .kda_gate_full_rank = true, .heads = 2, .q_lora_rank = 16,
-        .kv_lora_rank = 16, .qk_nope_dim = 16, .qk_rope_dim = 8, .v_dim = 16,
-        .mla_output_gate = true, .activation = ACTIVATION_SITU, .situ_beta = 4,
-        .situ_linear_beta = 25, .dense_inter = 48, .n_experts = 8, .top_k = 2, .expert_inter = 24,
-        .n_shared_experts = 1, .latent = 16, .latent_moe = true, .latent_norm = true,
-        .renormalize = true, .routed_scale = 1,
-    };
+    struct model_spec m = a_model();
+    m.n_layers = 5;
+    m.layers[3] = (struct layer_spec){ ATTENTION_KDA, MLP_MOE };
+    m.layers[4] = (struct layer_spec){ ATTENTION_MLA, MLP_MOE };
+    return m;
 }
 
 /* Every switch the other way. */
