@@ -39,6 +39,9 @@ typedef uint64_t record_seq; /* from 1, gapless */
 /* cluster */
 #define WORKERS_MAX 16384u /* attached to one coordinator */
 #define RANKS_MAX   8192u  /* of one job */
+#define MACHINE_BYTES_MAX      128u /* of what says which machine a worker is on */
+#define DATA_ADDRESS_BYTES_MAX 90u
+#define DATA_KEY_BYTES         32u
 #define JOBS_LIVE_MAX 100000u
 
 /* job file */

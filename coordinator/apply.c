@@ -196,6 +196,7 @@ static int apply_worker(struct coord *c, const Ballast__Record *r, struct err *e
     if (!w && !(w = fleet_add(&c->fleet, r->worker)))
         return 0; /* more workers than may attach: it says hello anew when there is room */
     job_text(&w->node, what->node);
+    job_text(&w->machine, what->machine);
     job_text(&w->record_reason, what->reason);
     w->record_state = what->state;
     w->record_epoch = what->worker_epoch;

@@ -45,6 +45,7 @@ static void record_worker(struct coord *c, struct turn *t, const struct worker *
 {
     Ballast__RecordWorker r = BALLAST__RECORD_WORKER__INIT;
     r.node = w->node;
+    r.machine = w->machine;
     r.state = state;
     r.worker_epoch = w->epoch;
     r.drained = w->is_drained;
@@ -190,9 +191,11 @@ void attach_hello(struct coord *c, struct turn *t, uint64_t peer, const Ballast_
     fleet_set_peer(&c->fleet, w, peer);
     fleet_heard(&c->fleet, w, t->now_ns);
     if (w->record_state != BALLAST__WORKER_STATE__WORKER_IDLE ||
-        w->record_epoch != w->epoch || strcmp(w->node, hello->node)) {
+        w->record_epoch != w->epoch || strcmp(w->node, hello->node) ||
+        strcmp(w->machine, hello->machine)) {
         struct worker seen = *w;
         seen.node = hello->node;
+        seen.machine = hello->machine;
         record_worker(c, t, &seen, BALLAST__WORKER_STATE__WORKER_IDLE, "");
     }
     is_news(c, t, w, e);

@@ -58,6 +58,7 @@ static Ballast__Start *start_template(struct coord *c, struct turn *t, const str
         ballast__gang_member__init(m);
         m->worker = arena_strdup(arena, j->gang[r]);
         m->node = arena_strdup(arena, c->fleet.workers[j->ranks[r].worker]->node);
+        m->machine = arena_strdup(arena, c->fleet.workers[j->ranks[r].worker]->machine);
         s->gang[r] = m;
     }
     s->spec = message_copy(j->start_spec ? j->start_spec : j->spec, arena);
@@ -74,6 +75,55 @@ static void send_start(struct turn *t, const struct worker *w, const Ballast__St
     s->heard_seq = w->beat_seq;
     if (w->peer)
         turn_notice(t, w->peer, w->epoch, BALLAST__METHOD__METHOD_START, &s->base);
+}
+
+/* What all ranks have told of themselves; NULL: one has not. */
+static Ballast__Peers *all_peers(struct turn *t, const struct job *j)
+{
+    struct arena *arena = &t->arena;
+    for (uint32_t r = 0; r < j->n_gang; r++)
+        if (!*j->ranks[r].data_address)
+            return NULL;
+    Ballast__Peers *p = arena_alloc(arena, sizeof *p);
+    ballast__peers__init(p);
+    p->job_id = j->id;
+    p->attempt = j->attempt;
+    p->n_peers = j->n_gang;
+    p->peers = arena_alloc(arena, j->n_gang * sizeof *p->peers);
+    for (uint32_t r = 0; r < j->n_gang; r++) {
+        Ballast__Peer *one = arena_alloc(arena, sizeof *one);
+        ballast__peer__init(one);
+        one->address = arena_strdup(arena, j->ranks[r].data_address);
+        one->key = (ProtobufCBinaryData){
+            .len = DATA_KEY_BYTES,
+            .data = arena_memdup(arena, j->ranks[r].data_key, DATA_KEY_BYTES)};
+        p->peers[r] = one;
+    }
+    return p;
+}
+
+static void send_peers(struct turn *t, const struct worker *w, const Ballast__Peers *p)
+{
+    if (w->peer)
+        turn_notice(t, w->peer, w->epoch, BALLAST__METHOD__METHOD_PEERS, &p->base);
+}
+
+/* A rank tells where it listens: the last one's word is what all wait for. Said again as long as a
+ * rank says it, because either may be lost. */
+static void relay_peers(struct coord *c, struct turn *t, struct job *j, const struct worker *w,
+                        const Ballast__RankState *s)
+{
+    struct rank *rank = &j->ranks[s->rank];
+    bool is_new = !*rank->data_address;
+    if (!*s->data_address || s->phase >= BALLAST__RANK_PHASE__RANK_READY)
+        return;
+    snprintf(rank->data_address, sizeof rank->data_address, "%s", s->data_address);
+    memcpy(rank->data_key, s->data_key.data, DATA_KEY_BYTES);
+    const Ballast__Peers *p = all_peers(t, j);
+    for (uint32_t r = 0; p && is_new && r < j->n_gang; r++)
+        send_peers(t, c->fleet.workers[j->ranks[r].worker], p);
+    if (p && !is_new)
+        send_peers(t, w, p);
 }
 
 static void send_stop(struct coord *c, struct turn *t, const struct job *j,
@@ -352,6 +402,7 @@ static void on_rank_alive(struct coord *c, struct turn *t, struct job *j, struct
         send_stop(c, t, j, w);
         return;
     }
+    relay_peers(c, t, j, w, s);
     if (s->phase == BALLAST__RANK_PHASE__RANK_RUNNING && s->rank == 0 &&
         j->state == BALLAST__JOB_STATE__JOB_STARTING)
         move_to_running(c, t, j);

@@ -311,6 +311,7 @@ static void set_drained(struct coord *c, struct turn *t, const struct worker *w,
 {
     Ballast__RecordWorker r = BALLAST__RECORD_WORKER__INIT;
     r.node = w->node;
+    r.machine = w->machine;
     r.state = w->record_state;
     r.worker_epoch = w->record_epoch;
     r.drained = drained;

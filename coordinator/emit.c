@@ -141,6 +141,7 @@ void emit_worker(struct coord *c, struct turn *t, const char *name,
     r->worker = arena_strdup(&t->arena, name);
     r->worker_changed = arena_memdup(&t->arena, what, sizeof *what);
     r->worker_changed->node = arena_strdup(&t->arena, what->node);
+    r->worker_changed->machine = arena_strdup(&t->arena, what->machine);
     r->worker_changed->reason = arena_strdup(&t->arena, what->reason);
     emit_finish(c, t, r);
 }

@@ -15,6 +15,7 @@ static void worker_destroy(struct worker *w)
 {
     free(w->name);
     free(w->node);
+    free(w->machine);
     free(w->record_reason);
     fleet_set_gpu(w, NULL);
     free(w->device);
@@ -123,6 +124,7 @@ static struct worker *fresh_worker(const char *name, uint32_t index)
     w->name = xstrdup(name);
     w->index = index;
     w->node = xstrdup("");
+    w->machine = xstrdup("");
     w->record_reason = xstrdup("");
     w->device = xstrdup("");
     w->version = xstrdup("");

@@ -25,7 +25,7 @@ struct worker {
     uint32_t index; /* in the fleet, for ever */
 
     /* durable: changed by coord_apply only */
-    char                *node, *record_reason;
+    char                *node, *machine, *record_reason;
     Ballast__WorkerState record_state; /* IDLE, LOST or GONE */
     uint64_t             record_epoch;
     bool                 is_drained;

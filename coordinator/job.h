@@ -38,6 +38,8 @@ struct rank {
     uint64_t           over_ns;
     uint32_t           settings_revision; /* in force there, as last reported; only grows */
     uint64_t           settings_asked_ns; /* when SETTINGS was sent last */
+    char               data_address[DATA_ADDRESS_BYTES_MAX + 1]; /* "": it has not told */
+    uint8_t            data_key[DATA_KEY_BYTES];
 };
 
 enum wait_kind {

@@ -288,6 +288,13 @@ static int check_backup_request(struct walk *w, const Ballast__DbBackupRequest *
                                              "coordinator's machine");
 }
 
+static int check_rank_state(struct walk *w, const Ballast__RankState *s)
+{
+    bool has_told = s->data_address[0] != '\0';
+    return s->data_key.len == (has_told ? DATA_KEY_BYTES : 0)
+               ? 0 : violate_field(w, NULL, "data_key", "goes with data_address, 32 bytes long");
+}
+
 static int check_together(struct walk *w, const ProtobufCMessage *m)
 {
     const ProtobufCMessageDescriptor *d = m->descriptor;
@@ -297,6 +304,8 @@ static int check_together(struct walk *w, const ProtobufCMessage *m)
         return check_start(w, (const Ballast__Start *)m);
     if (d == &ballast__settings__descriptor)
         return check_job_spec(((const Ballast__Settings *)m)->spec, w->arena, w->status);
+    if (d == &ballast__rank_state__descriptor)
+        return check_rank_state(w, (const Ballast__RankState *)m);
     if (d == &ballast__prepare__descriptor)
         return check_prepare(w, (const Ballast__Prepare *)m);
     if (d == &ballast__load_report__descriptor)

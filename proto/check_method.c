@@ -52,6 +52,7 @@ static const struct check_method methods[] = {
     NOTICE(PREPARE, COORDINATOR, prepare, REPLY_MAX),
     NOTICE(ABORT_PLAN, COORDINATOR, abort_plan, SMALL),
     NOTICE(SETTINGS, COORDINATOR, settings, REPLY_MAX),
+    NOTICE(PEERS, COORDINATOR, peers, REPLY_MAX),
 };
 
 const struct check_method *check_method(Ballast__Method method)

@@ -93,7 +93,7 @@ def is_alive(pid):
 
 
 class Cluster:
-    def __init__(self, n_workers=4, nodes=None):
+    def __init__(self, n_workers=4, nodes=None, domains=None):
         self.folder = tempfile.mkdtemp(prefix="ballast-e2e-")
         self.mark = os.path.basename(self.folder)
         self.address = f"ipc://{self.folder}/coordinator.sock"
@@ -104,6 +104,7 @@ class Cluster:
         self.processes = {}  # name: Popen, the daemons that should be alive
         self.n_workers = n_workers
         self.nodes = nodes or ["here"] * n_workers
+        self.domains = domains or [""] * n_workers  # workers of different ones share no memory
         self.n_jobs = 0
 
     # ---- life --------------------------------------------------------------------------------
@@ -218,6 +219,7 @@ class Cluster:
     def start_worker(self, i):
         return self._start(f"worker-{i}", "ballast-worker",
                            f"name: w{i}\nnode: {self.nodes[i]}\ncoordinator: {self.address}\n"
+                           f"memory_domain: '{self.domains[i]}'\n"
                            f"state_dir: {self.folder}/worker-{i}.state\n"
                            f"allowed_roots: [{self.folder}]\n")
 

@@ -96,7 +96,7 @@ struct seen {
     int n_stops;
     int mode;
     int n_plans;
-    uint32_t prepared, aborted, settings;
+    uint32_t prepared, aborted, settings, peers;
 };
 
 static void note_stop(void *user, const Ballast__Stop *stop)
@@ -127,8 +127,15 @@ static void note_settings(void *user, const Ballast__Settings *settings)
     __atomic_add_fetch(&seen->n_plans, 1, __ATOMIC_SEQ_CST);
 }
 
+static void note_peers(void *user, const Ballast__Peers *peers)
+{
+    struct seen *seen = user;
+    seen->peers = (uint32_t)peers->n_peers;
+    __atomic_add_fetch(&seen->n_plans, 1, __ATOMIC_SEQ_CST);
+}
+
 static const struct channel_events events = {note_stop, note_prepare, note_abort_plan,
-                                             note_settings};
+                                             note_settings, note_peers};
 
 static void wait_for(const int *counter, int value)
 {

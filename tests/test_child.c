@@ -44,10 +44,16 @@ static void ignore_settings(void *user, const Ballast__Settings *settings)
     (void)settings;
 }
 
+static void ignore_peers(void *user, const Ballast__Peers *peers)
+{
+    (void)user;
+    (void)peers;
+}
+
 static int trainer(const char *label)
 {
     static const struct channel_events events = {ignore_stop, ignore_prepare, ignore_abort_plan,
-                                                 ignore_settings};
+                                                 ignore_settings, ignore_peers};
     struct channel *c;
     const Ballast__Start *start;
     if (channel_open(CHANNEL_FD, &events, NULL, &c, NULL) < 0 ||

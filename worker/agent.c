@@ -16,7 +16,7 @@
 struct agent_config agent_config_default(void)
 {
     return (struct agent_config){
-        .name = "", .node = "", .device = "", .version = "",
+        .name = "", .node = "", .machine = "", .device = "", .version = "",
         .hello_base_ns = 200 * NS_PER_MS,
         .hello_cap_ns = 5 * NS_PER_S,
         .closed_grace_ns = 5 * NS_PER_S,
@@ -34,6 +34,7 @@ struct agent *agent_create(const struct agent_config *config)
     a->config = *config;
     a->config.name = xstrdup(config->name);
     a->config.node = xstrdup(config->node);
+    a->config.machine = xstrdup(config->machine);
     a->config.device = xstrdup(config->device);
     a->config.version = xstrdup(config->version);
     a->hello_wait_ns = config->hello_base_ns;
@@ -52,6 +53,7 @@ void agent_destroy(struct agent *a)
     outbox_fini(&a->loads);
     free((char *)a->config.name);
     free((char *)a->config.node);
+    free((char *)a->config.machine);
     free((char *)a->config.device);
     free((char *)a->config.version);
     gpu_free(a->gpu);

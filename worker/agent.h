@@ -63,7 +63,7 @@ struct agent_turn {
 void agent_turn_fini(struct agent_turn *t);
 
 struct agent_config {
-    const char *name, *node, *device, *version; /* copied */
+    const char *name, *node, *machine, *device, *version; /* copied */
     uint64_t memory_bytes;
     uint32_t cores, pid;
     uint64_t worker_epoch;         /* life of this process: larger than any earlier life's of the
@@ -88,7 +88,7 @@ void agent_destroy(struct agent *a);
 void agent_begin(struct agent *a, struct agent_turn *t, uint64_t now_ns);
 
 /* A checked message of the coordinator: WELCOME (a response to HELLO, or its refusal: payload
- * NULL, status in the envelope), START, STOP, ACK, PREPARE, ABORT_PLAN, SETTINGS. Messages of
+ * NULL, status in the envelope), START, STOP, ACK, PREPARE, ABORT_PLAN, SETTINGS, PEERS. Messages of
  * an older coordinator epoch or for another life of this worker are ignored. */
 void agent_message(struct agent *a, struct agent_turn *t, const Ballast__Envelope *envelope,
                    const ProtobufCMessage *payload);

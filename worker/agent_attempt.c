@@ -103,6 +103,7 @@ void agent_attempt_fini(struct attempt *x)
     free(x->text);
     free(x->plan_text);
     free(x->warning);
+    free(x->data_address);
 }
 
 void agent_forget(struct agent *a, struct agent_turn *t, struct attempt *x)
@@ -130,7 +131,8 @@ struct attempt *agent_add(struct agent *a, struct agent_turn *t, job_id job,
     struct attempt *x = &a->attempts[a->n_attempts++];
     *x = (struct attempt){.job = job, .attempt = attempt, .rank = rank, .life = life,
                           .kill_ns = UINT64_MAX, .late_ns = UINT64_MAX, .text = xstrdup(""),
-                          .plan_text = xstrdup(""), .warning = xstrdup("")};
+                          .plan_text = xstrdup(""), .warning = xstrdup(""),
+                          .data_address = xstrdup("")};
     see(a, job, attempt);
     return x;
 }
@@ -158,6 +160,10 @@ static Ballast__RankState *describe(const struct attempt *x, struct arena *arena
     s->moved_bytes = x->moved_bytes;
     s->pause_s = x->pause_s;
     s->settings_revision = x->settings_revision;
+    s->data_address = arena_strdup(arena, x->data_address);
+    if (*x->data_address)
+        s->data_key = (ProtobufCBinaryData){
+            .len = DATA_KEY_BYTES, .data = arena_memdup(arena, x->data_key, DATA_KEY_BYTES)};
     return s;
 }
 

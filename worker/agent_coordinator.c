@@ -12,6 +12,7 @@ void agent_say_hello(struct agent *a, struct agent_turn *t)
     ballast__hello__init(h);
     h->name = arena_strdup(&t->arena, a->config.name);
     h->node = arena_strdup(&t->arena, a->config.node);
+    h->machine = arena_strdup(&t->arena, a->config.machine);
     h->device = arena_strdup(&t->arena, a->config.device);
     h->version = arena_strdup(&t->arena, a->config.version);
     h->memory_bytes = a->config.memory_bytes;
@@ -237,6 +238,17 @@ static void on_settings(struct agent *a, struct agent_turn *t, const Ballast__Se
     x->forwarded_revision = s->revision;
 }
 
+static void on_peers(struct agent *a, struct agent_turn *t, const Ballast__Peers *p)
+{
+    struct attempt *x = agent_find(a, p->job_id, p->attempt);
+    if (!x || x->life != LIFE_LIVE || x->stop_mode || x->has_peers)
+        return;
+    Ballast__TrainerMessage *m = agent_forward(t, x);
+    m->what_case = BALLAST__TRAINER_MESSAGE__WHAT_PEERS;
+    m->peers = (Ballast__Peers *)p;
+    x->has_peers = true;
+}
+
 static void on_ack(struct agent *a, struct agent_turn *t, const Ballast__Ack *ack)
 {
     if (!ack->job_id && !ack->alive) {
@@ -292,6 +304,9 @@ void agent_message(struct agent *a, struct agent_turn *t, const Ballast__Envelop
         break;
     case BALLAST__METHOD__METHOD_SETTINGS:
         on_settings(a, t, (const Ballast__Settings *)payload);
+        break;
+    case BALLAST__METHOD__METHOD_PEERS:
+        on_peers(a, t, (const Ballast__Peers *)payload);
         break;
     case BALLAST__METHOD__METHOD_ACK:
         on_ack(a, t, (const Ballast__Ack *)payload);

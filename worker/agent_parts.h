@@ -36,8 +36,11 @@ struct attempt {
     uint64_t           moved_bytes;
     double             pause_s;
     uint32_t           settings_revision;
+    char              *data_address; /* "": it has not told */
+    uint8_t            data_key[DATA_KEY_BYTES];
 
     /* LIVE */
+    bool               has_peers; /* the trainer was told of the others */
     uint32_t           forwarded_epoch; /* newest plan that the trainer was asked to prepare */
     uint32_t           aborted_epoch;   /* newest plan that it was told to give up */
     bool               says_finished, says_stopped, says_failed;

@@ -50,6 +50,11 @@ static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attem
         x->settings_revision = s->settings_revision;
         is_news = true;
     }
+    if (*s->data_address && !*x->data_address && s->data_key.len == DATA_KEY_BYTES) {
+        agent_set_line(&x->data_address, s->data_address);
+        memcpy(x->data_key, s->data_key.data, DATA_KEY_BYTES);
+        is_news = true;
+    }
     if (s->step > x->step)
         x->step = s->step;
     if (s->checkpoint_step > x->checkpoint_step)

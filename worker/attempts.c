@@ -196,6 +196,7 @@ static int start_trainer(struct attempt *a, const Ballast__Start *start, struct 
     s.n_threads = threads_of(config, start);
     s.device = config->device;
     s.collectives = config->collectives;
+    s.data_address = config->data_address;
     char *label = xasprintf("job=%" PRIu64 ",attempt=%u,rank=%u", a->job, a->number, a->rank);
     bool has_folder = access(config->state_dir, X_OK) == 0;
     struct child_options options = {.label = label, .folder = has_folder ? config->state_dir : "/"};

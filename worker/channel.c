@@ -203,6 +203,8 @@ static bool channel_take(struct channel *c, const uint8_t *packed, size_t n_byte
         c->events->abort_plan(c->user, m->abort_plan);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_SETTINGS) {
         c->events->settings(c->user, m->settings);
+    } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_PEERS) {
+        c->events->peers(c->user, m->peers);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_START) {
         pthread_mutex_lock(&c->lock);
         if (!c->start) {

@@ -47,6 +47,7 @@ struct channel_events {
     void (*prepare)(void *user, const Ballast__Prepare *prepare);
     void (*abort_plan)(void *user, const Ballast__AbortPlan *abort_plan);
     void (*settings)(void *user, const Ballast__Settings *settings);
+    void (*peers)(void *user, const Ballast__Peers *peers);
 };
 
 /* Takes fd and starts the thread; keeps events. They may come from now until channel_close. */

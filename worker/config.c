@@ -11,6 +11,8 @@
 #include "common/mem.h"
 #include "kernels/device.h"
 #include "proto/check.h"
+#include "worker/coll_wire.h"
+#include "worker/machine.h"
 
 #define AT(member) offsetof(struct worker_config, member)
 
@@ -35,6 +37,12 @@ static const struct field fields[] = {
     {.path = "collectives", .type = FIELD_WORD, .offset = AT(collectives), .preset = "auto",
      .words = collectives, .help = "how tensors of a job travel; auto: through NCCL where every "
      "rank has a GPU of its own, else through host memory"},
+    {.path = "data_address", .type = FIELD_STRING, .offset = AT(data_address),
+     .preset = "tcp://127.0.0.1:*", .help = "where a trainer listens for ranks on other machines, "
+     "tcp://IP:* or tcp://IP:PORT, with a number of this machine that they can reach"},
+    {.path = "memory_domain", .type = FIELD_STRING, .offset = AT(memory_domain), .preset = "",
+     .help = "ranks on one machine share memory where this is the same; others go through the "
+     "network, as if they were on another machine"},
     {.path = "cores", .type = FIELD_U32, .offset = AT(cores), .preset = "auto", .min = 0,
      .max = 4096, .zero = "auto",
      .help = "threads of a trainer; auto: the machine's cores over the job's ranks on this node"},
@@ -75,6 +83,7 @@ int worker_config_read(const char *file, const char *device, struct worker_confi
     int rc = conf_read(file, &worker_config_table, &c, err);
     if (rc < 0)
         return rc;
+    c.machine = NULL;
     if (device) {
         free(c.device);
         c.device = xstrdup(device);
@@ -91,6 +100,16 @@ int worker_config_read(const char *file, const char *device, struct worker_confi
         err_prefix(err, "%s: key 'coordinator'", file);
         goto fail;
     }
+    if (*c.memory_domain && !check_is_name(c.memory_domain)) {
+        rc = err_set(err, -EINVAL, "%s: key 'memory_domain': '%.70s' must be letters, digits, '.', "
+                     "'_' or '-'", file, c.memory_domain);
+        goto fail;
+    }
+    if ((rc = wire_address_check(c.data_address, err)) < 0) {
+        err_prefix(err, "%s: key 'data_address'", file);
+        goto fail;
+    }
+    c.machine = machine_name(c.memory_domain);
     *out_config = c;
     return 0;
 fail:
@@ -100,5 +119,6 @@ fail:
 
 void worker_config_fini(struct worker_config *config)
 {
+    free(config->machine);
     fields_fini(&worker_config_table, config);
 }

@@ -15,6 +15,9 @@ struct worker_config {
     size_t n_allowed_roots;
     char  *device; /* cpu | cuda:N */
     char  *collectives; /* auto | host | nccl */
+    char  *data_address;  /* where trainers listen for ranks on other machines */
+    char  *memory_domain; /* of the file */
+    char  *machine; /* found out: workers that share memory have the same */
     uint32_t cores; /* 0: the machine's, shared among a job's ranks on this node */
     char  *log_level;
 };

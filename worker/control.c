@@ -303,6 +303,7 @@ static struct agent *make_agent(const struct worker_config *config)
     struct agent_config a = agent_config_default();
     a.name = config->name;
     a.node = config->node;
+    a.machine = config->machine;
     a.device = config->device;
     a.version = BALLAST_VERSION;
     a.memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);

@@ -27,6 +27,7 @@
 #include "worker/coll_choose.h"
 #include "worker/paths.h"
 #include "worker/rate.h"
+#include "worker/run_hosts.h"
 #include "worker/run_lora.h"
 
 #define OPEN_TIMEOUT_NS (120 * NS_PER_S) /* from the first rank's START to the last one's */
@@ -295,7 +296,16 @@ static int open_coll(struct run *run, struct err *err)
         .call_timeout_ns = RUN_PATIENCE_NS, .stopped_timeout_ns = STOPPED_TIMEOUT_NS,
         .cancelled = &run->wishes->cancelled,
     };
-    int rc = coll_host_open(&c, &run->coll, err);
+    struct run_hosts hosts;
+    int rc = run_hosts_open(run, OPEN_TIMEOUT_NS, &hosts, err);
+    if (rc == 0) {
+        c.hosts = hosts.n_hosts > 1 ? &hosts.coll : NULL;
+        rc = coll_host_open(&c, &run->coll, err);
+    }
+    if (rc == 0 && hosts.n_hosts > 1 && run->start->rank == 0)
+        printf("the ranks are on %u hosts, between which all travels through the network\n",
+               hosts.n_hosts);
+    run_hosts_fini(&hosts);
     if (rc < 0)
         return rc;
     atomic_store(&run->wishes->coll, run->coll);

@@ -19,6 +19,8 @@
 #include "worker/usage.h"
 #include "worker/window.h"
 
+struct gang;
+
 /* Set by the channel's thread, read by the training one. Wishes only grow. */
 enum run_wish { WISH_NONE, WISH_CHECKPOINT, WISH_NOW };
 struct run_wishes {
@@ -26,6 +28,11 @@ struct run_wishes {
     atomic_bool cancelled;   /* WISH_NOW, as coll_host_open wants it */
     atomic_bool is_training; /* before that there is nothing to save */
     _Atomic(struct coll *) coll;
+    /* Of a run on several machines: tells the daemon where this rank listens; then peers arrive.
+     * NULL: all ranks are on this machine. */
+    void (*tell)(void *user, const char *address, const uint8_t *key);
+    void *tell_user;
+    struct gang *gang;
 };
 
 #define RUN_SUMS 8

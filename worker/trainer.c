@@ -20,6 +20,7 @@
 #include "common/log.h"
 #include "kernels/spans.h"
 #include "worker/channel.h"
+#include "worker/gang.h"
 #include "worker/replicas.h"
 #include "worker/run.h"
 #include "worker/run_log.h"
@@ -41,6 +42,9 @@ struct trainer {
     struct channel *channel;
     const Ballast__Start *start;
     struct run_wishes wishes;
+    struct gang gang;
+    const char *data_address; /* NULL: this rank need not tell */
+    const uint8_t *data_key;
     struct plans *plans;
     struct settings settings;
     struct run run;
@@ -77,6 +81,10 @@ static void send_state(struct trainer *t, Ballast__RankPhase phase, const char *
     s.pause_s = facts.pause_s;
     s.settings_revision = t->run.settings_revision;
     s.patience_ms = t->patience_ns / NS_PER_MS;
+    if (t->data_address) {
+        s.data_address = (char *)t->data_address;
+        s.data_key = (ProtobufCBinaryData){.len = DATA_KEY_BYTES, .data = (uint8_t *)t->data_key};
+    }
     channel_send_state(t->channel, &s);
 }
 
@@ -218,6 +226,22 @@ static void on_settings(void *user, const Ballast__Settings *settings)
 {
     struct trainer *t = user;
     settings_arrive(&t->settings, settings);
+}
+
+static void on_peers(void *user, const Ballast__Peers *peers)
+{
+    struct trainer *t = user;
+    gang_arrive(&t->gang, peers);
+}
+
+/* On the training thread: where this rank listens. */
+static void tell_address(void *user, const char *address, const uint8_t *key)
+{
+    struct trainer *t = user;
+    t->data_address = address;
+    t->data_key = key;
+    send_state(t, BALLAST__RANK_PHASE__RANK_SPAWNED, "", false);
+    t->data_address = NULL; /* they go with what listens; told once is enough */
 }
 
 /* ---- steps ---------------------------------------------------------------------------------- */
@@ -488,7 +512,8 @@ static int finish(struct trainer *t, int rc, const struct err *err)
 
 int trainer_main(int fd)
 {
-    static const struct channel_events events = {on_stop, on_prepare, on_abort_plan, on_settings};
+    static const struct channel_events events = {on_stop, on_prepare, on_abort_plan, on_settings,
+                                                 on_peers};
     struct trainer *t = calloc(1, sizeof *t);
     struct err err = {0};
     int rc;
@@ -500,6 +525,10 @@ int trainer_main(int fd)
     mallopt(M_TRIM_THRESHOLD, HOST_BLOCK_BYTES);
     t->plans = plans_create();
     settings_init(&t->settings);
+    gang_init(&t->gang);
+    t->wishes.tell = tell_address;
+    t->wishes.tell_user = t;
+    t->wishes.gang = &t->gang;
     t->run.ckpt_lock = -1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     log_init("trainer", LOG_INFO);
@@ -521,6 +550,7 @@ int trainer_main(int fd)
     plans_destroy(t->plans);
     settings_fini(&t->settings);
     run_close(&t->run);
+    gang_fini(&t->gang);
     free(t);
     return rc;
 }
