@@ -117,9 +117,12 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     int rc = 0;
-    if (only_print) {
+    if (only_check) {
+        printf("%s is in order: listens on %s%s\n", file, config.listen[0],
+               config.n_listen > 1 ? " and more" : "");
+    } else if (only_print) {
         fields_print_yaml(&server_config_table, &config, stdout);
-    } else if (!only_check) {
+    } else {
         log_init(PROGRAM, (enum log_level)config.log_level);
         rc = server_run(&config, reload, file, &err);
     }
