@@ -1,8 +1,8 @@
 /* test_coll_hosts.c - collectives of ranks on several hosts: threads that share memory with some of
  * the others only, and reach the rest through the network's loopback */
-#include <math.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <arpa/inet.h>
@@ -130,6 +130,422 @@ static void what_was_started_ends_in_any_order(void **state)
     }
 }
 
+/* ---- much ----------------------------------------------------------------------------------- */
+
+/* Large enough for many windows, chunks and slots; values whose sum depends on the order. */
+static void sum_much(struct rank *r, struct coll *c)
+{
+    enum { N = (16 << 20) + 3, STEP = 4099 };
+    const struct coll_group *g = &c->world_group;
+    float *x = c->ops->alloc(c, (size_t)N * sizeof *x);
+    for (size_t i = 0; i < N; i++)
+        x[i] = 1.0f + (float)c->rank * 0.1f;
+    for (size_t i = 0; i < N; i += STEP)
+        x[i] = value(5, c->rank, i);
+    float same = 1.0f;
+    for (uint32_t i = 1; i < c->world; i++)
+        same += 1.0f + (float)i * 0.1f;
+    CHECK(r, c->ops->all_reduce(c, g, COLL_SUM, ELEM_F32, x, N, &r->err) == 0);
+    for (size_t i = 0; i < N; i++)
+        CHECK(r, x[i] == (i % STEP ? same : plain_sum(5, g, i)));
+}
+
+static void gather_much(struct rank *r, struct coll *c)
+{
+    enum { N = (5 << 20) + 7, BLOCKS = 3 };
+    const struct coll_group *g = &c->world_group;
+    float *in = malloc((size_t)N * BLOCKS * sizeof *in);
+    float *out = malloc((size_t)N * BLOCKS * g->n_ranks * sizeof *out);
+    for (size_t i = 0; i < (size_t)N * BLOCKS; i++)
+        in[i] = (float)(i % 8191) + 0.5f * (float)c->rank;
+    CHECK(r, coll_all_gather(c, g, ELEM_F32, in, N, BLOCKS, out, &r->err) == 0);
+    for (size_t b = 0; b < BLOCKS; b++)
+        for (uint32_t m = 0; m < g->n_ranks; m++)
+            for (size_t i = 0; i < N; i++)
+                CHECK(r, out[(b * g->n_ranks + m) * N + i] ==
+                             (float)((b * N + i) % 8191) + 0.5f * (float)m);
+    free(in);
+    free(out);
+}
+
+static void move_much(struct rank *r, struct coll *c)
+{
+    enum { ROW = 1024, ROWS = 5000 }; /* rank i sends j so many rows times i + j, odd ones none */
+    const struct coll_group *g = &c->world_group;
+    int64_t send[WORLD_MAX], recv[WORLD_MAX], n_out = 0, n_in = 0;
+    for (uint32_t m = 0; m < g->n_ranks; m++) {
+        send[m] = recv[m] = (c->rank + m) % 2 ? 0 : (int64_t)(c->rank + m) * ROWS;
+        n_out += send[m];
+        n_in += recv[m];
+    }
+    uint8_t *out = malloc((size_t)n_out * ROW + 1), *in = malloc((size_t)n_in * ROW + 1);
+    for (uint32_t m = 0, at = 0; m < g->n_ranks; m++)
+        for (int64_t k = 0; k < send[m]; k++, at++)
+            memset(out + (size_t)at * ROW, (int)(c->rank * 31 + m * 7 + (uint32_t)k), ROW);
+    CHECK(r, coll_all_to_all_rows(c, g, out, send, in, recv, ROW, &r->err) == 0);
+    for (uint32_t m = 0, at = 0; m < g->n_ranks; m++)
+        for (int64_t k = 0; k < recv[m]; k++, at++)
+            CHECK(r, in[(size_t)at * ROW + ROW - 1] ==
+                         (uint8_t)(m * 31 + c->rank * 7 + (uint32_t)k));
+    free(out);
+    free(in);
+}
+
+static void what_is_large_comes_in_pieces(void **state)
+{
+    struct rank ranks[WORLD_MAX];
+    (void)state;
+    run_ranks(ranks, 2, sum_much, 60 * NS_PER_S);
+    all_are_well(ranks, 2);
+    run_ranks(ranks, 4, gather_much, 60 * NS_PER_S);
+    all_are_well(ranks, 4);
+    run_ranks(ranks, 3, move_much, 60 * NS_PER_S);
+    all_are_well(ranks, 3);
+}
+
+/* Sums that are lost where each step, or each host, is rounded: 256 + 1 would stay 256. */
+static void sum_bf16(struct rank *r, struct coll *c)
+{
+    enum { M = 9000 };
+    static _Thread_local uint16_t x[M], y[4 * M];
+    for (size_t i = 0; i < 4 * M; i++)
+        y[i] = bf16_of(c->rank == 0 ? 256 : 0.5f);
+    memcpy(x, y, sizeof x);
+    CHECK(r, c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_BF16, x, M, &r->err) == 0);
+    for (size_t i = 0; i < M; i++)
+        CHECK(r, bf16_value(x[i]) == bf16_value(bf16_of(257.5f)));
+    CHECK(r, coll_reduce_scatter(c, &c->world_group, ELEM_BF16, y, M / 2, 2, x, &r->err) == 0);
+    for (size_t i = 0; i < M; i++)
+        CHECK(r, bf16_value(x[i]) == bf16_value(bf16_of(257.5f)));
+}
+
+static void bf16_is_rounded_once(void **state)
+{
+    struct rank ranks[WORLD_MAX];
+    (void)state;
+    for (size_t p = 2; p <= 4; p++) {
+        run_ranks(ranks, p, sum_bf16, 30 * NS_PER_S);
+        all_are_well(ranks, p);
+    }
+}
+
+/* ---- what goes wrong ------------------------------------------------------------------------ */
+
+static FILE *trace;
+
+static void one_does_not_come(struct rank *r, struct coll *c)
+{
+    float x[4] = {0};
+    c->layer = 7;
+    r->rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, 4, &r->err);
+    if (r->rc == 0 && c->rank != 3)
+        r->rc = c->ops->barrier(c, &c->world_group, &r->err);
+    else
+        nanosleep(&(struct timespec){.tv_nsec = 900 * 1000 * 1000}, NULL);
+    if (c->rank == 0)
+        c->ops->trace(c, trace);
+}
+
+static void a_member_that_stays_away_is_named(void **state)
+{
+    struct rank ranks[WORLD_MAX];
+    char *lines = NULL;
+    size_t n = 0, n_named = 0;
+    (void)state;
+    trace = open_memstream(&lines, &n);
+    run_ranks(ranks, 2, one_does_not_come, 300 * NS_PER_MS);
+    fclose(trace);
+    assert_non_null(strstr(lines, "rank=0 op=barrier number="));
+    assert_non_null(strstr(lines, "rank=3 op=all_reduce number="));
+    free(lines);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_true(ranks[i].rc < 0);
+        n_named += strstr(ranks[i].err.text, "rank 3 computing after all_reduce") != NULL;
+    }
+    if (n_named == 0)
+        fail_msg("rank 3 is not named: %s", ranks[0].err.text);
+}
+
+static void different_counts(struct rank *r, struct coll *c)
+{
+    static float x[60000];
+    r->rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x,
+                               c->rank == 3 ? 50000 : 6, &r->err);
+}
+
+static void different_calls(struct rank *r, struct coll *c)
+{
+    float x[8] = {0};
+    r->rc = c->rank < 2 ? c->ops->barrier(c, &c->world_group, &r->err)
+                        : c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, 8, &r->err);
+}
+
+static void different_rows(struct rank *r, struct coll *c)
+{
+    int64_t send[4] = {1, 1, 1, 1}, recv[4] = {1, 1, 1, 1};
+    static uint8_t in[64], out[64];
+    recv[0] = c->rank == 3 ? 2 : 1;
+    r->rc = coll_all_to_all_rows(c, &c->world_group, out, send, in, recv, 8, &r->err);
+}
+
+static void members_that_disagree_are_told(void **state)
+{
+    static const struct {
+        void (*body)(struct rank *, struct coll *);
+        const char *says;
+    } rows[] = {
+        { different_counts, "ranks disagree in group 0" },
+        { different_calls, "ranks disagree in group 0" },
+        { different_rows, "rank 0 sends 1 rows to rank 3, which expects 2" },
+    };
+    (void)state;
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
+        for (size_t p = 2; p <= 3; p++) {
+            struct rank ranks[WORLD_MAX];
+            run_ranks(ranks, p, rows[k].body, 20 * NS_PER_S);
+            for (uint32_t i = 0; i < 4; i++) {
+                if (ranks[i].rc != -EPROTO && ranks[i].rc != -ECANCELED)
+                    fail_msg("rank %u: %d %s", i, ranks[i].rc, ranks[i].err.text);
+                if (!strstr(ranks[i].err.text, rows[k].says))
+                    fail_msg("expected '%s' in: %s", rows[k].says, ranks[i].err.text);
+            }
+        }
+}
+
+static void *abort_soon(void *arg)
+{
+    struct coll *c = arg;
+    nanosleep(&(struct timespec){.tv_nsec = 100 * 1000 * 1000}, NULL);
+    c->ops->abort(c);
+    return NULL;
+}
+
+static void stopped_from_outside(struct rank *r, struct coll *c)
+{
+    pthread_t thread;
+    if (c->rank == 1) { /* which never comes to the barrier */
+        pthread_create(&thread, NULL, abort_soon, c);
+        pthread_join(thread, NULL);
+    }
+    r->rc = c->ops->barrier(c, &c->world_group, &r->err);
+    CHECK(r, c->ops->barrier(c, &c->world_group, NULL) == -ECANCELED);
+}
+
+static void an_abort_ends_everybodys_call(void **state)
+{
+    (void)state;
+    for (size_t p = 2; p <= 4; p++) {
+        struct rank ranks[WORLD_MAX];
+        run_ranks(ranks, p, stopped_from_outside, 0);
+        for (uint32_t i = 0; i < 4; i++) {
+            assert_int_equal(ranks[i].rc, -ECANCELED);
+            if (!strstr(ranks[i].err.text, "rank 1 was stopped"))
+                fail_msg("rank %u: %s", i, ranks[i].err.text);
+        }
+    }
+}
+
+/* ---- ranks as processes --------------------------------------------------------------------- */
+
+struct board {
+    _Atomic uint32_t n_told, n_steps;
+    char    addresses[4][WIRE_ADDRESS_BYTES];
+    uint8_t keys[4][WIRE_KEY_BYTES];
+    int     rc[4];
+    char    text[4][1024];
+};
+
+static const uint32_t two_hosts[] = {0, 0, 1, 1};
+
+static void work_for_ever(struct board *b, const uint8_t *id, uint32_t rank)
+{
+    struct wire_peer peers[4];
+    struct coll_hosts hosts = {.hosts = two_hosts, .peers = peers};
+    struct coll_host_config config = {.id = id, .rank = rank, .world = 4, .hosts = &hosts,
+                                      .open_timeout_ns = 30 * NS_PER_S,
+                                      .call_timeout_ns = 60 * NS_PER_S};
+    struct coll *c = NULL;
+    struct err err = {0};
+    int rc = wire_open("tcp://127.0.0.1:*", &hosts.wire, &err);
+    if (rc == 0) {
+        strcpy(b->addresses[rank], wire_address(hosts.wire));
+        memcpy(b->keys[rank], wire_key(hosts.wire), WIRE_KEY_BYTES);
+    }
+    atomic_fetch_add(&b->n_told, 1);
+    while (atomic_load(&b->n_told) < 4)
+        usleep(1000);
+    for (uint32_t r = 0; r < 4; r++)
+        peers[r] = (struct wire_peer){b->addresses[r], b->keys[r]};
+    if (rc == 0)
+        rc = coll_host_open(&config, &c, &err);
+    float *x = rc == 0 ? c->ops->alloc(c, 400000) : NULL;
+    while (rc == 0) {
+        rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, 100000, &err);
+        atomic_fetch_add(&b->n_steps, 1);
+    }
+    b->rc[rank] = rc;
+    snprintf(b->text[rank], sizeof b->text[rank], "%s", err.text);
+    _exit(0);
+}
+
+static pid_t *fork_ranks(struct board *b)
+{
+    static pid_t pids[4];
+    uint8_t id[16];
+    make_id(id);
+    for (uint32_t r = 0; r < 4; r++)
+        if ((pids[r] = fork()) == 0)
+            work_for_ever(b, id, r);
+    uint64_t end = patience_end_ns(5);
+    while (atomic_load(&b->n_steps) < 20 && clock_now_ns() < end)
+        usleep(1000);
+    return pids;
+}
+
+static struct board *new_board(void)
+{
+    return mmap(NULL, sizeof(struct board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                0);
+}
+
+static void the_death_of_a_member_ends_all(void **state)
+{
+    (void)state;
+    for (uint32_t victim = 1; victim < 4; victim++) { /* one beside a leader, a leader, the last */
+        struct board *b = new_board();
+        pid_t *pids = fork_ranks(b);
+        char expected[32];
+        uint64_t began = clock_now_ns();
+        kill(pids[victim], SIGKILL);
+        for (uint32_t r = 0; r < 4; r++)
+            waitpid(pids[r], NULL, 0);
+        assert_true(was_soon(began, 5));
+        snprintf(expected, sizeof expected, "rank %u has died", victim);
+        for (uint32_t r = 0; r < 4; r++)
+            if (r != victim && (b->rc[r] != -ECANCELED || !strstr(b->text[r], expected)))
+                fail_msg("rank %u, expected '%s' in: %d %s", r, expected, b->rc[r], b->text[r]);
+        munmap(b, sizeof *b);
+    }
+}
+
+/* ---- strangers ------------------------------------------------------------------------------ */
+
+static int port_of(const char *address)
+{
+    return atoi(strrchr(address, ':') + 1);
+}
+
+static int connect_plain(const char *address)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port_of(address)),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+/* Bytes that begin like ZeroMQ's greeting, and go on as they please. */
+static void send_garbage(const char *address, uint32_t *s)
+{
+    static const uint8_t greeting[] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1, 'C', 'U', 'R', 'V',
+                                       'E'};
+    uint8_t bytes[600];
+    int fd = connect_plain(address);
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (uint8_t)next(s);
+    memcpy(bytes, greeting, next(s) % (sizeof greeting + 1));
+    if (next(s) % 2)
+        memset(bytes + 17, 0, 47); /* a whole greeting; then frames of any kind and length */
+    for (size_t at = 0, n; at < sizeof bytes; at += n) {
+        n = 1 + next(s) % 200;
+        n = n < sizeof bytes - at ? n : sizeof bytes - at;
+        if (send(fd, bytes + at, n, MSG_NOSIGNAL) < 0)
+            break;
+    }
+    close(fd);
+}
+
+/* Speaks ZeroMQ: with no keys, with keys of its own, or with the wrong key of the other side. */
+static void *stranger(void *context, const struct board *b, uint32_t kind)
+{
+    char public_key[41], secret_key[41];
+    void *s = zmq_socket(context, ZMQ_DEALER);
+    zmq_setsockopt(s, ZMQ_LINGER, &(int){0}, sizeof(int));
+    assert_int_equal(zmq_curve_keypair(public_key, secret_key), 0);
+    if (kind > 0) {
+        zmq_setsockopt(s, ZMQ_CURVE_PUBLICKEY, public_key, 41);
+        zmq_setsockopt(s, ZMQ_CURVE_SECRETKEY, secret_key, 41);
+        zmq_setsockopt(s, ZMQ_CURVE_SERVERKEY, b->keys[kind == 1 ? 0 : 1], WIRE_KEY_BYTES);
+    }
+    assert_int_equal(zmq_connect(s, b->addresses[0]), 0);
+    for (int i = 0; i < 20; i++) {
+        uint32_t head[10] = {0x42570003, 0}; /* as if it were a rank that aborts */
+        zmq_send(s, head, 32, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+        zmq_send(s, "all must end", 12, ZMQ_DONTWAIT);
+    }
+    return s;
+}
+
+static void strangers_change_nothing(void **state)
+{
+    struct board *b = new_board();
+    pid_t *pids = fork_ranks(b);
+    void *context = zmq_ctx_new(), *sockets[3];
+    uint32_t s = seed0;
+    int held = connect_plain(b->addresses[0]); /* says nothing at all */
+    (void)state;
+    for (uint32_t kind = 0; kind < 3; kind++)
+        sockets[kind] = stranger(context, b, kind);
+    for (int i = 0; i < 200; i++)
+        send_garbage(b->addresses[i % 4], &s);
+    uint32_t before = atomic_load(&b->n_steps);
+    uint64_t end = patience_end_ns(5);
+    while (atomic_load(&b->n_steps) < before + 200 && clock_now_ns() < end)
+        usleep(1000);
+    for (uint32_t r = 0; r < 4; r++)
+        if (b->rc[r] != 0)
+            fail_msg("rank %u: %s", r, b->text[r]);
+    assert_true(atomic_load(&b->n_steps) >= before + 200);
+    for (uint32_t kind = 0; kind < 3; kind++)
+        zmq_close(sockets[kind]);
+    zmq_ctx_term(context);
+    close(held);
+    for (uint32_t r = 0; r < 4; r++)
+        kill(pids[r], SIGKILL);
+    for (uint32_t r = 0; r < 4; r++)
+        waitpid(pids[r], NULL, 0);
+    munmap(b, sizeof *b);
+}
+
+static void an_address_is_one_that_others_reach(void **state)
+{
+    static const struct {
+        const char *address, *says; /* NULL: it is fine */
+    } rows[] = {
+        { "tcp://127.0.0.1:*", NULL },
+        { "tcp://10.0.0.7:5555", NULL },
+        { "tcp://[::1]:*", NULL },
+        { "ipc:///tmp/x", "expected tcp://IP:*" },
+        { "tcp://10.0.0.7", "expected tcp://IP:*" },
+        { "tcp://node7:*", "is no number of an address" },
+        { "tcp://0.0.0.0:*", "must be able to reach it" },
+        { "tcp://[::]:5", "must be able to reach it" },
+        { "tcp://10.0.0.7:0", "expected a port" },
+        { "tcp://10.0.0.7:70000", "expected a port" },
+        { "tcp://10.0.0.7:55x", "expected a port" },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct err err = {0};
+        int rc = wire_address_check(rows[i].address, &err);
+        assert_int_equal(rc, rows[i].says ? -EINVAL : 0);
+        if (rows[i].says && !strstr(err.text, rows[i].says))
+            fail_msg("expected '%s' in: %s", rows[i].says, err.text);
+    }
+    assert_true(wire_is_loopback("tcp://127.3.0.1:5") && wire_is_loopback("tcp://[::1]:5"));
+    assert_false(wire_is_loopback("tcp://10.0.0.7:5"));
+}
+
 int main(void)
 {
     seed0 = getenv("SEED") ? (uint32_t)atoi(getenv("SEED")) : (uint32_t)time(NULL);
@@ -139,6 +555,14 @@ int main(void)
         cmocka_unit_test(any_group_and_size_gives_the_plain_sum),
         cmocka_unit_test_prestate(any_group_and_size_gives_the_plain_sum, &yes),
         cmocka_unit_test(what_was_started_ends_in_any_order),
+        cmocka_unit_test(what_is_large_comes_in_pieces),
+        cmocka_unit_test(bf16_is_rounded_once),
+        cmocka_unit_test(a_member_that_stays_away_is_named),
+        cmocka_unit_test(members_that_disagree_are_told),
+        cmocka_unit_test(an_abort_ends_everybodys_call),
+        cmocka_unit_test(the_death_of_a_member_ends_all),
+        cmocka_unit_test(strangers_change_nothing),
+        cmocka_unit_test(an_address_is_one_that_others_reach),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
