@@ -148,7 +148,10 @@ void placement_keep_homes(struct placement *p, const struct placement *before)
     if (!before)
         return;
     for (uint32_t e = 0; e < p->n_experts; e++) {
-        int32_t slot = placement_find(p, before->home[e] / before->n_slots, e);
+        uint32_t home = before->home[e];
+        int32_t slot = p->expert[home] == (int32_t)e /* as nearly always */
+                           ? (int32_t)home
+                           : placement_find(p, home / before->n_slots, e);
         if (slot >= 0)
             p->home[e] = (uint32_t)slot;
     }
@@ -156,15 +159,22 @@ void placement_keep_homes(struct placement *p, const struct placement *before)
 
 static void keep_slots_of_device(int32_t *slot, const int32_t *before, int32_t *mixed, uint32_t n)
 {
-    memcpy(mixed, slot, n * sizeof *mixed);
+    uint32_t n_changed = 0;
     for (uint32_t i = 0; i < n; i++) {
-        slot[i] = PLACEMENT_EMPTY;
-        for (uint32_t j = 0; j < n && before[i] != PLACEMENT_EMPTY; j++)
+        bool stays = slot[i] == before[i];
+        mixed[i] = stays ? PLACEMENT_EMPTY : slot[i];
+        slot[i] = stays ? slot[i] : PLACEMENT_EMPTY;
+        n_changed += !stays;
+    }
+    if (!n_changed)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < n && slot[i] == PLACEMENT_EMPTY &&
+                             before[i] != PLACEMENT_EMPTY; j++)
             if (mixed[j] == before[i]) {
                 slot[i] = before[i];
                 mixed[j] = PLACEMENT_EMPTY;
             }
-    }
     for (uint32_t i = 0, j = 0; i < n; i++) {
         if (slot[i] != PLACEMENT_EMPTY)
             continue;

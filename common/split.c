@@ -33,7 +33,9 @@ struct split {
     double   *part;         /* (n_copies) tokens the copy serves */
     double   *device_load;  /* (n_devices) */
     uint32_t *queue, *via_copy, *from_copy; /* (n_devices) breadth-first search */
+    uint32_t *sink;         /* (n_devices) reached with room */
     uint8_t  *seen;         /* (n_devices) */
+    uint8_t  *is_open;      /* (n_copied) its copies were reached */
 };
 
 static void index_copies(struct split *s, const struct placement *p)
@@ -102,7 +104,9 @@ struct split *split_create(const struct placement *p, const double *speed)
     s->queue = xcalloc(p->n_devices, sizeof *s->queue);
     s->via_copy = xcalloc(p->n_devices, sizeof *s->via_copy);
     s->from_copy = xcalloc(p->n_devices, sizeof *s->from_copy);
+    s->sink = xcalloc(p->n_devices, sizeof *s->sink);
     s->seen = xcalloc(p->n_devices, sizeof *s->seen);
+    s->is_open = xcalloc(p->n_experts, sizeof *s->is_open);
     index_copies(s, p);
     return s;
 }
@@ -113,7 +117,7 @@ void split_destroy(struct split *s)
         return;
     void *parts[] = { s->speed, s->single, s->single_slot, s->copied, s->copy_slot,
                       s->copy_device, s->copy_owner, s->at, s->at_first, s->part, s->device_load,
-                      s->queue, s->via_copy, s->from_copy, s->seen };
+                      s->queue, s->via_copy, s->from_copy, s->sink, s->seen, s->is_open };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         free(parts[i]);
     free(s);
@@ -161,12 +165,14 @@ static void fill(struct split *s, const struct copied *k, double load)
         s->device_load[device[c]] += part[c];
 }
 
-/* Reaches devices from all above the target; returns one below it, or n_devices and leaves the
- * reached ones in s->seen. A step goes from device a over a copy with rows to another copy. */
+/* Reaches devices from all above the target and lists those below it, which are not passed through,
+ * in s->sink; the others are then in s->seen. Returns how many are listed. A step goes from device
+ * a over a copy with rows to another copy. */
 static uint32_t reach(struct split *s, double target, double tiny)
 {
-    uint32_t n = 0;
+    uint32_t n = 0, n_sinks = 0;
     memset(s->seen, 0, s->n_devices);
+    memset(s->is_open, 0, s->n_copied);
     for (uint32_t g = 0; g < s->n_devices; g++)
         if (s->device_load[g] > target * s->speed[g] + tiny) {
             s->seen[g] = 1;
@@ -176,10 +182,11 @@ static uint32_t reach(struct split *s, double target, double tiny)
     for (uint32_t i = 0; i < n; i++) {
         uint32_t a = s->queue[i];
         for (uint32_t j = s->at_first[a]; j < s->at_first[a + 1]; j++) {
-            uint32_t c = s->at[j];
-            if (s->part[c] <= tiny * 1e-3)
+            uint32_t c = s->at[j], owner = s->copy_owner[c];
+            if (s->part[c] <= tiny * 1e-3 || s->is_open[owner])
                 continue;
-            const struct copied *k = &s->copied[s->copy_owner[c]];
+            s->is_open[owner] = 1; /* all its copies are reached by this one */
+            const struct copied *k = &s->copied[owner];
             for (uint32_t d = k->first; d < k->first + k->n; d++) {
                 uint32_t b = s->copy_device[d];
                 if (s->seen[b])
@@ -188,15 +195,17 @@ static uint32_t reach(struct split *s, double target, double tiny)
                 s->via_copy[b] = d;
                 s->from_copy[b] = c;
                 if (s->device_load[b] < target * s->speed[b] - tiny * 1e-3)
-                    return b;
-                s->queue[n++] = b;
+                    s->sink[n_sinks++] = b;
+                else
+                    s->queue[n++] = b;
             }
         }
     }
-    return s->n_devices;
+    return n_sinks;
 }
 
-/* Moves as much as the path to device b carries. */
+/* Moves as much as the path to device b carries, which is nothing where the pushes before it have
+ * used it up. */
 static void push(struct split *s, uint32_t b, double target)
 {
     double amount = target * s->speed[b] - s->device_load[b];
@@ -204,6 +213,8 @@ static void push(struct split *s, uint32_t b, double target)
     for (; s->via_copy[g] != UINT32_MAX; g = s->copy_device[s->from_copy[g]])
         amount = fmin(amount, s->part[s->from_copy[g]]);
     amount = fmin(amount, s->device_load[g] - target * s->speed[g]);
+    if (amount <= 0)
+        return;
     s->device_load[g] -= amount;
     s->device_load[b] += amount;
     for (g = b; s->via_copy[g] != UINT32_MAX; g = s->copy_device[s->from_copy[g]]) {
@@ -223,16 +234,16 @@ static double heaviest(const struct split *s)
 static void perfect(struct split *s, double mean)
 {
     double target = mean, tiny = TINY * mean;
-    /* Each round empties a device's excess, fills one up, uses up a copy or raises the target; the
+    /* Each push empties a device's excess, fills one up, uses up a copy or raises the target; the
      * bound only guards against rounding that goes round in circles. */
     for (uint32_t round = 0; round < 64 + 16 * s->n_devices; round++) {
         if (heaviest(s) <= target + tiny)
             return;
-        uint32_t b = reach(s, target, tiny);
-        if (b < s->n_devices) {
-            push(s, b, target);
+        uint32_t n_sinks = reach(s, target, tiny);
+        for (uint32_t i = 0; i < n_sinks; i++)
+            push(s, s->sink[i], target);
+        if (n_sinks)
             continue;
-        }
         double locked = 0, speed = 0;
         for (uint32_t g = 0; g < s->n_devices; g++)
             if (s->seen[g]) {

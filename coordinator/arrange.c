@@ -20,6 +20,8 @@
 #define EXACT_ROUNDS      256
 #define EXACT_TRIES       24
 #define EXACT_KICKS       24
+#define EXACT_WORK        500000000 /* pairs of slots looked at, for sizes far from the usual */
+#define SOLVE_WORK        100       /* per slot, and more where devices are very many */
 
 void arrange_init(struct arrange *a, const struct search_problem *problem,
                   const struct belief *belief, uint32_t effort_us)
@@ -149,6 +151,7 @@ struct exact {
     uint8_t *locked;   /* (n_devices) */
     uint32_t *n_copies;
     double   even;     /* load over speed if all were even */
+    int64_t  work;     /* that is left */
 };
 
 struct swap {
@@ -173,6 +176,7 @@ static struct worth solve(struct exact *x)
     }
     split_locked(s, x->locked);
     split_destroy(s);
+    x->work -= (int64_t)SOLVE_WORK * placement_n_total(x->p) * (1 + x->p->n_devices / 256);
     return w;
 }
 
@@ -227,14 +231,15 @@ static void keep_near(struct swaps *l, struct swap s)
 
 /* Swaps between locked and other devices: with `leave` > 0 those that take nearest to so much load
  * out; with 0 those that take one copy of several out, which opens a way, and little else in. */
-static void list_swaps(const struct exact *x, double leave, bool keep_homes, struct swaps *out)
+static void list_swaps(struct exact *x, double leave, bool keep_homes, struct swaps *out)
 {
     const struct placement *p = x->p;
     out->n = 0;
-    for (uint32_t a = 0; a < placement_n_total(p); a++) {
+    for (uint32_t a = 0; a < placement_n_total(p) && x->work > 0; a++) {
         bool is_copy = p->expert[a] >= 0 && x->n_copies[p->expert[a]] > 1;
         if (!x->locked[a / p->n_slots] || (leave > 0 ? weight_of(x, a) <= 0 : !is_copy))
             continue;
+        x->work -= placement_n_total(p);
         for (uint32_t b = 0; b < placement_n_total(p); b++) {
             double d = weight_of(x, a) - weight_of(x, b), miss = fabs(d - leave);
             if (x->locked[b / p->n_slots] || (leave > 0 && d <= 0) ||
@@ -259,7 +264,7 @@ static bool relieve(struct exact *x, struct worth *worth, bool keep_homes)
     bool found = false;
     for (size_t k = 0; k < sizeof part / sizeof *part && !found; k++) {
         list_swaps(x, excess * part[k], keep_homes, &swaps);
-        for (uint32_t i = 0; i < swaps.n && !found; i++) {
+        for (uint32_t i = 0; i < swaps.n && !found && x->work > 0; i++) {
             do_swap(x->p, swaps.at[i].a, swaps.at[i].b);
             struct worth now = solve(x);
             found = is_better(now, *worth);
@@ -294,7 +299,7 @@ void arrange_exactly(const double *load, const double *speed, bool keep_homes,
                      struct placement *p)
 {
     double speed_sum = 0, sum = 0;
-    struct exact x = { .load = load, .speed = speed, .p = p };
+    struct exact x = { .load = load, .speed = speed, .p = p, .work = EXACT_WORK };
     for (uint32_t g = 0; g < p->n_devices; g++)
         speed_sum += speed ? speed[g] : 1;
     for (uint32_t e = 0; e < p->n_experts; e++)
@@ -310,7 +315,8 @@ void arrange_exactly(const double *load, const double *speed, bool keep_homes,
     struct worth worth = solve(&x), least = worth;
     struct placement best;
     placement_init_like(&best, p);
-    for (uint32_t i = 0, n_kicks = 0; i < EXACT_ROUNDS && worth.ratio > 1 + 1e-6; i++) {
+    for (uint32_t i = 0, n_kicks = 0; i < EXACT_ROUNDS && worth.ratio > 1 + 1e-6 && x.work > 0;
+         i++) {
         if (relieve(&x, &worth, keep_homes))
             continue;
         if (is_better(worth, least)) {

@@ -18,6 +18,7 @@
 #include "coordinator/arrange.h"
 
 #define HOME_MARGIN    0.05 /* of the ratio, that a plan which moves homes must win by */
+#define CHEAP_MOVES    0.05 /* of what a plan wins */
 #define REPEATS_MAX    4    /* a plan is improved until nothing is left to propose */
 #define TRIAL_WINDOWS  3    /* after which a plan has won or lost */
 #define BARRED_WINDOWS 8    /* for which a kind that lost is not proposed; doubles */
@@ -290,15 +291,20 @@ static bool speeds_differ(const struct balance *b)
     return false;
 }
 
-/* A candidate, and how it does in the judge's scenarios. Fresh ones are the same whatever they
+static bool differs(const struct placement *p, const struct placement *from)
+{
+    return memcmp(p->expert, from->expert, placement_n_total(p) * sizeof *p->expert) != 0;
+}
+
+/* A candidate, and how it does in the judge's scenarios; false if nothing was found. Fresh ones are the same whatever they
  * start from, up to the names of devices, so one is made and judged once a decision. */
-static void make(const struct balance *b, struct arrange *a, const struct placement *from,
+static bool make(const struct balance *b, struct arrange *a, const struct placement *from,
                  enum balance_kind kind, struct candidate *fresh, struct candidate *c)
 {
     if (kind == BALANCE_FRESH && fresh->n_judged) {
         *c = *fresh;
         placement_init_like(&c->placement, &fresh->placement);
-        return;
+        return true;
     }
     struct placement *p = &c->placement;
     placement_init_like(p, from);
@@ -311,11 +317,14 @@ static void make(const struct balance *b, struct arrange *a, const struct placem
         arrange_fresh(a, from, p);
     if (b->policy.is_known)
         arrange_exactly(a->belief->mean, b->policy.speed, kind == BALANCE_COPIES, p);
+    if (!differs(p, from))
+        return false;
     judge(b, a, c);
     if (kind == BALANCE_FRESH) {
         *fresh = *c;
         placement_init_like(&fresh->placement, p);
     }
+    return true;
 }
 
 /* Names and slots as near to `from` as can be; worth the same. */
@@ -340,6 +349,13 @@ static float move_price(const struct balance *b)
                    b->n_devices);
 }
 
+/* Steps win by moving less: not where that saves next to nothing. */
+static bool moves_are_cheap(const struct balance *b, const struct candidate *best)
+{
+    return b->is_free || (best->verdict.kind == BALANCE_FRESH &&
+                          best->verdict.cost < CHEAP_MOVES * best->net);
+}
+
 /* The best of all kinds against `stay`, which is in force; a copy of stay if none is better. */
 static void best_against(const struct balance *b, struct arrange *a, const struct candidate *stay,
                          struct candidate *fresh, struct candidate *best)
@@ -349,14 +365,19 @@ static void best_against(const struct balance *b, struct arrange *a, const struc
     best->verdict = (struct balance_verdict){ .kind = BALANCE_STAY };
     placement_init_like(&best->placement, &stay->placement);
     a->problem.move_price = move_price(b);
-    for (enum balance_kind kind = BALANCE_COPIES; kind < BALANCE_KINDS; kind++) {
+    static const enum balance_kind kinds[] = { BALANCE_COPIES, BALANCE_FRESH, BALANCE_STEPS };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        enum balance_kind kind = kinds[i];
         struct candidate c;
-        if (b->barred[kind] || (kind == BALANCE_STEPS && b->is_free))
+        if (b->barred[kind] || (kind == BALANCE_STEPS && moves_are_cheap(b, best)))
             continue;
         double margin = 0;
         if (kind == BALANCE_FRESH && best->verdict.kind == BALANCE_COPIES && !b->policy.is_known)
             margin = HOME_MARGIN * best->verdict.ratio_after * b->policy.horizon_windows;
-        make(b, a, &stay->placement, kind, fresh, &c);
+        if (!make(b, a, &stay->placement, kind, fresh, &c)) {
+            placement_fini(&c.placement);
+            continue;
+        }
         /* Names and price take longer than the search; most candidates cannot win any more. */
         c.net = measure(b, stay, &c);
         if (c.net > best->net + margin) {

@@ -214,38 +214,65 @@ void plan_fini(struct plan *p)
 
 /* ---- renaming -------------------------------------------------------------------------------- */
 
+/* Each column takes the row that is cheapest for it, if that is not taken: the start from which
+ * the others need a path. */
+static void start_columns(uint32_t n, const int32_t *cost, uint32_t *row, bool *placed, int32_t *v)
+{
+    for (uint32_t j = 1; j <= n; j++) {
+        uint32_t best = 1;
+        for (uint32_t i = 2; i <= n; i++) {
+            int32_t less = cost[(size_t)(i - 1) * n + j - 1] - cost[(size_t)(best - 1) * n + j - 1];
+            if (less < 0 || (less == 0 && placed[best] && !placed[i]))
+                best = i;
+        }
+        v[j] = cost[(size_t)(best - 1) * n + j - 1];
+        if (!placed[best]) {
+            placed[best] = true;
+            row[j] = best;
+        }
+    }
+}
+
+/* What column j costs if reached by this row, where that is less than before. */
+static void relax(uint32_t n, const int32_t *cost, int32_t u, const int32_t *v, const bool *done,
+                  uint32_t from, int32_t *least, uint32_t *way)
+{
+    for (uint32_t j = 0; j < n; j++) {
+        int32_t c = cost[j] - u - v[j];
+        bool is_less = !done[j] & (c < least[j]);
+        least[j] = is_less ? c : least[j];
+        way[j] = is_less ? from : way[j];
+    }
+}
+
 /* The assignment of rows to columns with the least cost, (n, n), by shortest augmenting paths with
  * potentials. out_row[column] */
 static void assign(uint32_t n, const int32_t *cost, uint32_t *out_row)
 {
-    int64_t *u = xcalloc(n + 1, sizeof *u), *v = xcalloc(n + 1, sizeof *v);
-    int64_t *least = xcalloc(n + 1, sizeof *least);
+    int32_t *u = xcalloc(n + 1, sizeof *u), *v = xcalloc(n + 1, sizeof *v);
+    int32_t *least = xcalloc(n + 1, sizeof *least);
     uint32_t *row = xcalloc(n + 1, sizeof *row), *way = xcalloc(n + 1, sizeof *way);
-    bool *done = xcalloc(n + 1, sizeof *done);
+    bool *done = xcalloc(n + 1, sizeof *done), *placed = xcalloc(n + 1, sizeof *placed);
+    start_columns(n, cost, row, placed, v);
     for (uint32_t i = 1; i <= n; i++) { /* columns and rows from 1; column 0 is the start */
         uint32_t j0 = 0;
+        if (placed[i])
+            continue;
         row[0] = i;
         for (uint32_t j = 0; j <= n; j++) {
-            least[j] = INT64_MAX;
+            least[j] = INT32_MAX;
             done[j] = false;
         }
         do {
-            uint32_t i0 = row[j0], j1 = 0;
-            int64_t delta = INT64_MAX;
+            uint32_t i0 = row[j0], j1 = 1;
+            int32_t delta = INT32_MAX;
             done[j0] = true;
-            for (uint32_t j = 1; j <= n; j++) {
-                if (done[j])
-                    continue;
-                int64_t c = cost[(size_t)(i0 - 1) * n + j - 1] - u[i0] - v[j];
-                if (c < least[j]) {
-                    least[j] = c;
-                    way[j] = j0;
-                }
-                if (least[j] < delta) {
+            relax(n, cost + (size_t)(i0 - 1) * n, u[i0], v + 1, done + 1, j0, least + 1, way + 1);
+            for (uint32_t j = 1; j <= n; j++)
+                if (!done[j] && least[j] < delta) {
                     delta = least[j];
                     j1 = j;
                 }
-            }
             for (uint32_t j = 0; j <= n; j++) {
                 if (done[j]) {
                     u[row[j]] += delta;
@@ -261,6 +288,7 @@ static void assign(uint32_t n, const int32_t *cost, uint32_t *out_row)
     }
     for (uint32_t j = 1; j <= n; j++)
         out_row[j - 1] = row[j] - 1;
+    free(placed);
     free(done);
     free(way);
     free(row);

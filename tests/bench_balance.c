@@ -23,7 +23,16 @@ enum {
     OLMOE_LAYERS = 3, OLMOE_EXPERTS = 64, DOMAINS = 4
 };
 
-static double   kimi[KIMI_LAYERS][ROUTE_TOKENS][KIMI_EXPERTS];
+/* Which experts each token chose: 1 for each of them. */
+struct routes {
+    const char *name, *file;
+    uint32_t n_layers, n_experts;
+    double  *chosen; /* (n_layers, ROUTE_TOKENS, n_experts) */
+};
+
+static struct routes kimi = { "Kimi", "kimi-linear-48b-a3b-route.csv", KIMI_LAYERS, KIMI_EXPERTS,
+                              NULL };
+static struct routes olmoe_routes = { "OLMoE", "olmoe-1b7b-route.csv", 16, OLMOE_EXPERTS, NULL };
 static double   olmoe[DOMAINS][OLMOE_LAYERS][OLMOE_EXPERTS];
 static uint32_t effort_us = 2000;
 static int      n_failed;
@@ -40,14 +49,16 @@ static FILE *open_data(const char *folder, const char *name)
     return f;
 }
 
-static void read_kimi(const char *folder)
+static void read_routes(const char *folder, struct routes *r)
 {
-    FILE *f = open_data(folder, "kimi-linear-48b-a3b-route.csv");
+    FILE *f = open_data(folder, r->file);
     unsigned token, layer, e[8];
+    r->chosen = xcalloc((size_t)r->n_layers * ROUTE_TOKENS * r->n_experts, sizeof *r->chosen);
     while (fscanf(f, "%u,%u,%u,%u,%u,%u,%u,%u,%u,%u", &token, &layer, e, e + 1, e + 2, e + 3,
                   e + 4, e + 5, e + 6, e + 7) == 10)
-        for (int i = 0; i < 8 && token < ROUTE_TOKENS && layer < KIMI_LAYERS; i++)
-            kimi[layer][token][e[i] % KIMI_EXPERTS]++;
+        for (int i = 0; i < 8 && token < ROUTE_TOKENS && layer < r->n_layers; i++)
+            r->chosen[((size_t)layer * ROUTE_TOKENS + token) * r->n_experts +
+                      e[i] % r->n_experts]++;
     fclose(f);
 }
 
@@ -69,12 +80,13 @@ static void read_olmoe(const char *folder)
     fclose(f);
 }
 
-static void kimi_window(uint32_t layer, uint32_t from, uint32_t to, double *out)
+static void routes_window(const struct routes *r, uint32_t layer, uint32_t from, uint32_t to,
+                          double *out)
 {
-    memset(out, 0, KIMI_EXPERTS * sizeof *out);
+    memset(out, 0, r->n_experts * sizeof *out);
     for (uint32_t t = from; t < to; t++)
-        for (uint32_t e = 0; e < KIMI_EXPERTS; e++)
-            out[e] += kimi[layer][t][e];
+        for (uint32_t e = 0; e < r->n_experts; e++)
+            out[e] += r->chosen[((size_t)layer * ROUTE_TOKENS + t) * r->n_experts + e];
 }
 
 /* ---- tools ----------------------------------------------------------------------------------- */
@@ -169,7 +181,7 @@ static void row_1(void)
         double sum = 0, worst = 0, peer = 0, load[KIMI_EXPERTS];
         for (uint32_t k = 0; k < (is_kimi ? KIMI_LAYERS : DOMAINS * OLMOE_LAYERS); k++, n++) {
             if (is_kimi)
-                kimi_window(k, 0, ROUTE_TOKENS, load);
+                routes_window(&kimi, k, 0, ROUTE_TOKENS, load);
             else
                 memcpy(load, olmoe[k / OLMOE_LAYERS][k % OLMOE_LAYERS],
                        OLMOE_EXPERTS * sizeof *load);
@@ -191,49 +203,75 @@ static void row_1(void)
 
 enum { SEEDS = 4 };
 
+struct next_window {
+    double order, peer, ours, ours_fixed, known, oracle; /* sums over layers */
+};
+
+/* Plans on ROUTE_TOKENS / 2 tokens from `from` on, scores on those from `to` on. */
+static void plan_ahead(const struct routes *r, uint32_t layer, uint32_t n_devices, uint32_t from,
+                       uint32_t to, struct next_window *sum)
+{
+    enum { HALF = ROUTE_TOKENS / 2 };
+    double first[KIMI_EXPERTS], next[KIMI_EXPERTS], jittered[KIMI_EXPERTS];
+    struct placement start = in_order(r->n_experts, n_devices), p;
+    routes_window(r, layer, from, from + HALF, first);
+    routes_window(r, layer, to, to + HALF, next);
+    sum->order += resplit(&start, next);
+    placement_init_like(&p, &start);
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        for (uint32_t e = 0; e < r->n_experts; e++)
+            jittered[e] = first[e] + 1e-6 * (double)(scenario_hash(seed * 1000 + e) >> 40) /
+                                         (1 << 24);
+        eplb_place(jittered, &p);
+        sum->peer += resplit(&p, next) / SEEDS;
+        placement_copy(&p, &start);
+        plan_one(first, false, seed, &p);
+        sum->ours += resplit(&p, next) / SEEDS;
+        sum->ours_fixed += fixed(&p, next) / SEEDS;
+    }
+    placement_copy(&p, &start);
+    plan_one(first, true, 1, &p);
+    sum->known += resplit(&p, next);
+    placement_copy(&p, &start);
+    plan_one(next, true, 1, &p);
+    sum->oracle += resplit(&p, next);
+    placement_fini(&p);
+    placement_fini(&start);
+}
+
 static void row_2(void)
 {
-    printf("2  Kimi: plan on tokens 0-99, score on 100-199, re-split, mean over layers "
-           "(goal 0.9 of EPLB;\n   stretch half its excess); %d seeds, EPLB over as many orders "
-           "of equal loads\n", SEEDS);
-    for (uint32_t g = 32; g <= 64; g *= 2) {
-        double order = 0, peer = 0, ours = 0, ours_fixed = 0, known = 0, oracle = 0;
-        double first[KIMI_EXPERTS], next[KIMI_EXPERTS];
-        for (uint32_t layer = 0; layer < KIMI_LAYERS; layer++) {
-            kimi_window(layer, 0, 100, first);
-            kimi_window(layer, 100, 200, next);
-            struct placement start = in_order(KIMI_EXPERTS, g), p;
-            order += resplit(&start, next);
-            for (uint64_t seed = 0; seed < SEEDS; seed++) {
-                double jittered[KIMI_EXPERTS];
-                for (uint32_t e = 0; e < KIMI_EXPERTS; e++)
-                    jittered[e] = first[e] + 1e-6 * (double)(scenario_hash(seed * 1000 + e) >> 40) /
-                                                 (1 << 24);
-                placement_init_like(&p, &start);
-                eplb_place(jittered, &p);
-                peer += resplit(&p, next) / SEEDS;
-                placement_copy(&p, &start);
-                plan_one(first, false, seed, &p);
-                ours += resplit(&p, next) / SEEDS;
-                ours_fixed += fixed(&p, next) / SEEDS;
-                placement_copy(&p, &start);
-                plan_one(first, true, seed, &p);
-                known += resplit(&p, next) / SEEDS;
-                placement_fini(&p);
-            }
-            placement_init_like(&p, &start);
-            plan_one(next, true, 1, &p);
-            oracle += resplit(&p, next);
-            placement_fini(&p);
-            placement_fini(&start);
-        }
-        double n = KIMI_LAYERS, excess = peer / n - 1;
-        printf("   G=%u  ours %.3f (perfect for the first, too: %.3f; fixed shares "
-               "%.3f)\n         EPLB %.3f, oracle %.3f, in order %.3f: %.3f of EPLB %s, stretch "
-               "%.3f %s\n", g, ours / n, known / n, ours_fixed / n, peer / n,
-               oracle / n, order / n, ours / peer, met(ours <= 0.9 * peer), 1 + excess / 2,
-               met(ours / n <= 1 + excess / 2));
-        require(ours <= 0.98 * peer, "not clearly better than EPLB on the next window");
+    static const struct {
+        struct routes *routes;
+        uint32_t n_devices;
+        bool     is_backwards; /* plan on the second half, score on the first */
+        const char *what;
+    } cases[] = {
+        { &kimi, 32, false, "" }, { &kimi, 64, false, "" },
+        { &kimi, 32, true, " backwards" }, { &kimi, 64, true, " backwards" },
+        { &olmoe_routes, 16, false, "" }, { &olmoe_routes, 32, false, "" },
+        { &olmoe_routes, 16, true, " backwards" }, { &olmoe_routes, 32, true, " backwards" },
+    };
+    printf("2  routes: plan on tokens 0-99, score on 100-199, re-split, mean over layers (Kimi's "
+           "goal 0.9 of EPLB;\n   stretch half its excess; the others are controls); %d seeds, "
+           "EPLB over as many orders of equal loads\n", SEEDS);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct routes *r = cases[i].routes;
+        struct next_window sum = { 0 };
+        uint32_t from = cases[i].is_backwards ? ROUTE_TOKENS / 2 : 0;
+        for (uint32_t layer = 0; layer < r->n_layers; layer++)
+            plan_ahead(r, layer, cases[i].n_devices, from, ROUTE_TOKENS / 2 - from, &sum);
+        double n = r->n_layers, excess = sum.peer / n - 1;
+        printf("   %s%s G=%u: ours %.3f (perfect for the first, too: %.3f; fixed shares %.3f)\n"
+               "        EPLB %.3f, oracle %.3f, in order %.3f: %.3f of EPLB", r->name,
+               cases[i].what, cases[i].n_devices, sum.ours / n, sum.known / n, sum.ours_fixed / n,
+               sum.peer / n, sum.oracle / n, sum.order / n, sum.ours / sum.peer);
+        if (i < 2)
+            printf(" %s, stretch %.3f %s", met(sum.ours <= 0.9 * sum.peer), 1 + excess / 2,
+                   met(sum.ours / n <= 1 + excess / 2));
+        printf("\n");
+        require(sum.ours <= 0.98 * sum.peer || i >= 2,
+                "not clearly better than EPLB on the next window");
     }
 }
 
@@ -405,7 +443,8 @@ int main(int argc, char **argv)
     }
     if (argc > 2)
         effort_us = (uint32_t)strtoul(argv[2], NULL, 10);
-    read_kimi(argv[1]);
+    read_routes(argv[1], &kimi);
+    read_routes(argv[1], &olmoe_routes);
     read_olmoe(argv[1]);
     printf("effort %u us per layer\n", effort_us);
     static void (*const row[])(void) = { row_1, row_2, row_3, row_4, row_5 };
