@@ -204,14 +204,14 @@ char *ctl_address(const struct ctl *c, const char **out_source)
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
-static void on_outage(void *context, const char *why)
+static void on_outage(void *context, bool was_sent)
 {
     const struct ctl *c = context;
-    if (c->is_mutating)
+    if (c->is_mutating && was_sent)
         ctl_hint(c, "ballast: no answer from %s; unknown whether it was done, retrying with the "
                  "same key", c->connected_to);
     else
-        ctl_hint(c, "ballast: reconnecting to %s (%s)", c->connected_to, why);
+        ctl_hint(c, "ballast: reconnecting to %s (no coordinator answers there)", c->connected_to);
 }
 
 static int connect_once(struct ctl *c)
@@ -253,17 +253,29 @@ static enum ctl_exit exit_of_status(const Ballast__Status *s)
     }
 }
 
+/* A socket that is there, but not for this user: then nobody seems to answer. */
+static bool is_closed_to_us(const struct ctl *c)
+{
+    const char *path = strncmp(c->connected_to, "ipc://", 6) ? NULL : c->connected_to + 6;
+    return path && access(path, W_OK) != 0 && errno == EACCES;
+}
+
 static int explain(struct ctl *c, int rc, const Ballast__Status *status, const struct err *err)
 {
     const char *message = status->message && *status->message ? status->message : err->text;
-    enum ctl_exit code = rc == -EHOSTUNREACH ? CTL_UNREACHABLE
+    bool is_closed = rc == -EHOSTUNREACH && is_closed_to_us(c);
+    enum ctl_exit code = is_closed           ? CTL_DENIED
+                       : rc == -EHOSTUNREACH ? CTL_UNREACHABLE
                        : rc == -ETIMEDOUT    ? (c->is_mutating ? CTL_UNKNOWN_OUTCOME
                                                                : CTL_UNREACHABLE)
                        : rc == -EPROTO       ? CTL_PROTOCOL
                                              : exit_of_status(status);
     const char *name = rc == -EREMOTEIO ? check_code_name(status->code) : code_name(code);
     char text[2048];
-    if (rc == -EHOSTUNREACH)
+    if (is_closed)
+        snprintf(text, sizeof text, "%s is not open to you: its owner and group ('ls -l') say who "
+                 "may use this coordinator", c->connected_to);
+    else if (rc == -EHOSTUNREACH)
         snprintf(text, sizeof text, "%s; is it running? 'ballast doctor' says more", message);
     else if (rc == -ETIMEDOUT && c->is_mutating)
         snprintf(text, sizeof text, "%s; it may have been done: look before you ask again",

@@ -190,13 +190,13 @@ static void send_attempt(struct caller *c, struct call *call, uint64_t now_ns)
     arena_reset(&c->scratch);
 }
 
-static void tell_outage(struct caller *c, uint64_t now_ns)
+static void tell_outage(struct caller *c, const struct call *call, uint64_t now_ns)
 {
     if (c->was_told || c->is_up || now_ns - c->down_ns < OUTAGE_TELL_MS * NS_PER_MS)
         return;
     c->was_told = true;
     if (c->options.reconnecting)
-        c->options.reconnecting(c->options.context, "no coordinator answers there");
+        c->options.reconnecting(c->options.context, call->was_sent);
 }
 
 static void run_out(struct caller *c, struct call *call)
@@ -228,7 +228,7 @@ static void turn(struct caller *c, struct call *call)
         run_out(c, call);
         return;
     }
-    tell_outage(c, now_ns);
+    tell_outage(c, call, now_ns);
     if (c->is_up && now_ns >= call->next_ns)
         send_attempt(c, call, now_ns);
     uint64_t wake_ns = call->end_ns;

@@ -7,6 +7,7 @@
 #define PROTO_CALL_H
 
 #include <signal.h>
+#include <stdbool.h>
 
 #include "common/err.h"
 #include "common/mem.h"
@@ -17,8 +18,9 @@ struct caller;
 struct caller_options {
     const char *address; /* as link.h */
 
-    /* Told once per outage, when a call starts waiting for the coordinator to come (back). */
-    void (*reconnecting)(void *context, const char *why);
+    /* Told once per outage, when a call waits for the coordinator to come (back). was_sent: the
+     * call had left, so that it may have been done. */
+    void (*reconnecting)(void *context, bool was_sent);
     void *context;
 
     /* Where not NULL: a call ends with -EINTR soon after it became non-zero (a signal handler

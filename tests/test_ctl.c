@@ -166,6 +166,9 @@ static void exit_codes_follow_the_status(void **state)
                     "the one line");
         check("job show 7", rows[i].exit, "", "ballast: the one line\n");
     }
+    check("job cancel 7 --address ipc:///no/such --timeout 1", 7, "",
+          "ballast: reconnecting to ipc:///no/such (no coordinator answers there)\n"
+          "ballast: no coordinator answers at ipc:///no/such; is it running?"); /* never sent */
     struct result r = run("job show 7 --json");
     struct json *v;
     struct err err;
