@@ -19,7 +19,7 @@ struct cluster {
      * geometric mean is w, 1 / ((1 + half_rows / r) (1 + half_width / w)) of that is reached. */
     double   product_tflops, product_f32_tflops, grouped_tflops, half_width, half_rows;
     double   attention_tflops, attention_back_tflops;
-    double   scan_ns, scan_back_ns;   /* of a token and 128 x 128 floats of state */
+    double   scan_ns, scan_back_ns;   /* of a token and head of 128 x 128 */
     double   memory_tb_per_s, pointwise_tb_per_s, optimizer_tb_per_s; /* both ways together */
     double   launch_us;               /* of one operator */
     double   node_gb_per_s, call_us;  /* of one GPU to the others of its node, one way */

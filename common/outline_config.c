@@ -12,6 +12,7 @@
 #include "common/outline_build.h"
 
 #define VOCAB_MAX (1u << 24)
+#define PARAMETERS_MAX 1e17
 
 /* Families whose every tensor is known. */
 static const char known[] =
@@ -37,8 +38,11 @@ static int number_of(const struct builder *b, const char *key, const struct json
 {
     uint64_t x;
     if (json_kind_of(v) == JSON_ARRAY) {
-        l = build_is(b, "ernie") ? 0 : l; /* a value for text, another for pictures */
-        if (l >= json_count(v))
+        bool is_ernie = build_is(b, "ernie"); /* a value for text, another for pictures */
+        l = is_ernie ? 0 : l;
+        if (!b->o->n_layers)
+            return err_set(b->err, -EINVAL, "key '%s' is a list, expected a whole number", key);
+        if (l >= json_count(v) || (!is_ernie && json_count(v) < b->o->n_layers))
             return err_set(b->err, -EINVAL, "key '%s' has %zu elements, expected one per layer",
                            key, json_count(v));
         v = json_at(v, l);
@@ -339,6 +343,25 @@ static int make_layers(struct builder *b)
     return rc;
 }
 
+/* Counts are whole numbers of 64 bits. */
+static int check_size(struct builder *b)
+{
+    double n = 0;
+    for (uint32_t l = 0; l < b->o->n_layers; l++)
+        for (int k = 0; k < 2; k++) {
+            uint16_t i = k ? b->o->layers[l].ffn : b->o->layers[l].mixer;
+            const struct outline_block *block = i == OUTLINE_NONE ? NULL : &b->o->blocks[i];
+            for (uint32_t t = 0; block && t < block->n_tensors; t++)
+                n += (double)block->tensors[t].n_copies * (double)block->tensors[t].out *
+                     (double)(block->tensors[t].in ? block->tensors[t].in : 1);
+        }
+    if (n > PARAMETERS_MAX)
+        return err_set(b->err, -EINVAL, "the keys speak of %.3g parameters, allowed up to %.0e: "
+                       "see hidden_size, the intermediate sizes, experts and layers", n,
+                       PARAMETERS_MAX);
+    return 0;
+}
+
 static int build(struct builder *b)
 {
     int rc;
@@ -354,7 +377,7 @@ static int build(struct builder *b)
     if (rc < 0)
         return rc;
     make_top(b);
-    return 0;
+    return check_size(b);
 }
 
 static int build_root(const char *name, struct json *root, struct outline **out, struct err *err)

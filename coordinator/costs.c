@@ -7,7 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-#define SCAN_STATE   (128.0 * 128.0)
 #define CHUNK        64.0
 #define INDEX_COST   1.3 /* of an indexer's product, with the choice, beside attention's */
 #define MIXER_CALLS  14u /* operators of a block beside its products */
@@ -77,22 +76,44 @@ static void add_softmax(const struct outline_block *b, double length, struct cos
     c->key_width += b->kv_heads == 1 ? dims : (double)b->kv_heads * dims;
 }
 
+/* Products of a chunk, for one token and head: with the state, with the chunk's keys and values,
+ * and inside the chunk. */
+static double scan_work(double key_dim, double value_dim)
+{
+    return 6 * key_dim * value_dim + 1.5 * CHUNK * (key_dim + value_dim) + CHUNK * CHUNK;
+}
+
 static void add_scan(const struct outline_block *b, struct costs *c)
 {
-    c->scan_units += (double)b->n_state / SCAN_STATE;
+    c->scan_units += b->heads * scan_work(b->key_dim, b->value_dim) / scan_work(128, 128);
     c->state += (double)b->n_state;
 }
 
+/* Of common/recompute.h: first projections and what the core gives stay, the rest is made again. */
+static double mixer_kept_some(const struct outline_block *b, uint64_t hidden)
+{
+    double n = (double)b->heads * b->value_dim + b->heads + b->index_top_k;
+    for (uint32_t i = 0; i < b->n_tensors; i++)
+        if (b->tensors[i].part == PART_ATTENTION && b->tensors[i].in == hidden)
+            n += (double)b->tensors[i].out;
+    return n + (double)b->n_state / CHUNK;
+}
+
+static double ffn_kept_some(const struct outline_block *b)
+{
+    if (!b->n_experts)
+        return 0;
+    return 2.0 * b->n_experts + 4.0 * b->top_k + ((double)b->top_k + 1) * b->expert_in;
+}
+
 /* A delta rule keeps queries, keys and values three times, its gates, and a state a chunk. */
-static double mixer_kept(const struct outline_block *b, double *out_core)
+static double mixer_kept(const struct outline_block *b)
 {
     double wide = (double)b->heads * b->value_dim, outputs = product_outputs(b, PART_ATTENTION);
-    if (!b->n_state) {
-        *out_core = wide + b->heads;
+    if (!b->n_state)
         return outputs + wide + b->heads + b->index_top_k;
-    }
-    *out_core = 6 * wide + (double)b->n_state / CHUNK;
-    return max(outputs, 8 * wide) + *out_core + b->heads * (2 * CHUNK + 2.0 * b->key_dim);
+    return max(outputs, 8 * wide) + 6 * wide + (double)b->n_state / CHUNK +
+           b->heads * (2 * CHUNK + 2.0 * b->key_dim);
 }
 
 /* ---- feed-forward --------------------------------------------------------------------------- */
@@ -153,11 +174,12 @@ static void add_products(const struct outline_block *b, uint32_t n_calls, struct
 
 static void add_layer(const struct outline *o, uint32_t l, double length, struct costs *c)
 {
-    double kept = 3.0 * o->hidden, core = 0, row = 0;
+    double kept = 3.0 * o->hidden, some = o->hidden, row = 0;
     uint64_t dense = 0, experts = 0;
     if (o->layers[l].mixer != OUTLINE_NONE) {
         const struct outline_block *b = &o->blocks[o->layers[l].mixer];
-        kept += mixer_kept(b, &core);
+        kept += mixer_kept(b);
+        some += mixer_kept_some(b, o->hidden);
         if (b->n_state)
             add_scan(b, c);
         else
@@ -168,13 +190,14 @@ static void add_layer(const struct outline *o, uint32_t l, double length, struct
     if (o->layers[l].ffn != OUTLINE_NONE) {
         const struct outline_block *b = &o->blocks[o->layers[l].ffn];
         kept += ffn_kept(b, &row);
+        some += ffn_kept_some(b);
         if (b->n_experts)
             add_experts(b, c);
         add_products(b, b->n_experts ? MOE_CALLS : FFN_CALLS, c);
         add_parameters(b, c, &dense, &experts);
     }
     c->kept += kept;
-    c->kept_some += kept - core;
+    c->kept_some += some;
     c->kept_max = max(c->kept_max, kept);
     c->row_kept = max(c->row_kept, row);
     c->dense += dense;

@@ -18,6 +18,7 @@
 
 #define FILES_MAX    100000u
 #define TOKENS_STEP  (4ull << 20) /* of one optimizer step */
+#define TOKENS_CPU   (4ull << 10)  /* of one rank, on a cpu */
 #define LORA_RANK    16u
 #define SEQUENCE     4096u
 
@@ -158,12 +159,17 @@ static void find_fewest(struct adapt *a, const struct strategy_limits *limits)
     }
 }
 
+static bool is_cpu(const struct adapt *a)
+{
+    return !strcmp(a->cluster.device, "cpu");
+}
+
 static void search(struct adapt *a)
 {
     struct strategy_limits all = strategy_all();
     uint32_t world = a->cluster.nodes * a->cluster.gpus_per_node;
     a->engine = adapt_engine();
-    if (!strcmp(a->cluster.device, "cpu")) { /* which computes in f32 */
+    if (is_cpu(a)) { /* which computes in f32 */
         all.bf16 = a->engine.bf16 = false;
         all.f32 = all.base[BASE_F32] = true;
         all.base[BASE_BF16] = false;
@@ -174,7 +180,12 @@ static void search(struct adapt *a)
     if (!today.bf16) /* f32 weights are what f32 training has */
         today.base[BASE_BF16] &= a->job.is_lora;
     strategy_search(&a->job, &all, world, a->all);
-    strategy_search(&a->job, &today, world, a->today);
+    a->job_today = a->job;
+    strategy_search(&a->job_today, &today, world, a->today);
+    if (!a->today->n_seen) { /* without sequence ranks every rank needs a sequence */
+        a->job_today.global_batch = world;
+        strategy_search(&a->job_today, &today, world, a->today);
+    }
     adapt_choose_today(a);
     if (a->all->n_plans)
         a->n_neighbours = strategy_neighbours(&a->job, &a->all->plans[0], a->neighbours);
@@ -208,11 +219,12 @@ static int read_all(struct adapt *a, struct err *err)
     uint32_t length = c->sequence_length ? (uint32_t)c->sequence_length : SEQUENCE;
     costs_init(a->outline, length, &a->costs);
     count(a);
+    uint32_t world = a->cluster.nodes * a->cluster.gpus_per_node;
     a->job = (struct job_shape){
         .costs = &a->costs, .cluster = &a->cluster, .lora_rank = LORA_RANK,
         .is_lora = c->train && !strcmp(c->train, "lora"), .sequence_length = length,
-        .global_batch = strategy_batch(TOKENS_STEP, length,
-                                       a->cluster.nodes * a->cluster.gpus_per_node)};
+        .global_batch = strategy_batch(is_cpu(a) ? TOKENS_CPU * world : TOKENS_STEP, length,
+                                       world)};
     search(a);
     return 0;
 }

@@ -30,6 +30,7 @@ struct adapt {
     struct cluster  cluster;
     struct costs    costs;
     struct job_shape job;
+    struct job_shape job_today; /* the same, with a sequence for each rank where it takes that */
     struct strategy *all;   /* with every degree */
     struct strategy *today; /* with what the engine runs */
     struct neighbour neighbours[NEIGHBOURS_MAX];
@@ -43,6 +44,7 @@ struct adapt {
     struct model_spec *spec; /* if it runs */
     const struct adapt_validation *validation; /* NULL: was not asked for */
     bool     today_fits;    /* by the engine's own account of memory */
+    uint64_t today_bytes;   /* a rank of the job file's plan by that account; 0: not known */
     uint32_t today_plan;    /* index in today->plans */
 };
 

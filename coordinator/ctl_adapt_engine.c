@@ -129,7 +129,7 @@ static void set_train(const struct adapt *a, const struct strategy_plan *p, Ball
 {
     set(s, "train.mode", a->job.is_lora ? "lora" : "full");
     set(s, "train.steps", "1000");
-    set_number(s, "train.global_batch", a->job.global_batch);
+    set_number(s, "train.global_batch", a->job_today.global_batch);
     set_number(s, "train.micro_batch", p->choice.micro_batch);
     set(s, "train.precision", p->choice.is_f32 ? "f32" : "bf16");
     set(s, "train.optimizer.lr", a->job.is_lora ? "1e-4" : "2e-5");
@@ -172,27 +172,32 @@ Ballast__JobSpec *adapt_job(const struct adapt *a, const struct strategy_plan *p
 
 /* ---- the plan that fits --------------------------------------------------------------------- */
 
-/* By the account that submit gives. */
-static bool fits_today(const struct adapt *a, const struct strategy_plan *p)
+/* By the account that submit gives; 0: it gives none. */
+static uint64_t bytes_today(const struct adapt *a, const struct strategy_plan *p)
 {
     Ballast__JobSpec *spec = adapt_job(a, p);
     struct layout layout = {0};
-    struct memory_plan memory;
+    struct memory_plan memory = {0};
     const char *key;
-    bool fits = layout_init(job_spec_degrees(spec), a->spec->n_experts, 0, &layout, NULL) == 0 &&
-                job_memory(spec, a->spec, layout.degrees, NULL, &memory, &key, NULL) == 0 &&
-                memory.total + a->cluster.gpu_reserve <= a->cluster.gpu_memory;
+    if (layout_init(job_spec_degrees(spec), a->spec->n_experts, 0, &layout, NULL) < 0 ||
+        job_memory(spec, a->spec, layout.degrees, NULL, &memory, &key, NULL) < 0)
+        memory.total = 0;
     layout_fini(&layout);
     adapt_job_free(spec);
-    return fits;
+    return memory.total;
 }
 
 void adapt_choose_today(struct adapt *a)
 {
     uint32_t n = a->today->n_plans < PLANS_TRIED ? a->today->n_plans : PLANS_TRIED;
+    uint64_t room = a->cluster.gpu_memory - (a->cluster.gpu_memory < a->cluster.gpu_reserve
+                                                 ? a->cluster.gpu_memory : a->cluster.gpu_reserve);
     a->today_fits = !a->runs && n > 0;
     for (uint32_t i = 0; a->runs && !a->today_fits && i < n; i++) {
         a->today_plan = i;
-        a->today_fits = fits_today(a, &a->today->plans[i]);
+        a->today_bytes = bytes_today(a, &a->today->plans[i]);
+        a->today_fits = a->today_bytes && a->today_bytes <= room;
     }
+    if (a->runs && !a->today_fits)
+        a->today_bytes = bytes_today(a, &a->today->least);
 }

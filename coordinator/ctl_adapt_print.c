@@ -149,11 +149,12 @@ static void print_fewest(const struct adapt *a)
     const struct strategy_plan *p = adapt_job_plan(a);
     if (a->runs && !a->today_fits)
         printf("today        nothing that the engine runs fits; the least is %.1f GB a GPU\n",
-               (double)p->memory.total / 1e9);
+               (double)(a->today_bytes ? a->today_bytes : p->memory.total) / 1e9);
     else if (a->runs)
         printf("today        the engine runs fsdp %" PRIu32 ", experts %" PRIu32 ", %s: %.1f GB a "
                "GPU, %.0f tokens/s\n", p->choice.fsdp, p->choice.ep,
-               p->choice.is_f32 ? "f32" : "bf16", (double)p->memory.total / 1e9,
+               p->choice.is_f32 ? "f32" : "bf16",
+               (double)(a->today_bytes ? a->today_bytes : p->memory.total) / 1e9,
                p->time.tokens_per_s);
 }
 

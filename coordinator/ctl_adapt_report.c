@@ -205,8 +205,9 @@ static void write_today(const struct adapt *a, FILE *f)
         return;
     }
     if (a->today_fits)
-        fprintf(f, "`job.yaml` is the fastest plan that the engine runs: %.0f tokens/s.\n\n",
-                p->time.tokens_per_s);
+        fprintf(f, "`job.yaml` is the fastest plan that the engine runs: %.0f tokens/s. By the "
+                "engine's own account a rank takes %.2f GB.\n\n", p->time.tokens_per_s,
+                gb(a->today_bytes));
     else
         fprintf(f, "Nothing that the engine runs fits. `job.yaml` is the plan of least memory; it "
                 "lacks %.1f GB a GPU.\n\n",

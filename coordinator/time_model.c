@@ -16,7 +16,8 @@
 #define PASSES         4.0   /* that elementwise work makes over what a layer keeps */
 #define ROW_PASSES     8.0   /* over rows on their way into and out of experts: each way, read and
                               * written, forward and backward */
-#define SOME_AGAIN     0.3   /* of the forward pass that selective recomputation repeats */
+#define SOME_AGAIN     0.5   /* of dense products, and of what lies between, that selective
+                              * recomputation repeats; of experts' it repeats all, of cores none */
 #define STATE_BYTES    34.0  /* that the optimizer moves for a parameter, its norm counted */
 
 struct work {
@@ -25,6 +26,7 @@ struct work {
     double tokens;          /* of one rank and pass */
     double element;         /* bytes */
     double forwards, backs; /* how often a pass does the work of one forward pass */
+    double of_experts, of_cores; /* forwards, of these */
     double narrow;          /* f32 products beside those of 16 bits */
 };
 
@@ -50,6 +52,8 @@ static struct work work_of(const struct job_shape *job, const struct plan_choice
     w.tokens = (double)c->micro_batch * job->sequence_length / c->sp;
     w.forwards = c->recompute == RECOMPUTE_ALL ? 2 : c->recompute == RECOMPUTE_SOME
                  ? 1 + SOME_AGAIN : 1;
+    w.of_experts = c->recompute == KEEP_ALL ? 1 : 2;
+    w.of_cores = c->recompute == RECOMPUTE_ALL ? 2 : 1;
     w.backs = job->is_lora ? 1 : 2; /* frozen weights have no gradient */
     w.narrow = c->is_f32 ? job->cluster->product_f32_tflops / job->cluster->product_tflops : 1;
     return w;
@@ -70,7 +74,7 @@ static double expert_seconds(const struct work *w)
     const struct costs *k = w->job->costs;
     const struct cluster *l = w->job->cluster;
     double rows = k->n_experts ? w->tokens * k->top_k * w->c->ep / k->n_experts : 0;
-    double times = w->tokens * (w->forwards + w->backs);
+    double times = w->tokens * (w->of_experts + w->backs);
     static const double unpack[] = {1, UNPACK_FP8, UNPACK_MXFP4, 1};
     if (k->expert_flops == 0)
         return 0;
@@ -83,9 +87,9 @@ static double core_seconds(const struct work *w)
 {
     const struct costs *k = w->job->costs;
     const struct cluster *l = w->job->cluster;
-    double soft = k->core_flops * w->forwards / l->attention_tflops +
+    double soft = k->core_flops * w->of_cores / l->attention_tflops +
                   k->core_back_flops / l->attention_back_tflops;
-    double scan = k->scan_units * (l->scan_ns * w->forwards + l->scan_back_ns) * 1e-9;
+    double scan = k->scan_units * (l->scan_ns * w->of_cores + l->scan_back_ns) * 1e-9;
     return w->tokens * (soft * 1e-12 / w->narrow + scan) / w->c->tp;
 }
 
@@ -138,11 +142,12 @@ static double travel_seconds(const struct work *w)
     return max(inside, outside) + (l->call_us + (nodes > 1 ? l->latency_us : 0)) * 1e-6;
 }
 
-/* There and back, forward and backward; rows are sent again where a layer is computed again. The
+/* There and back, forward and backward; rows are sent again where experts compute again. The
  * engine hides none of it behind its products. */
 static double all_to_all_seconds(const struct work *w)
 {
-    double trips = 4 + (w->c->recompute == RECOMPUTE_ALL ? 2 : 0);
+    static const double again[] = {0, 1, 2};
+    double trips = 4 + again[w->c->recompute];
     return travel_seconds(w) * trips * w->job->costs->n_moe;
 }
 

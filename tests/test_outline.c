@@ -322,6 +322,15 @@ static const struct {
     {"infinitely many", "\"vocab_size\": 256", "\"vocab_size\": Infinity", "vocab_size"},
     {"text for a number", "\"hidden_size\": 64", "\"hidden_size\": \"64\"", "hidden_size"},
     {"an object for a number", "\"hidden_size\": 64", "\"hidden_size\": {}", "hidden_size"},
+    {"a list for a number", "\"hidden_size\": 64", "\"hidden_size\": [64, 64]", "hidden_size"},
+    {"a list of layers that is too short", "\"num_experts\": 8", "\"num_experts\": [8, 8]",
+     "num_experts"},
+    {"too many parameters", "\"hidden_size\": 64, \"num_hidden_layers\": 4,\"vocab_size\": 256, "
+     "\"num_attention_heads\": 4, \"num_key_value_heads\": 2,\"intermediate_size\": 128, "
+     "\"num_experts\": 8, \"num_experts_per_tok\": 2,\"moe_intermediate_size\": 32",
+     "\"hidden_size\": 1048576, \"num_hidden_layers\": 4, \"vocab_size\": 256, "
+     "\"num_attention_heads\": 4, \"intermediate_size\": 1048576, \"num_experts\": 8192, "
+     "\"num_experts_per_tok\": 2, \"moe_intermediate_size\": 1048576", "parameters"},
     {"a fraction", "\"num_experts\": 8", "\"num_experts\": 8.5", "num_experts"},
     {"more chosen than there are", "_per_tok\": 2", "_per_tok\": 9", "num_experts_per_tok"},
     {"heads that do not divide", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3",

@@ -87,20 +87,27 @@ static const struct {
     const char *model;
     struct layout_degrees degrees;
     uint32_t micro_batch;
-    bool recompute, is_f32;
+    enum recompute recompute;
+    bool is_f32;
 } taken[] = {
-    {"kimi-k3", {1024, 64, 128, 8}, 1, true, false},
-    {"kimi-k3", {1024, 128, 64, 16}, 2, true, true},
-    {"kimi-linear-48b-a3b", {32, 8, 32, 1}, 2, true, false},
-    {"kimi-linear-48b-a3b", {32, 8, 16, 2}, 1, false, false},
-    {"deepseek-v3", {256, 32, 128, 2}, 1, true, false},
-    {"deepseek-v3", {256, 256, 256, 1}, 1, false, true},
-    {"kimi-k2-instruct", {256, 64, 128, 1}, 2, true, false},
+    {"kimi-k3", {1024, 64, 128, 8}, 1, RECOMPUTE_FULL, false},
+    {"kimi-k3", {1024, 128, 64, 16}, 2, RECOMPUTE_FULL, true},
+    {"kimi-k3", {1024, 64, 128, 8}, 1, RECOMPUTE_SELECTIVE, false},
+    {"kimi-linear-48b-a3b", {32, 8, 32, 1}, 2, RECOMPUTE_FULL, false},
+    {"kimi-linear-48b-a3b", {32, 8, 16, 2}, 1, RECOMPUTE_OFF, false},
+    {"kimi-linear-48b-a3b", {32, 8, 16, 2}, 2, RECOMPUTE_SELECTIVE, false},
+    {"deepseek-v3", {256, 32, 128, 2}, 1, RECOMPUTE_FULL, false},
+    {"deepseek-v3", {256, 32, 128, 2}, 1, RECOMPUTE_SELECTIVE, false},
+    {"deepseek-v3", {256, 256, 256, 1}, 1, RECOMPUTE_OFF, true},
+    {"kimi-k2-instruct", {256, 64, 128, 1}, 2, RECOMPUTE_FULL, false},
 };
 
 /* Masters are weights there and the optimizer's here, so these three are compared as one. */
 static void check_taken(size_t i)
 {
+    static const enum recompute_kind kinds[] = {
+        [RECOMPUTE_OFF] = KEEP_ALL, [RECOMPUTE_SELECTIVE] = RECOMPUTE_SOME,
+        [RECOMPUTE_FULL] = RECOMPUTE_ALL};
     struct fixture f;
     struct model_spec *spec = xcalloc(1, sizeof *spec);
     open_fixture(&f, taken[i].model, taken[i].degrees.world / 8, false, 4096);
@@ -110,12 +117,12 @@ static void check_taken(size_t i)
     struct memory_plan real = memory_model(&(struct memory_input){
         .spec = spec, .degrees = taken[i].degrees, .elem_bytes = taken[i].is_f32 ? 4 : 2,
         .n_tokens = 4096ull * taken[i].micro_batch,
-        .recompute = taken[i].recompute ? RECOMPUTE_FULL : RECOMPUTE_OFF});
+        .recompute = taken[i].recompute});
     struct plan_choice c = {
         .world = taken[i].degrees.world, .fsdp = taken[i].degrees.fsdp, .ep = taken[i].degrees.ep,
         .expert_shard = taken[i].degrees.expert_shard, .sp = 1, .tp = 1,
         .micro_batch = taken[i].micro_batch,
-        .recompute = taken[i].recompute ? RECOMPUTE_ALL : KEEP_ALL,
+        .recompute = kinds[taken[i].recompute],
         .base = taken[i].is_f32 ? BASE_F32 : BASE_BF16, .is_f32 = taken[i].is_f32};
     struct plan_memory m = plan_memory(&f.job, &c);
     double states[] = {(double)(m.weights + m.gradients + m.optimizer),
@@ -290,7 +297,8 @@ static void neighbours_say_what_they_lacked(void **state)
     uint32_t count = strategy_neighbours(&f.job, &f.found->plans[0], n), unfit = 0;
     assert_true(count >= 6);
     for (uint32_t i = 0; i < count; i++) {
-        bool fits = n[i].plan.memory.total <= f.cluster.gpu_memory;
+        bool fits = n[i].plan.memory.total <= f.cluster.gpu_memory &&
+                    n[i].plan.memory.host <= f.cluster.host_memory / f.cluster.gpus_per_node;
         assert_int_equal(strstr(n[i].reason, "does not fit") == NULL, fits);
         assert_true(!fits || n[i].plan.time.total >= f.found->plans[0].time.total * 0.999);
         unfit += !fits;

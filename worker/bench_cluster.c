@@ -141,7 +141,9 @@ static int measure_sequences(struct bed *b, struct cluster *l, struct err *err)
     if ((rc = time_op(b, "kda_forward", 0, 0, 0, &forward, &c, err)) < 0 ||
         (rc = time_op(b, "kda_forward+backward", 0, 0, 0, &both, NULL, err)) < 0)
         return rc;
-    double units = (double)(c.n * 4 * c.d * c.d) / (128 * 128);
+    /* As the time model counts them: 6 d^2 + 3 C d + C^2 for a head, in chunks of C tokens. */
+    double d = (double)c.d, head = (6 * d * d + 192 * d + 4096) / (6 * 16384 + 192 * 128 + 4096);
+    double units = (double)c.n * 4 * head;
     l->scan_ns = forward / units * 1e9;
     l->scan_back_ns = fmax(both - forward, forward) / units * 1e9;
     return 0;
@@ -149,14 +151,18 @@ static int measure_sequences(struct bed *b, struct cluster *l, struct err *err)
 
 static int measure_memory(struct bed *b, struct cluster *l, struct err *err)
 {
-    static const char *const between[] = {"rms_norm", "rms_norm_backward", "swiglu",
-                                          "swiglu_backward", "sigmoid_gate",
-                                          "sigmoid_gate_backward", "combine"};
+    static const struct { const char *op; bool is_free; } between[] = { /* free: of documents */
+        {"rms_norm", true}, {"rms_norm_backward", true}, {"swiglu", true},
+        {"swiglu_backward", true}, {"sigmoid_gate", true}, {"sigmoid_gate_backward", true},
+        {"situ", true}, {"situ_backward", true}, {"combine", true}, {"kda_gate", true},
+        {"kda_gate_backward", true}, {"short_conv", false}, {"short_conv_backward", false},
+    };
     double seconds, all = 0, bytes = 0;
     struct bench_case c;
     int rc;
     for (size_t i = 0; i < sizeof between / sizeof *between; i++) {
-        if ((rc = time_op(b, between[i], 2048 * b->scale, 0, 0, &seconds, &c, err)) < 0)
+        int64_t n = between[i].is_free ? 8192 * b->scale : 0;
+        if ((rc = time_op(b, between[i].op, n, 0, 0, &seconds, &c, err)) < 0)
             return rc;
         all += seconds;
         bytes += c.bytes * (double)elem_size(b->dev) / sizeof(float);
