@@ -8,23 +8,37 @@
 
 #include "common/mem.h"
 
-#define DIVISORS_TEXT_MAX 256
+#define DEGREES_SHOWN 8u
 
-/* "1, 2, 4", the numbers that divide both a and b (b 0: a alone). */
-static void divisors_text(uint32_t a, uint32_t b, char out[DIVISORS_TEXT_MAX])
+static bool divides(uint32_t i, uint32_t a, uint32_t b)
 {
+    return a % i == 0 && (!b || b % i == 0);
+}
+
+void layout_degrees_text(uint32_t a, uint32_t b, uint32_t wanted,
+                         char out[LAYOUT_DEGREES_TEXT_MAX])
+{
+    uint32_t n = 0, below = 1, above = 0;
     size_t used = 0;
     out[0] = '\0';
     for (uint32_t i = 1; i <= a; i++) {
-        if (a % i || (b && b % i))
+        if (!divides(i, a, b))
             continue;
-        int n = snprintf(out + used, DIVISORS_TEXT_MAX - used, "%s%u", used ? ", " : "", i);
-        if (n < 0 || used + (size_t)n >= DIVISORS_TEXT_MAX) {
-            out[used] = '\0';
-            return;
-        }
-        used += (size_t)n;
+        n++;
+        if (i <= wanted)
+            below = i;
+        else if (!above)
+            above = i;
     }
+    for (uint32_t i = 1; i <= a; i++) {
+        bool is_near = i == below || i == above;
+        if (!divides(i, a, b) || (n > DEGREES_SHOWN && !is_near))
+            continue;
+        used += (size_t)snprintf(out + used, LAYOUT_DEGREES_TEXT_MAX - used, "%s%u",
+                                 used ? ", " : n > DEGREES_SHOWN && i > 1 ? "..., " : "", i);
+    }
+    if (n > DEGREES_SHOWN && above != a && above)
+        snprintf(out + used, LAYOUT_DEGREES_TEXT_MAX - used, ", ...");
 }
 
 static int degree_check(const char *key, uint32_t degree, uint32_t of, const char *what,
@@ -32,8 +46,8 @@ static int degree_check(const char *key, uint32_t degree, uint32_t of, const cha
 {
     if (degree && of % degree == 0 && (!also || also % degree == 0))
         return 0;
-    char allowed[DIVISORS_TEXT_MAX];
-    divisors_text(of, also, allowed);
+    char allowed[LAYOUT_DEGREES_TEXT_MAX];
+    layout_degrees_text(of, also, degree, allowed);
     return err_set(err, -EINVAL, "%s %u does not divide %u %s%s; use one of %s", key, degree, of,
                    what, also ? " and the model's experts" : "", allowed);
 }

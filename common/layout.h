@@ -30,6 +30,12 @@ struct layout {
     struct rank_group expert_replica; /* ranks that own the same slice of the same experts */
 };
 
+/* "1, 2, 4": the degrees that divide both a and b (0: a alone). Of more than a few only the nearest
+ * to `wanted` on both sides: "..., 32, 64, ...". */
+#define LAYOUT_DEGREES_TEXT_MAX 128
+void layout_degrees_text(uint32_t a, uint32_t b, uint32_t wanted,
+                         char out[LAYOUT_DEGREES_TEXT_MAX]);
+
 /* Every degree must divide what it cuts; the error names the valid values. n_experts: ep must
  * divide it. Gives *out, ended with layout_fini. */
 int  layout_init(struct layout_degrees degrees, uint32_t n_experts, uint32_t rank,

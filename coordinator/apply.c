@@ -315,6 +315,7 @@ void coord_recall_steps(struct coord *c, const Ballast__Job *shown)
         .attempt = shown->attempt, .step = shown->step, .loss = shown->loss,
         .validation_loss = shown->validation_loss,
         .tokens_per_second = shown->tokens_per_second, .imbalance = shown->imbalance,
+        .memory_bytes = shown->memory_bytes, .memory_planned_bytes = shown->memory_planned_bytes,
     };
 }
 

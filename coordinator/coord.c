@@ -286,7 +286,8 @@ static void run_queue(struct coord *c, struct turn *t)
         asked[n_jobs] = (struct queue_job){
             .id = j->id, .priority = j->spec->scheduling_priority,
             .n_workers = j->spec->parallel_workers,
-            .memory_bytes = j->spec->memory_bytes_per_rank};
+            .memory_bytes = j->spec->memory_bytes_per_rank,
+            .n_together = j->spec->parallel_expert_parallel_degree};
         jobs[n_jobs++] = j;
     }
     if (!n_jobs)

@@ -95,7 +95,7 @@ int coord_recall(struct coord *c, Ballast__Record *const *records, size_t n_reco
                  struct err *err);
 
 /* What the stored step reports say about the job that was brought back: step, attempt, loss,
- * validation_loss, tokens_per_second, imbalance. Display only. */
+ * validation_loss, tokens_per_second, imbalance, memory. Display only. */
 void coord_recall_steps(struct coord *c, const Ballast__Job *shown);
 
 /* ---- the turn --------------------------------------------------------------------------------

@@ -7,12 +7,12 @@
 #include "common/stdio.h"
 
 const struct ctl_command ctl_commands[] = {
-    {"submit", "JOB.yaml", 0, 1, "sdwfx", "check a job file and submit it; prints the job's id",
+    {"submit", "JOB.yaml", 0, 1, "sdkwfx", "check a job file and submit it; prints the job's id",
      "The file is checked before anything is contacted; with a mistake nothing is submitted.\n"
      "\n"
      "  ballast submit job.yaml\n"
      "  ballast submit job.yaml --set train.steps=1000 --set train.optimizer.lr=1e-3\n"
-     "  ballast submit job.yaml --dry-run      memory per rank and what would be refused\n"
+     "  ballast submit job.yaml --dry-run      groups, memory, time; what would be refused\n"
      "  ballast submit job.yaml --follow       live progress; Ctrl-C detaches\n"
      "  ballast submit job.yaml --wait         exit code of the job\n"
      "  ballast submit --explain               every key of a job file\n", ctl_submit},

@@ -134,6 +134,22 @@ static void show_instant(const char *key, int64_t ns)
     ctl_print_line(key, "%s", text);
 }
 
+/* Of a rank, as its trainer planned it beside what the largest one took. */
+static void show_memory(const Ballast__Job *job)
+{
+    char taken[32], planned[32];
+    if (!job->memory_bytes)
+        return;
+    ctl_bytes_text(job->memory_bytes, taken);
+    ctl_bytes_text(job->memory_planned_bytes, planned);
+    if (job->memory_planned_bytes)
+        ctl_print_line("memory per rank", "%s taken at most, %s planned (%+.1f %%)", taken,
+                       planned, 100 * ((double)job->memory_planned_bytes /
+                                       (double)job->memory_bytes - 1));
+    else
+        ctl_print_line("memory per rank", "%s taken at most", taken);
+}
+
 static void show_job_lines(const Ballast__Job *job)
 {
     ctl_print_line("id", "%" PRIu64, job->id);
@@ -153,6 +169,7 @@ static void show_job_lines(const Ballast__Job *job)
         ctl_print_line("tokens/s", "%.0f", job->tokens_per_second);
     if (isfinite(job->imbalance))
         ctl_print_line("imbalance", "%.3f", job->imbalance);
+    show_memory(job);
     ctl_print_line("attempt", "%" PRIu32 ", %" PRIu32 " restarts", job->attempt, job->n_restarts);
     ctl_print_line("priority", "%" PRId32, job->priority);
     ctl_print_line("workers", "%" PRIu32, job->gang_size);

@@ -58,6 +58,8 @@ struct json *ctl_json_job(const Ballast__Job *job)
     json_put(o, "validation_loss", json_new_double(job->validation_loss));
     json_put(o, "tokens_per_second", json_new_double(job->tokens_per_second));
     json_put(o, "imbalance", json_new_double(job->imbalance));
+    json_put(o, "memory_bytes", json_new_u64(job->memory_bytes));
+    json_put(o, "memory_planned_bytes", json_new_u64(job->memory_planned_bytes));
     json_put(o, "submitted_at", instant(job->submitted_at_ns));
     json_put(o, "started_at", instant(job->started_at_ns));
     json_put(o, "ended_at", instant(job->ended_at_ns));
@@ -214,6 +216,7 @@ struct json *ctl_json_step(const Ballast__StepReport *step)
     json_put(o, "tokens_per_second", json_new_double(step->tokens_per_second));
     json_put(o, "mfu", json_new_double(step->mfu));
     json_put(o, "memory_bytes", json_new_u64(step->memory_bytes));
+    json_put(o, "memory_planned_bytes", json_new_u64(step->memory_planned_bytes));
     json_put(o, "imbalance", json_new_double(step->imbalance));
     json_put(o, "aux_loss", json_new_double(step->aux_loss));
     json_put(o, "z_loss", json_new_double(step->z_loss));

@@ -69,7 +69,8 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     char at[CLOCK_STAMP_BYTES];
     if (!*has_header && !c->no_header) {
         printf("step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,"
-               "imbalance,aux_loss,z_loss,index_loss,rerouted,dropped,skipped,attempt,at");
+               "imbalance,aux_loss,z_loss,index_loss,rerouted,dropped,skipped,attempt,at,"
+               "memory_planned_bytes");
         for (size_t i = 0; c->phases && i < s->n_phases; i++) {
             printf(",seconds_");
             ctl_print_escaped(stdout, s->phases[i]->name, strlen(s->phases[i]->name), false);
@@ -93,8 +94,8 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     putchar(',');
     print_csv_number(s->index_loss);
     clock_stamp(s->at_ns, at);
-    printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu32 ",%s", s->rerouted, s->dropped,
-           s->skipped, s->attempt, at);
+    printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu32 ",%s,%" PRIu64, s->rerouted,
+           s->dropped, s->skipped, s->attempt, at, s->memory_planned_bytes);
     for (size_t i = 0; c->phases && i < s->n_phases; i++) {
         putchar(',');
         print_csv_number(s->phases[i]->seconds);
@@ -113,12 +114,14 @@ static void print_number(int digits, int decimals, double x)
 static void print_line(const struct ctl *c, const Ballast__StepReport *s, void *context)
 {
     bool *has_header = context;
-    char bytes[32];
+    char bytes[32], planned[32];
     if (!*has_header && !c->no_header)
-        printf("%8s %9s %9s %9s %9s %10s %6s %11s %6s%s\n", "STEP", "LOSS", "VALID", "GRADNORM",
-               "LR", "TOKENS/S", "MFU", "MEMORY", "IMBAL", c->phases ? "  PHASES (ms)" : "");
+        printf("%8s %9s %9s %9s %9s %10s %6s %11s %11s %6s%s\n", "STEP", "LOSS", "VALID",
+               "GRADNORM", "LR", "TOKENS/S", "MFU", "MEMORY", "PLANNED", "IMBAL",
+               c->phases ? "  PHASES (ms)" : "");
     *has_header = true;
     ctl_bytes_text(s->memory_bytes, bytes);
+    ctl_bytes_text(s->memory_planned_bytes, planned);
     printf("%8" PRIu64, s->step);
     print_number(9, 4, s->loss);
     print_number(9, 4, s->validation_loss);
@@ -126,7 +129,7 @@ static void print_line(const struct ctl *c, const Ballast__StepReport *s, void *
     printf(" %9.3g", s->lr);
     print_number(10, 0, s->tokens_per_second);
     print_number(6, 3, s->mfu > 0 ? s->mfu : (double)NAN);
-    printf(" %11s", bytes);
+    printf(" %11s %11s", bytes, s->memory_planned_bytes ? planned : "-");
     print_number(6, 2, s->imbalance);
     if (isfinite(s->aux_loss))
         printf("  aux %.4f", s->aux_loss);

@@ -1,13 +1,22 @@
-/* ctl_plan.c - what --dry-run prints: the model, the groups, the memory of a rank, the work */
+/* ctl_plan.c - what --dry-run prints: the model, the groups, who owns what, memory and time
+ *
+ * Memory is what the engine takes; time is what a cluster's measured rates promise, and a cluster
+ * nobody has named is one of H200. */
 #include "coordinator/ctl.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/conf.h"
 #include "common/hf_config.h"
+#include "common/outline_config.h"
+#include "coordinator/strategy.h"
+#include "proto/job_map.h"
 #include "proto/job_memory.h"
 #include "proto/job_spec.h"
+
+#define RANKS_SHOWN 16u /* all of so many; of more the first half of that, and the last */
 
 struct plan {
     const Ballast__JobSpec *spec;
@@ -17,7 +26,49 @@ struct plan {
     struct memory_plan  memory;
     uint64_t n_tokens_step, n_passes;
     double   step_flops;
+    struct cluster   cluster;
+    struct plan_time time; /* total 0: not known, the model has no outline */
 };
+
+static struct plan_choice choice_of(const struct plan *p)
+{
+    const Ballast__JobSpec *s = p->spec;
+    struct layout_degrees d = p->layout.degrees;
+    bool packed = !strcmp(s->model_base_precision, "mxfp4") && job_trains_adapters(s);
+    bool is_f32 = !strcmp(s->train_precision, "f32");
+    return (struct plan_choice){
+        .world = d.world, .fsdp = d.fsdp, .ep = d.ep, .expert_shard = d.expert_shard, .sp = 1,
+        .tp = 1, .micro_batch = s->train_micro_batch, .accumulation = (uint32_t)p->n_passes,
+        .recompute = (enum recompute_kind)recompute_of(s->parallel_activation_checkpointing),
+        .base = packed ? BASE_MXFP4 : is_f32 ? BASE_F32 : BASE_BF16, .is_f32 = is_f32,
+    };
+}
+
+static int plan_step_time(const struct ctl *c, struct plan *p)
+{
+    struct outline *o = NULL;
+    struct err err;
+    char *config = xasprintf("%s/config.json", p->spec->model_path);
+    int rc = CTL_OK;
+    if (!c->cluster)
+        fields_init(&cluster_table, &p->cluster);
+    else if (conf_read(c->cluster, &cluster_table, &p->cluster, &err) < 0)
+        rc = ctl_fail(c, CTL_USAGE, "%s", err.text);
+    if (rc == CTL_OK && outline_read(config, &o, &err) == 0) {
+        struct costs costs;
+        costs_init(o, p->spec->data_sequence_length, &costs);
+        struct job_shape job = {
+            .costs = &costs, .cluster = &p->cluster, .is_lora = job_trains_adapters(p->spec),
+            .lora_rank = p->spec->lora_r, .sequence_length = p->spec->data_sequence_length,
+            .global_batch = p->spec->train_global_batch,
+        };
+        struct plan_choice choice = choice_of(p);
+        p->time = plan_time(&job, &choice);
+    }
+    free(o);
+    free(config);
+    return rc;
+}
 
 static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct plan *p)
 {
@@ -34,7 +85,23 @@ static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct p
     p->n_passes = spec->train_global_batch / (spec->train_micro_batch * spec->parallel_workers);
     p->step_flops = (model_spec_flops(&p->counts) + recompute_flops(&p->model, how)) *
                     (double)p->n_tokens_step;
-    return CTL_OK;
+    return plan_step_time(c, p);
+}
+
+static uint32_t node_of(const struct plan *p, uint32_t rank)
+{
+    return rank / (p->cluster.gpus_per_node ? p->cluster.gpus_per_node : 1);
+}
+
+/* How many nodes one expert group lies on, at most. */
+static uint32_t nodes_of_experts(const struct plan *p)
+{
+    uint32_t most = 0, ep = p->layout.degrees.ep;
+    for (uint32_t r = 0; r < p->layout.degrees.world; r += ep) {
+        uint32_t n = node_of(p, r + ep - 1) - node_of(p, r) + 1;
+        most = n > most ? n : most;
+    }
+    return most;
 }
 
 static void print_group(const char *name, const struct rank_group *g, const char *meaning)
@@ -53,18 +120,106 @@ static void add_row(struct ctl_table *t, const char *what, uint64_t bytes)
     ctl_table_cell(t, "%s", text);
 }
 
+/* Slice i of n, counted from 1; "all" where nothing is cut. */
+static void add_slice(struct ctl_table *t, const struct rank_group *g)
+{
+    if (g->n_ranks == 1)
+        ctl_table_cell(t, "all");
+    else
+        ctl_table_cell(t, "%" PRIu32 " of %" PRIu32, g->me + 1, g->n_ranks);
+}
+
+static void add_owner(struct ctl_table *t, const struct plan *p, uint32_t rank)
+{
+    struct layout l;
+    uint32_t n = p->model.n_experts / p->layout.degrees.ep;
+    if (layout_init(p->layout.degrees, p->model.n_experts, rank, &l, NULL) < 0)
+        return;
+    ctl_table_cell(t, "%" PRIu32, rank);
+    ctl_table_cell(t, "%" PRIu32, node_of(p, rank));
+    add_slice(t, &l.fsdp);
+    if (n == 1)
+        ctl_table_cell(t, "%" PRIu32, l.ep.me);
+    else if (n)
+        ctl_table_cell(t, "%" PRIu32 " to %" PRIu32, l.ep.me * n, (l.ep.me + 1) * n - 1);
+    else
+        ctl_table_cell(t, "-");
+    add_slice(t, &l.expert_shard);
+    layout_fini(&l);
+}
+
+static void print_owners(const struct ctl *c, const struct plan *p)
+{
+    static const struct ctl_column columns[] = {{"RANK", true}, {"NODE", true},
+                                                {"DENSE SLICE", false},
+                                                {"EXPERTS OF A LAYER", false},
+                                                {"SLICE OF EACH", false}};
+    struct ctl_table t = {.columns = columns, .n_columns = 5};
+    uint32_t world = p->layout.degrees.world, n_nodes = nodes_of_experts(p);
+    uint32_t first = world > RANKS_SHOWN ? RANKS_SHOWN / 2 : world;
+    for (uint32_t r = 0; r < first; r++)
+        add_owner(&t, p, r);
+    if (first < world)
+        add_owner(&t, p, world - 1);
+    ctl_table_print(c, &t);
+    ctl_table_fini(&t);
+    printf("  nodes of %" PRIu32 " (--cluster names others): ", p->cluster.gpus_per_node);
+    if (n_nodes > 1)
+        printf("an expert group lies on %" PRIu32 " of them\n\n", n_nodes);
+    else
+        printf("each expert group is inside one\n\n");
+}
+
+/* The parts of a plan, in the order of the trainer's log. */
+#define MEMORY_PARTS 11u
+struct memory_part {
+    const char *name;
+    uint64_t    bytes;
+};
+
+static void memory_parts(const struct memory_plan *m, struct memory_part out[MEMORY_PARTS])
+{
+    const struct memory_part parts[MEMORY_PARTS] = {
+        {"weights", m->weights}, {"gradients", m->gradients}, {"optimizer", m->optimizer},
+        {"activations", m->activations}, {"gathered", m->gathered}, {"dispatch", m->dispatch},
+        {"staging", m->staging}, {"counters", m->counters}, {"scratch", m->scratch},
+        {"process", m->process}, {"total", m->total},
+    };
+    memcpy(out, parts, sizeof parts);
+}
+
 static void print_memory(const struct ctl *c, const struct memory_plan *m)
 {
     static const struct ctl_column columns[] = {{"MEMORY PER RANK", false}, {"SIZE", true}};
     struct ctl_table t = {.columns = columns, .n_columns = 2};
-    add_row(&t, "weights", m->weights);
-    add_row(&t, "gradients", m->gradients);
-    add_row(&t, "optimizer", m->optimizer);
-    add_row(&t, "activations", m->activations);
-    add_row(&t, "buffers", m->buffers);
-    add_row(&t, "total", m->total);
+    struct memory_part parts[MEMORY_PARTS];
+    memory_parts(m, parts);
+    for (uint32_t i = 0; i < MEMORY_PARTS; i++)
+        add_row(&t, parts[i].name, parts[i].bytes);
     ctl_table_print(c, &t);
     ctl_table_fini(&t);
+}
+
+static void print_time(const struct ctl *c, const struct plan *p)
+{
+    const struct plan_time *x = &p->time;
+    const struct { const char *name; double seconds; } rows[] = {
+        {"compute", x->compute}, {"all-to-all, not hidden", x->all_to_all_exposed},
+        {"gathers, not hidden", x->gather_exposed}, {"optimizer", x->optimizer},
+        {"total", x->total},
+    };
+    static const struct ctl_column columns[] = {{"TIME OF A STEP", false}, {"MS", true}};
+    struct ctl_table t = {.columns = columns, .n_columns = 2};
+    if (x->total <= 0)
+        return;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        ctl_table_cell(&t, "%s", rows[i].name);
+        ctl_table_cell(&t, "%.3g", rows[i].seconds * 1e3);
+    }
+    putchar('\n');
+    ctl_table_print(c, &t);
+    ctl_table_fini(&t);
+    printf("  on %s: %.4g tokens/s, MFU %.2f\n", p->cluster.name, x->tokens_per_s, x->mfu);
 }
 
 static void print_text(const struct ctl *c, const struct plan *p)
@@ -86,7 +241,9 @@ static void print_text(const struct ctl *c, const struct plan *p)
     print_group("expert shards", &p->layout.expert_shard, "cut each expert");
     print_group("expert replicas", &p->layout.expert_replica, "hold the same slice of it");
     putchar('\n');
+    print_owners(c, p);
     print_memory(c, &p->memory);
+    print_time(c, p);
     ctl_hint(c, "the file is right; nothing was submitted");
 }
 
@@ -98,20 +255,63 @@ static struct json *group_json(const struct rank_group *g)
     return ranks;
 }
 
+static struct json *slice_json(const struct rank_group *g)
+{
+    struct json *o = json_new_object();
+    json_put(o, "slice", json_new_u64(g->me));
+    json_put(o, "of", json_new_u64(g->n_ranks));
+    return o;
+}
+
+static struct json *owners_json(const struct plan *p)
+{
+    struct json *ranks = json_new_array();
+    uint32_t n = p->model.n_experts / p->layout.degrees.ep;
+    for (uint32_t r = 0; r < p->layout.degrees.world; r++) {
+        struct json *o = json_new_object();
+        struct layout l;
+        if (layout_init(p->layout.degrees, p->model.n_experts, r, &l, NULL) < 0)
+            break;
+        json_put(o, "rank", json_new_u64(r));
+        json_put(o, "node", json_new_u64(node_of(p, r)));
+        json_put(o, "dense", slice_json(&l.fsdp));
+        json_put(o, "first_expert", json_new_u64((uint64_t)l.ep.me * n));
+        json_put(o, "experts", json_new_u64(n));
+        json_put(o, "expert", slice_json(&l.expert_shard));
+        json_push(ranks, o);
+        layout_fini(&l);
+    }
+    return ranks;
+}
+
+static struct json *time_json(const struct plan_time *x)
+{
+    struct json *o = json_new_object();
+    json_put(o, "compute_s", json_new_double(x->compute));
+    json_put(o, "all_to_all_s", json_new_double(x->all_to_all));
+    json_put(o, "all_to_all_exposed_s", json_new_double(x->all_to_all_exposed));
+    json_put(o, "gather_s", json_new_double(x->gather));
+    json_put(o, "gather_exposed_s", json_new_double(x->gather_exposed));
+    json_put(o, "optimizer_s", json_new_double(x->optimizer));
+    json_put(o, "total_s", json_new_double(x->total));
+    json_put(o, "tokens_per_second", json_new_double(x->tokens_per_s));
+    json_put(o, "mfu", json_new_double(x->mfu));
+    return o;
+}
+
 static void print_json(const struct ctl *c, const struct plan *p)
 {
     struct json *o = json_new_object(), *model = json_new_object(), *memory = json_new_object();
+    struct memory_part parts[MEMORY_PARTS];
     struct json *groups = json_new_object(), *step = json_new_object();
     json_put(model, "parameters_total", json_new_u64(p->counts.total));
     json_put(model, "parameters_active", json_new_u64(p->counts.active));
     json_put(model, "layers", json_new_u64(p->model.n_layers));
     json_put(model, "experts", json_new_u64(p->model.n_experts));
-    json_put(memory, "weights", json_new_u64(p->memory.weights));
-    json_put(memory, "gradients", json_new_u64(p->memory.gradients));
-    json_put(memory, "optimizer", json_new_u64(p->memory.optimizer));
-    json_put(memory, "activations", json_new_u64(p->memory.activations));
-    json_put(memory, "buffers", json_new_u64(p->memory.buffers));
-    json_put(memory, "total", json_new_u64(p->memory.total));
+    memory_parts(&p->memory, parts);
+    for (uint32_t i = 0; i < MEMORY_PARTS; i++)
+        json_put(memory, parts[i].name, json_new_u64(parts[i].bytes));
+    json_put(memory, "buffers", json_new_u64(p->memory.buffers)); /* gathered to process */
     json_put(groups, "fsdp", group_json(&p->layout.fsdp));
     json_put(groups, "fsdp_replica", group_json(&p->layout.fsdp_replica));
     json_put(groups, "expert_parallel", group_json(&p->layout.ep));
@@ -124,6 +324,9 @@ static void print_json(const struct ctl *c, const struct plan *p)
     json_put(o, "step", step);
     json_put(o, "memory_per_rank", memory);
     json_put(o, "groups_of_rank_0", groups);
+    json_put(o, "ranks", owners_json(p));
+    if (p->time.total > 0)
+        json_put(o, "time_of_a_step", time_json(&p->time));
     json_put(o, "spec", ctl_json_spec(p->spec));
     ctl_json_one(c, "Plan", 0, o);
 }
@@ -137,6 +340,7 @@ int ctl_plan(const struct ctl *c, const Ballast__JobSpec *spec)
     else if (rc == CTL_OK)
         print_text(c, p);
     layout_fini(&p->layout);
+    fields_fini(&cluster_table, &p->cluster);
     free(p);
     return rc;
 }

@@ -166,6 +166,8 @@ void job_fold(struct job *j, uint32_t attempt, const Ballast__StepReports *repor
         s->loss = r->loss;
         s->tokens_per_second = r->tokens_per_second;
         s->imbalance = r->imbalance;
+        s->memory_bytes = r->memory_bytes;
+        s->memory_planned_bytes = r->memory_planned_bytes;
         if (!isnan(r->validation_loss))
             s->validation_loss = r->validation_loss;
         if (attempt == j->attempt && r->step > j->live_step)
@@ -248,6 +250,8 @@ Ballast__Job *job_describe(const struct job *j, uint64_t now_ns, struct arena *a
     out->validation_loss = s->validation_loss;
     out->tokens_per_second = s->tokens_per_second;
     out->imbalance = s->imbalance;
+    out->memory_bytes = s->memory_bytes;
+    out->memory_planned_bytes = s->memory_planned_bytes;
     out->submitted_at_ns = j->submitted_at_ns;
     out->started_at_ns = j->started_at_ns;
     out->ended_at_ns = j->ended_at_ns;

@@ -63,6 +63,7 @@ struct job_summary {
     uint32_t attempt;
     uint64_t step;
     double   loss, validation_loss, tokens_per_second, imbalance;
+    uint64_t memory_bytes, memory_planned_bytes;
 };
 
 struct job {

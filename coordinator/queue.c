@@ -101,11 +101,11 @@ static size_t find_runs(struct pool *p, const struct queue_job *job)
     return n_runs;
 }
 
-/* Takes workers of one run until the gang is whole; returns how many it has then. */
+/* Takes workers of one run until the gang has n_wanted; returns how many it has then. */
 static size_t take(struct pool *p, const struct run *r, const struct queue_job *job,
-                   uint32_t *gang, size_t n_gang)
+                   uint32_t *gang, size_t n_gang, size_t n_wanted)
 {
-    for (size_t i = r->first; i < r->first + r->n && n_gang < job->n_workers; i++)
+    for (size_t i = r->first; i < r->first + r->n && n_gang < n_wanted; i++)
         if (fits(&p->workers[i], job)) {
             p->workers[i].is_free = false;
             sizes_remove(&p->free_ones, p->workers[i].memory_bytes);
@@ -114,7 +114,8 @@ static size_t take(struct pool *p, const struct run *r, const struct queue_job *
     return n_gang;
 }
 
-/* Enough are free. Prefers one node, the one that fits best; else as few nodes as possible. */
+/* Enough are free. Prefers one node, the one that fits best; else as few nodes as possible, first
+ * with whole groups of ranks that exchange tokens, then with what is left. */
 static uint32_t *choose(struct pool *p, const struct queue_job *job, struct arena *arena)
 {
     if (!p->runs) {
@@ -126,9 +127,15 @@ static uint32_t *choose(struct pool *p, const struct queue_job *job, struct aren
     for (size_t i = 1; i < n_runs && p->runs[i].n_free >= job->n_workers; i++)
         if (p->runs[i].n_free < p->runs[best].n_free)
             best = i;
-    n_gang = take(p, &p->runs[best], job, gang, 0);
-    for (size_t i = 0; n_gang < job->n_workers; i++)
-        n_gang = take(p, &p->runs[i], job, gang, n_gang);
+    size_t n = job->n_workers, together = job->n_together ? job->n_together : 1;
+    if (p->runs[best].n_free >= n)
+        n_gang = take(p, &p->runs[best], job, gang, 0, n);
+    for (size_t i = 0; i < n_runs && n_gang < n; i++) {
+        size_t most = p->runs[i].n_free < n - n_gang ? p->runs[i].n_free : n - n_gang;
+        n_gang = take(p, &p->runs[i], job, gang, n_gang, n_gang + most / together * together);
+    }
+    for (size_t i = 0; n_gang < n; i++)
+        n_gang = take(p, &p->runs[i], job, gang, n_gang, n);
     return gang;
 }
 

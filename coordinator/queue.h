@@ -16,6 +16,8 @@ struct queue_job {
     int32_t  priority;
     uint32_t n_workers;
     uint64_t memory_bytes; /* each worker must have; 0: any */
+    uint32_t n_together;   /* ranks in a row that had better be on one node: those that the experts
+                            * lie over; 0: any */
 };
 
 /* One that is attached and not drained. */

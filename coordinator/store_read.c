@@ -167,6 +167,7 @@ static Ballast__StepReport *step_at(sqlite3_stmt *s, struct arena *a)
     r->dropped = int_at(s, 15);
     r->index_loss = real_at(s, 16);
     r->skipped = int_at(s, 17);
+    r->memory_planned_bytes = int_at(s, 18);
     return r;
 }
 
@@ -239,7 +240,9 @@ static int add_summary(struct store_tables *t, Ballast__Job *j, struct err *err)
         j->step = int_at(s, 0) > j->step ? int_at(s, 0) : j->step;
         j->loss = real_at(s, 3);
         j->tokens_per_second = real_at(s, 7);
+        j->memory_bytes = int_at(s, 9);
         j->imbalance = real_at(s, 10);
+        j->memory_planned_bytes = int_at(s, 18);
         sqlite3_reset(s);
     }
     s = tables_statement(t, S_READ_VALIDATION);

@@ -133,7 +133,12 @@ static const char stats_6[] =
     "ALTER TABLE load_counts ADD COLUMN rerouted INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE load_counts ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0;";
 
-static const char *const stats_steps[] = {stats_1, stats_2, stats_3, stats_4, stats_5, stats_6};
+/* What a rank was to take. */
+static const char stats_7[] =
+    "ALTER TABLE steps ADD COLUMN memory_planned_bytes INTEGER NOT NULL DEFAULT 0;";
+
+static const char *const stats_steps[] = {stats_1, stats_2, stats_3, stats_4,
+                                          stats_5, stats_6, stats_7};
 
 const struct schema schema_state = {"state", 0x424c5354, state_steps,
                                     sizeof state_steps / sizeof state_steps[0]};

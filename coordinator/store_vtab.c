@@ -72,6 +72,7 @@ static const struct column steps[] = {
     COLUMN("phases", "TEXT"), COLUMN("aux_loss", "REAL"), COLUMN("z_loss", "REAL"),
     COLUMN("rerouted", "INTEGER"), COLUMN("dropped", "INTEGER"),
     COLUMN("index_loss", "REAL"), COLUMN("skipped", "INTEGER"),
+    COLUMN("memory_planned_bytes", "INTEGER"),
 };
 static const struct column load_windows[] = {
     KEY("job", "INTEGER"), EXPR("seconds", "INTEGER", SECONDS), COLUMN("at_ns", "INTEGER"),

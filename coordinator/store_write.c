@@ -358,6 +358,7 @@ static int write_step(struct store_tables *t, job_id job, uint32_t attempt,
     put_int(&b, r->dropped);
     put_real(&b, r->index_loss);
     put_int(&b, r->skipped);
+    put_int(&b, r->memory_planned_bytes);
     int rc = db_run(b.s, err);
     free(phases);
     return rc;

@@ -252,21 +252,11 @@ void job_spec_print_unsupported(FILE *out)
 
 /* ---- what keys mean together ---------------------------------------------------------------- */
 
-/* "1, 2, 4" for 4; the middle is left out when there are many. */
-static void divisors(uint32_t n, char *out_text, size_t n_bytes)
-{
-    size_t used = 0;
-    for (uint32_t d = 1; d <= n && used < n_bytes; d++)
-        if (n % d == 0)
-            used += (size_t)snprintf(out_text + used, n_bytes - used, "%s%" PRIu32,
-                                     d == 1 ? "" : ", ", d);
-}
-
 static void check_divides(const char *key, uint32_t degree, uint32_t n, const char *what,
                           struct problems *out)
 {
-    char allowed[200];
-    divisors(n, allowed, sizeof allowed);
+    char allowed[LAYOUT_DEGREES_TEXT_MAX];
+    layout_degrees_text(n, 0, degree, allowed);
     if (n % degree != 0)
         problems_add(out, NULL, key, "%" PRIu32 " does not divide the %" PRIu32 " %s, allowed %s",
                      degree, n, what, allowed);
@@ -281,14 +271,17 @@ static void check_degrees(const Ballast__JobSpec *s, struct problems *out)
     check_divides("parallel.expert_parallel_degree", ep, workers, "workers", out);
     if (workers % ep == 0 && shard)
         check_divides("parallel.expert_shard_degree", shard, workers / ep,
-                      "ranks per expert group place", out);
+                      workers / ep == 1 ? "worker that holds an expert"
+                                        : "workers that hold the same experts", out);
 
     uint64_t pass = (uint64_t)workers * s->train_micro_batch;
+    uint64_t below = s->train_global_batch / pass * pass;
     if (s->train_global_batch % pass != 0)
         problems_add(out, NULL, "train.global_batch",
                      "%" PRIu32 " is not a multiple of micro_batch x workers = %" PRIu32
-                     " x %" PRIu32 " = %" PRIu64, s->train_global_batch, s->train_micro_batch,
-                     workers, pass);
+                     " x %" PRIu32 " = %" PRIu64 "; the nearest is %" PRIu64,
+                     s->train_global_batch, s->train_micro_batch, workers, pass,
+                     below ? below : pass);
 }
 
 static void check_schedule(const Ballast__JobSpec *s, struct problems *out)

@@ -318,8 +318,27 @@ static void wrong_job_files_contact_nobody(void **state)
           "--set train.global_batch=33", 2, "",
           "--set: key 'parallel.expert_parallel_degree': expert_parallel_degree 3 does not divide");
     check("submit job.yaml --dry-run", 0, "MEMORY PER RANK", "nothing was submitted");
+    check("submit job.yaml --dry-run", 0, "EXPERTS OF A LAYER", NULL);
+    check("submit job.yaml --dry-run --cluster nowhere.yaml", 2, "", "nowhere.yaml");
+    check("submit job.yaml --dry-run --set parallel.tensor_parallel_degree=2", 2, "",
+          "key 'parallel.tensor_parallel_degree': 2 is not supported yet; this version runs 1\n");
+    check("submit job.yaml --dry-run --set parallel.sequence_parallel_degree=4", 2, "",
+          "key 'parallel.sequence_parallel_degree': 4 is not supported yet; this version runs 1\n");
+    check("submit job.yaml --dry-run --set parallel.workers=4 --set train.global_batch=64 "
+          "--set parallel.fsdp_shard_degree=3", 2, "",
+          "key 'parallel.fsdp_shard_degree': 3 does not divide the 4 workers, allowed 1, 2, 4\n");
+    check("submit job.yaml --dry-run --set parallel.workers=1024 --set train.global_batch=4096 "
+          "--set parallel.fsdp_shard_degree=100", 2, "",
+          "100 does not divide the 1024 workers, allowed ..., 64, 128, ...\n");
+    check("submit job.yaml --dry-run --set parallel.workers=4 --set train.global_batch=64 "
+          "--set parallel.expert_parallel_degree=2 --set parallel.expert_shard_degree=4", 2, "",
+          "4 does not divide the 2 workers that hold the same experts, allowed 1, 2\n");
     struct json *v = run_json("submit job.yaml --dry-run --json");
     assert_non_null(json_get(json_get(v, "memory_per_rank"), "total"));
+    const struct json *rank = json_at(json_get(v, "ranks"), 0);
+    uint64_t n_slices = 0;
+    assert_true(json_as_u64(json_get(json_get(rank, "dense"), "of"), &n_slices) && n_slices > 0);
+    assert_non_null(json_get(json_get(v, "time_of_a_step"), "total_s"));
     json_destroy(v);
     /* A wait that a test before this one gave up may come late. */
     assert_int_equal(n_all_requests(), n_requests(BALLAST__METHOD__METHOD_JOB_WAIT));
@@ -441,8 +460,10 @@ static void steps_are_tables_and_csv_and_json(void **state)
     steps_then_none(&reply.base, &no_more.base);
     check("metrics 7 -c 1 --csv --phases", 0,
           "step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,imbalance,"
-          "aux_loss,z_loss,index_loss,rerouted,dropped,skipped,attempt,at,seconds_forward\n"
-          "1,5.5,,0,0.003,1000,0,3145728,,1.25,,0.5,3,4,0,2,2025-11-29T13:49:53.123Z,0.25\n", "");
+          "aux_loss,z_loss,index_loss,rerouted,dropped,skipped,attempt,at,"
+          "memory_planned_bytes,seconds_forward\n"
+          "1,5.5,,0,0.003,1000,0,3145728,,1.25,,0.5,3,4,0,2,2025-11-29T13:49:53.123Z,0,0.25\n",
+          "");
     steps_then_none(&reply.base, &no_more.base);
     struct json *v = run_json("metrics 7 -c 1 --json");
     const struct json *first = json_at(json_get(v, "items"), 0);

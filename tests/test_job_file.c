@@ -201,7 +201,7 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
      "allowed 1, 2, 4"},
     {"a batch that cannot be cut", {"parallel.workers=4", "train.micro_batch=3"},
      "job.yaml: key 'train.global_batch': 32 is not a multiple of micro_batch x workers = "
-     "3 x 4 = 12"},
+     "3 x 4 = 12; the nearest is 24"},
     {"a warm-up as long as the run", {"train.schedule.warmup_steps=300"},
      "--set: key 'train.schedule.warmup_steps': 300 is not less than train.steps (300)"},
     {"a floor above the top", {"train.schedule.min_lr=0.01"},

@@ -11,7 +11,7 @@
 
 #define GIB (1ull << 30)
 
-/* Jobs "id:workers[:memory GiB]" in order; workers "name/node[*busy]", 8 GiB each. The expected
+/* Jobs "id:workers[:memory GiB[:together]]" in order; workers "name/node[*busy]", 8 GiB each. The expected
  * lines: "id starts a b" or "id waits KIND numbers". */
 struct row {
     const char *shows, *jobs, *workers, *expected;
@@ -30,6 +30,10 @@ static const struct row rows[] = {
      "1 starts d e\n"},
     {"a gang on two nodes keeps a node's ranks together", "1:4", "a/x d/y b/x e/y c/y",
      "1 starts c d e a\n"},
+    {"ranks that exchange tokens are on one node, where they can be", "1:4:0:2",
+     "a/x d/y b/x e/y c/y", "1 starts c d a b\n"},
+    {"and fill the nodes where they cannot", "1:4:0:2", "a/x d/y b/z e/y c/y",
+     "1 starts c d e a\n"},
     {"memory counts", "1:1:16", "a/x b/x", "1 waits memory 1 0 0\n"},
     {"a job that fits no worker lets others pass", "1:1:16 2:1", "a/x",
      "1 waits memory 1 0 0\n2 starts a\n"},
@@ -38,18 +42,22 @@ static const struct row rows[] = {
 static size_t read_jobs(const char *text, struct queue_job *out_jobs)
 {
     size_t n = 0;
-    unsigned id, n_workers, gib;
+    unsigned id, n_workers, gib, together;
     int length;
     for (; *text; text += strspn(text, " ")) {
-        gib = 0;
+        gib = together = 0;
         sscanf(text, "%u:%u%n", &id, &n_workers, &length);
         text += length;
         if (*text == ':') {
             sscanf(text, ":%u%n", &gib, &length);
             text += length;
         }
+        if (*text == ':') {
+            sscanf(text, ":%u%n", &together, &length);
+            text += length;
+        }
         out_jobs[n++] = (struct queue_job){.id = id, .n_workers = n_workers,
-                                           .memory_bytes = gib * GIB};
+                                           .memory_bytes = gib * GIB, .n_together = together};
     }
     return n;
 }

@@ -113,6 +113,7 @@ static void send_step(struct trainer *t, const struct step_result *r, double val
     s.tokens_per_second = r->tokens_per_second;
     s.mfu = r->mfu;
     s.memory_bytes = r->memory_bytes;
+    s.memory_planned_bytes = t->run.plan.total;
     s.imbalance = r->imbalance;
     s.aux_loss = r->aux_loss;
     s.z_loss = r->z_loss;
