@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/field_text.h"
 #include "common/mem.h"
 
 /* ---- for messages --------------------------------------------------------------------------- */
@@ -173,12 +174,8 @@ static void print_string(const char *s, FILE *out)
 
 static void print_double(double x, FILE *out)
 {
-    char text[40];
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (strtod(text, NULL) == x)
-            break;
-    }
+    char text[NUMBER_TEXT_BYTES];
+    text_shortest(x, text);
     fputs(text, out);
 }
 

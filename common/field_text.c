@@ -137,3 +137,12 @@ bool text_size(const char *text, double *out_bytes)
         }
     return false;
 }
+
+void text_shortest(double x, char out[NUMBER_TEXT_BYTES])
+{
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(out, NUMBER_TEXT_BYTES, "%.*g", digits, x);
+        if (strtod(out, NULL) == x)
+            break;
+    }
+}

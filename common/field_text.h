@@ -17,4 +17,8 @@ bool text_duration(const char *text, double *out_seconds);
 /* 16GiB, 16Gi, 500MB, 4096. */
 bool text_size(const char *text, double *out_bytes);
 
+#define NUMBER_TEXT_BYTES 40
+/* The fewest digits that read back as the same number. */
+void text_shortest(double x, char out[NUMBER_TEXT_BYTES]);
+
 #endif

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/field_text.h"
 #include "common/json_unique.h"
 #include "common/mem.h"
 
@@ -358,12 +359,8 @@ struct json *json_new_double(double x)
 {
     if (!isfinite(x))
         return NULL; /* json-c's null */
-    char text[40];
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (strtod(text, NULL) == x)
-            break;
-    }
+    char text[NUMBER_TEXT_BYTES];
+    text_shortest(x, text);
     return made(json_object_new_double_s(x, text));
 }
 

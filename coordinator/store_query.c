@@ -4,11 +4,13 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/field_text.h"
 #include "coordinator/store_bind.h"
 #include "proto/check.h"
 
@@ -197,7 +199,13 @@ static void add_row(struct store_read *r, sqlite3_stmt *s)
     row->is_null = arena_alloc(&r->arena, (size_t)n * sizeof *row->is_null);
     for (int i = 0; i < n; i++) {
         int type = sqlite3_column_type(s, i);
+        double x = type == SQLITE_FLOAT ? sqlite3_column_double(s, i) : 0;
+        char number[NUMBER_TEXT_BYTES];
         const char *text = type == SQLITE_BLOB ? NULL : (const char *)sqlite3_column_text(s, i);
+        if (type == SQLITE_FLOAT && isfinite(x)) { /* SQLite's own text has 15 digits */
+            text_shortest(x, number);
+            text = number;
+        }
         row->is_null[i] = type == SQLITE_NULL;
         if (type == SQLITE_BLOB)
             row->cells[i] = blob_text(&r->arena, sqlite3_column_blob(s, i),

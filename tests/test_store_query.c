@@ -177,6 +177,9 @@ static void tables_of_both_files_in_one_statement(void **state)
         {"SELECT realised_gain_s FROM placements WHERE job = 1", "-0.5", 1},
         {"SELECT p.imbalance_after || ' ' || j.name FROM placements p JOIN jobs j ON j.id = p.job",
          "1.25 hybrid", 1},
+        {"SELECT 4.753435728392746", "4.753435728392746", 1}, /* as in metrics, to the last bit */
+        {"SELECT 0.1", "0.1", 1},
+        {"SELECT 9e999", "Inf", 1},
         {"SELECT max(step) FROM steps WHERE job = 1 AND loss > 0.5", "1", 1},
         {"SELECT step FROM steps WHERE job = 1 AND step BETWEEN 3 AND 5", "3", 3},
         {"SELECT sum(l.tokens) FROM jobs j JOIN expert_load l ON l.job = j.id "
