@@ -43,14 +43,16 @@ static void combine_backward_rows(void *arg, int64_t begin, int64_t end, struct 
         const float *restrict dy = s->dy + i * s->d;
         for (int64_t slot = i * s->top_k; slot < (i + 1) * s->top_k; slot++) {
             const float *restrict e = s->slots + slot * s->d;
-            float *restrict de = s->d_slots + slot * s->d;
             float weight = s->weights[slot], dot = 0;
 #pragma omp simd reduction(+ : dot)
-            for (int64_t j = 0; j < s->d; j++) {
+            for (int64_t j = 0; j < s->d; j++)
                 dot += e[j] * dy[j];
-                de[j] = weight * dy[j];
-            }
             s->d_weights[slot] = dot;
+            if (!s->d_slots)
+                continue;
+            float *restrict de = s->d_slots + slot * s->d;
+            for (int64_t j = 0; j < s->d; j++)
+                de[j] = weight * dy[j];
         }
     }
 }

@@ -64,7 +64,8 @@ __global__ static void combine_backward_slots(T *__restrict__ d_slots,
             dot += v[k] * g[k];
             g[k] *= weight;
         }
-        store_elems(d_slots + slot * d + j, g);
+        if (d_slots)
+            store_elems(d_slots + slot * d + j, g);
     }
     dot = row_sum<WIDE>(dot, group, shared);
     if (at.lane == 0 && slot < n_slots)

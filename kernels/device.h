@@ -109,14 +109,38 @@ struct capacity_config {
     enum overflow_order order; /* who stays; equal weights: the first token */
 };
 
-/* Rows on their way to experts. An expert's are cut into parts, one for each of its copies: part i
- * of first[e] .. first[e + 1] holds the pairs up to number end[i] of the expert, and pair r of them
+/* Pairs (token, choice) on their way to experts, in chunks of whole tokens. What a chunk has for an
+ * expert is cut into parts, one for each copy of the expert: with x = chunk n_experts + expert,
+ * part i of first[x] .. first[x + 1] holds the pairs up to number end[i] of x, and pair r of them
  * lies at place[i] + r. The arrays lie in host memory. */
 struct route {
-    int64_t n_pairs; /* of ids: token by choice */
-    int32_t n_experts, top_k;
-    const int32_t *first;       /* (n_experts + 1) */
-    const int64_t *end, *place; /* (first[n_experts]); end ascends for each expert */
+    int64_t n_pairs, pairs_each; /* of ids; and of a chunk, where the last one may have fewer */
+    int32_t n_chunks, n_experts, top_k;
+    const int32_t *first;       /* (n_chunks n_experts + 1) */
+    const int64_t *end, *place; /* (the last of first); end ascends for each x */
+    const int64_t *chunk_at;    /* (n_chunks): where a chunk's places begin */
+};
+
+/* The rows that carry them: a token's row goes once to each rank that serves one of its pairs, or
+ * once to the rank that passes it on to several. Arrays in host memory. */
+struct route_targets {
+    int32_t n_ranks;
+    const int64_t *begin;  /* (n_chunks, n_ranks + 1): a rank's places, counted in their chunk */
+    const int32_t *target; /* (n_ranks): where rows go whose pairs this one serves */
+};
+
+/* What is told to the rank that lays rows out: where one lies, and how much its pair weighs. */
+struct route_note {
+    int32_t at;
+    float   weight;
+};
+
+/* Things in blocks, whose arrays lie in host memory: thing i of block b, from begin[b] on, has its
+ * note at to[b] + i - begin[b], and what the note says is counted from add[b] on. */
+struct route_notes {
+    int32_t n_blocks;
+    const int64_t *begin; /* (n_blocks + 1), ascending from 0 */
+    const int64_t *to, *add;
 };
 
 struct rotary_shape {
@@ -478,30 +502,46 @@ struct device_ops {
     /* y (n, d) = sum over k, in order, of weights (n, k) * slots (n, k, d) */
     void (*combine)(struct device *dev, elem_ptr y, const_elem_ptr slots, const float *weights,
                     int64_t n, int32_t top_k, int64_t d);
-    /* d_slots (n, k, d) = weights dy; d_weights (n, k) = slots . dy */
+    /* d_slots (n, k, d) = weights dy, NULL: not wanted; d_weights (n, k) = slots . dy */
     void (*combine_backward)(struct device *dev, elem_ptr d_slots, float *d_weights,
                              const_elem_ptr dy, const_elem_ptr slots, const float *weights,
                              int64_t n, int32_t top_k, int64_t d);
-    /* out[i] = in[index[i]] for rows of d, zeros where index[i] is -1; and acc[index[i]] += in[i],
-     * in ascending i */
+    /* out[i] = scale[i] in[index[i]] for rows of d, zeros where index[i] is -1; scale NULL: as they
+     * are. And acc[index[i]] += in[i], in ascending i */
     void (*gather_rows)(struct device *dev, elem_ptr out, const_elem_ptr in, const int64_t *index,
-                        int64_t n, int64_t d);
+                        const float *scale, int64_t n, int64_t d);
     void (*scatter_add_rows)(struct device *dev, elem_ptr acc, const_elem_ptr in,
                              const int64_t *index, int64_t n, int64_t d);
 
     /* ---- routes: where rows are packed on their way to experts ---- */
-    /* counts (n_experts) = how often each is in ids (n_pairs); an id of -1 goes nowhere. */
-    void (*route_counts)(struct device *dev, int32_t *counts, const int32_t *ids, int64_t n_pairs,
-                         int32_t n_experts);
-    /* The place of every pair: pair r of its expert, from 0 in the order of ids, lies at the place
-     * that route says. place_of (n_pairs): -1 for an id of -1. pair_at and token_at (rows that are
-     * packed): the pair at a place, and its token, pair / top_k. */
-    void (*route_pairs)(struct device *dev, int64_t *place_of, int64_t *pair_at, int64_t *token_at,
-                        const int32_t *ids, const struct route *route);
-    /* Rows in two orders, as blocks: block b begins at from[b] (ascending, from[n_blocks] rows in
-     * all) in one and at to[b] in the other; both in host memory. to_of and from_of (rows): where
-     * the row at a place of one order lies in the other. */
-    void (*route_blocks)(struct device *dev, int64_t *to_of, int64_t *from_of, const int64_t *from,
+    /* counts (n_chunks, n_experts) = how often each is in a chunk of ids; an id of -1 goes nowhere.
+     * Of the route its first five numbers are looked at. */
+    void (*route_counts)(struct device *dev, int32_t *counts, const int32_t *ids,
+                         const struct route *route);
+    /* The place of every pair: pair r of its chunk and expert, from 0 in the order of ids, lies at
+     * the place that route says. place_of (n_pairs): counted from its chunk_at; -1 for an id of -1.
+     * pair_at (pairs that go somewhere): the pair at a place. */
+    void (*route_pairs)(struct device *dev, int64_t *place_of, int64_t *pair_at, const int32_t *ids,
+                        const struct route *route);
+    /* Rows by (chunk, target, token). row_of (n_pairs): the row that carries a pair, -1: it goes
+     * nowhere. pair_at and token_at (n_pairs at most): a row's first pair, and its token, pair /
+     * top_k. counts (n_chunks, n_ranks): rows of each chunk and target. */
+    void (*route_rows)(struct device *dev, int32_t *counts, int64_t *row_of, int64_t *pair_at,
+                       int64_t *token_at, const int64_t *place_of,
+                       const struct route_targets *targets, const struct route *route);
+    /* A note of each thing, whose pair is pair_at: at = add + row_of[pair], row_of NULL: pair /
+     * top_k; weight = weights[pair], weights NULL: 0. */
+    void (*route_write)(struct device *dev, struct route_note *notes, const int64_t *pair_at,
+                        const int64_t *row_of, const float *weights, int32_t top_k,
+                        const struct route_notes *layout);
+    /* Notes in another order: block b, from from[b] on (ascending, from[n_blocks] in all), is read
+     * to to[b] and on; both in host memory. at and weights (notes); weights NULL: not wanted. */
+    void (*route_read)(struct device *dev, int64_t *at, float *weights,
+                       const struct route_note *notes, const int64_t *from, const int64_t *to,
+                       int32_t n_blocks);
+    /* to_of[i] = to[b] + i - from[b] for i of the block b that begins at from[b] (ascending,
+     * from[n_blocks] rows in all); both in host memory. */
+    void (*route_blocks)(struct device *dev, int64_t *to_of, const int64_t *from,
                          const int64_t *to, int32_t n_blocks);
 
     /* ---- ends ---- */

@@ -161,15 +161,24 @@ void cpu_combine_backward(struct device *dev, float *d_slots, float *d_weights, 
                           const float *slots, const float *weights, int64_t n, int32_t top_k,
                           int64_t d);
 void cpu_gather_rows(struct device *dev, float *out, const float *in, const int64_t *index,
-                     int64_t n, int64_t d);
+                     const float *scale, int64_t n, int64_t d);
 void cpu_scatter_add_rows(struct device *dev, float *acc, const float *in, const int64_t *index,
                           int64_t n, int64_t d);
-void cpu_route_counts(struct device *dev, int32_t *counts, const int32_t *ids, int64_t n_pairs,
-                      int32_t n_experts);
-void cpu_route_pairs(struct device *dev, int64_t *place_of, int64_t *pair_at, int64_t *token_at,
-                     const int32_t *ids, const struct route *route);
-void cpu_route_blocks(struct device *dev, int64_t *to_of, int64_t *from_of, const int64_t *from,
-                      const int64_t *to, int32_t n_blocks);
+void cpu_route_counts(struct device *dev, int32_t *counts, const int32_t *ids,
+                      const struct route *route);
+void cpu_route_pairs(struct device *dev, int64_t *place_of, int64_t *pair_at, const int32_t *ids,
+                     const struct route *route);
+void cpu_route_rows(struct device *dev, int32_t *counts, int64_t *row_of, int64_t *pair_at,
+                    int64_t *token_at, const int64_t *place_of, const struct route_targets *targets,
+                    const struct route *route);
+void cpu_route_write(struct device *dev, struct route_note *notes, const int64_t *pair_at,
+                     const int64_t *row_of, const float *weights, int32_t top_k,
+                     const struct route_notes *layout);
+void cpu_route_read(struct device *dev, int64_t *at, float *weights,
+                    const struct route_note *notes, const int64_t *from, const int64_t *to,
+                    int32_t n_blocks);
+void cpu_route_blocks(struct device *dev, int64_t *to_of, const int64_t *from, const int64_t *to,
+                      int32_t n_blocks);
 void cpu_embedding(struct device *dev, float *y, const float *table, const int32_t *tokens,
                    int64_t n, int64_t d);
 void cpu_embedding_backward(struct device *dev, float *acc_table, const float *dy,

@@ -25,7 +25,8 @@
     OP(router) OP(router_backward) OP(router_capacity) OP(router_segment_counts)                   \
     OP(router_aux_loss) OP(router_z_loss) OP(router_histogram)                                     \
     OP(combine) OP(combine_backward) OP(gather_rows) OP(scatter_add_rows)                          \
-    OP(route_counts) OP(route_pairs) OP(route_blocks)                                              \
+    OP(route_counts) OP(route_pairs) OP(route_rows) OP(route_write) OP(route_read)                 \
+    OP(route_blocks)                                                                               \
     OP(embedding) OP(embedding_backward) OP(linear_cross_entropy)                                  \
     OP(adamw) OP(muon) OP(newton_schulz)
 

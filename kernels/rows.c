@@ -15,12 +15,19 @@ struct rows {
     const float *in;
     const int64_t *index; /* one of the two */
     const int32_t *tokens;
+    const float *scale; /* of a gather; NULL: 1 */
     int64_t n, d;
 };
 
 static int64_t row_at(const struct rows *s, int64_t i)
 {
     return s->index ? s->index[i] : s->tokens[i];
+}
+
+static void scale_row(float *restrict out, const float *restrict in, float scale, int64_t d)
+{
+    for (int64_t j = 0; j < d; j++)
+        out[j] = scale * in[j];
 }
 
 static void gather_range(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
@@ -32,6 +39,8 @@ static void gather_range(void *arg, int64_t begin, int64_t end, struct cpu_threa
         int64_t from = row_at(s, i);
         if (from < 0)
             memset(s->out + i * s->d, 0, n_bytes);
+        else if (s->scale)
+            scale_row(s->out + i * s->d, s->in + from * s->d, s->scale[i], s->d);
         else
             memcpy(s->out + i * s->d, s->in + from * s->d, n_bytes);
     }
@@ -60,9 +69,10 @@ static void scatter_add(struct device *dev, struct rows s)
 }
 
 void cpu_gather_rows(struct device *dev, float *out, const float *in, const int64_t *index,
-                     int64_t n, int64_t d)
+                     const float *scale, int64_t n, int64_t d)
 {
-    gather(dev, (struct rows){.out = out, .in = in, .index = index, .n = n, .d = d});
+    gather(dev, (struct rows){.out = out, .in = in, .index = index, .scale = scale, .n = n,
+                              .d = d});
 }
 
 void cpu_scatter_add_rows(struct device *dev, float *acc, const float *in, const int64_t *index,

@@ -14,23 +14,29 @@
 
 template <typename T, int V, typename Index>
 __global__ static void gather_kernel(T *__restrict__ out, const T *__restrict__ in,
-                                     const Index *__restrict__ index, int64_t n, int64_t d)
+                                     const Index *__restrict__ index,
+                                     const float *__restrict__ scale, int64_t n, int64_t d)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (i >= n)
         return;
     int64_t from = index[i];
+    float factor = scale ? scale[i] : 1;
     for (int64_t j = (int64_t)threadIdx.x * V; j < d; j += blockDim.x * V) {
         float v[V] = {};
         if (from >= 0)
             load_elems(in + from * d + j, v);
+        if (scale)
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                v[k] *= factor;
         store_elems(out + i * d + j, v);
     }
 }
 
 template <typename Index>
 static void gather(struct device *dev, elem_ptr out, const_elem_ptr in, const Index *index,
-                   int64_t n, int64_t d)
+                   const float *scale, int64_t n, int64_t d)
 {
     bool vectors = rows_are_aligned(dev, d, {out, in});
     int64_t n_vectors = vectors_of(dev, d, vectors);
@@ -41,15 +47,15 @@ static void gather(struct device *dev, elem_ptr out, const_elem_ptr in, const In
     VECTOR_DISPATCH(dev, vectors, T, V,
                     gather_kernel<T, V>
                     <<<(unsigned)ceil_div(n, block.y), block, 0, cuda_stream(dev)>>>(
-                        (T *)out, (const T *)in, index, n, d));
+                        (T *)out, (const T *)in, index, scale, n, d));
 }
 
 void cuda_gather_rows(struct device *dev, elem_ptr out, const_elem_ptr in, const int64_t *index,
-                      int64_t n, int64_t d)
+                      const float *scale, int64_t n, int64_t d)
 {
     if (n == 0)
         return;
-    gather(dev, out, in, index, n, d);
+    gather(dev, out, in, index, scale, n, d);
     cuda_check(dev, "gather_rows", "n=%lld d=%lld", (long long)n, (long long)d);
 }
 
@@ -58,7 +64,7 @@ void cuda_embedding(struct device *dev, elem_ptr y, const_elem_ptr table, const 
 {
     if (n == 0)
         return;
-    gather(dev, y, table, tokens, n, d);
+    gather(dev, y, table, tokens, NULL, n, d);
     cuda_check(dev, "embedding", "n=%lld d=%lld", (long long)n, (long long)d);
 }
 

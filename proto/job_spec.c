@@ -144,11 +144,11 @@ static const struct field fields[] = {
     {"parallel.offload", FIELD_WORD, AT(parallel_offload), .preset = "off",
      WORDS("off", "activations", "optimizer"), .help = "what waits in host memory"},
     {"parallel.overlap", FIELD_PB_BOOL, AT(parallel_overlap), .preset = "true",
-     .help = "weights come and gradients go while a layer computes; false: one after "
-             "another, in less memory, with the same numbers"},
+     .help = "weights come, gradients go and tokens travel while a rank computes; false: one "
+             "after another, in less memory, with the same numbers"},
     {"parallel.hierarchical_all_to_all", FIELD_WORD, AT(parallel_hierarchical_all_to_all),
      .preset = "auto", WORDS("auto", "on", "off"), .spellings = all_to_all_spellings,
-     .help = "tokens travel inside a node first"},
+     .help = "a token crosses to another node once, to one rank, which passes it on there"},
 
     {"moe.capacity_factor", FIELD_DOUBLE, AT(moe_capacity_factor), .preset = "0", .max = 1e3,
      .help = "room of an expert for a micro-batch's choices, over the mean; 0: dropless"},
@@ -225,7 +225,6 @@ static const struct unsupported unsupported[] = {
     {"parallel.tensor_parallel_degree", NULL, 1, "1"},
     {"parallel.offload", "activations", 0, "off"},
     {"parallel.offload", "optimizer", 0, "off"},
-    {"parallel.hierarchical_all_to_all", "on", 0, "auto or off"},
 };
 
 static void check_supported(const Ballast__JobSpec *spec, struct problems *out)

@@ -312,7 +312,7 @@ class Cluster:
                 f.writelines(line.split(" ", 1)[1] + "\n" for line in lines)
 
     def job(self, name="tiny", steps=40, workers=4, checkpoint_every=10, fsdp=2, ep=4,
-            deterministic=False, max_restarts=3, checkpoint=None, more=""):
+            deterministic=False, max_restarts=3, checkpoint=None, parallel="", more=""):
         """Writes a job file and returns its path."""
         self.n_jobs += 1
         path = os.path.join(self.folder, f"job-{self.n_jobs}.yaml")
@@ -332,7 +332,7 @@ train:
   deterministic: {str(deterministic).lower()}
   optimizer: {{lr: 3e-3}}
   schedule: {{warmup_steps: 2, min_lr: 3e-4}}
-parallel: {{workers: {workers}, fsdp_shard_degree: {fsdp}, expert_parallel_degree: {ep}}}
+parallel: {{workers: {workers}, fsdp_shard_degree: {fsdp}, expert_parallel_degree: {ep}{parallel}}}
 checkpoint:
   path: {checkpoint or f'checkpoint-{self.n_jobs}'}
   every_steps: {checkpoint_every}

@@ -15,13 +15,13 @@ static void rows_move_by_index(void **state)
     int32_t tokens[N];
     for (int i = 0; i < N; i++)
         tokens[i] = (int32_t)(index[i] = (int64_t)(random_bits(&rng) % ROWS));
-    dev->ops->gather_rows(dev, y, table, index, N, D);
+    dev->ops->gather_rows(dev, y, table, index, NULL, N, D);
     dev->ops->embedding(dev, y2, table, tokens, N, D);
     for (int i = 0; i < N; i++)
         assert_memory_equal(y + i * D, table + index[i] * D, D * sizeof(float));
     assert_memory_equal(y, y2, N * D * sizeof(float));
     index[N - 1] = -1;
-    dev->ops->gather_rows(dev, y2, table, index, N, D);
+    dev->ops->gather_rows(dev, y2, table, index, NULL, N, D);
     assert_memory_equal(y2, y, (N - 1) * D * sizeof(float));
     for (int j = 0; j < D; j++)
         assert_true(y2[(N - 1) * D + j] == 0);

@@ -1,105 +1,148 @@
-/* dispatch.c - the permutations and the all-to-all between tokens and their experts
- *
- * A source packs its rows by (slot, token), slots counted through all ranks, so that is also by
- * (rank, local slot, token). They arrive packed by (source, local slot, token) and are put in the
- * order (local slot, source, token) that the expert products want. Everything goes back the same
- * ways, inverted. Only the exchange of counts decides sizes, so a rank without tokens, or without
- * rows to serve, does the same calls. From the counts follows where every block of rows lies; the
- * device finds the place of each row in it. */
+/* dispatch.c - who passes on whose rows, and the memory of one rank's dispatch */
 #include "worker/dispatch.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "common/failpoint.h"
 #include "common/mem.h"
-#include "kernels/spans.h"
-#include "worker/phases.h"
-#include "worker/shares.h"
+#include "worker/dispatch_state.h"
 
-struct dispatch {
-    struct coll   *coll; /* kept from open */
-    struct device *dev;  /* kept from open */
-    const struct slots *slots; /* kept from open */
-    struct shares *shares;
-    struct coll_group ep;
-    uint32_t n_experts, n_slots, n_total, top_k, width; /* n_total: slots of all devices */
-    int32_t *counts;    /* (devices, n_experts): rows for each expert, by source */
-    int32_t *my_counts; /* (n_experts), on the device */
-    int32_t *first;       /* (n_experts + 1) of a route, whose parts are at most the slots */
-    int64_t *end, *place; /* (n_total) */
-    int64_t *from, *to;   /* (n_total + 1) and (n_total) of blocks */
-    void   *send, *recv;  /* rows on their way; send travels */
-    size_t  send_bytes, recv_bytes;
-    int64_t tokens_max, pairs_max, rows_max; /* that are planned for; rows_max 0: no limit */
-    struct dispatch_plan *idle; /* plans that were destroyed, with their memory */
-};
-
-/* Indices on the device, by pair, packed row, or row that arrives. */
-struct index {
-    int64_t *at;
-    size_t   n; /* that there is room for */
-};
-
-struct dispatch_plan {
-    struct dispatch *d;
-    struct dispatch_plan *next; /* among the idle */
-    int64_t n_pairs;  /* (token, slot of top-k) pairs here */
-    int64_t n_packed; /* of which go somewhere */
-    int64_t n_rows;   /* that arrive here */
-    /* Packed row p holds pair pair_at[p] of token token_at[p]; pair s lies at place_of[s]. */
-    struct index pair_at, token_at, place_of;
-    /* Served row r arrived at arrived_at[r]; arrived row a is served at served_at[a]. */
-    struct index arrived_at, served_at;
-    int64_t *send_rows, *recv_rows; /* per member */
-    int64_t *to_slot, *arrived;     /* (n_total); (members, n_slots) */
-    int64_t *blocks, *offsets;      /* n_slots * members + 1; n_slots + 1 */
-    int32_t *servers;               /* (n_experts, members) at most */
-};
+#define CHUNK_TOKENS 256 /* fewer are not worth a chunk of their own */
 
 static int64_t larger(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
-struct dispatch *dispatch_open(const struct layout *layout, const struct slots *slots,
-                               struct coll *coll, struct device *dev, uint32_t top_k,
-                               uint32_t width)
+static int64_t smaller(int64_t a, int64_t b)
 {
-    const struct rank_group *ep = &layout->ep;
+    return a < b ? a : b;
+}
+
+/* ---- open and close ------------------------------------------------------------------------- */
+
+static uint32_t count_on_node(const struct dispatch *d, uint32_t end, uint32_t like)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < end; i++)
+        n += dispatch_same_node(d, i, like);
+    return n;
+}
+
+/* The rank of dest's node that is at the place that source has in its own. */
+static uint32_t find_relay(const struct dispatch *d, uint32_t source, uint32_t dest)
+{
+    uint32_t place = count_on_node(d, source, source) % count_on_node(d, d->ep.n_ranks, dest);
+    uint32_t r = 0;
+    if (dispatch_same_node(d, source, dest))
+        return source;
+    while (!dispatch_same_node(d, r, dest) || place-- > 0)
+        r++;
+    return r;
+}
+
+static void find_relays(struct dispatch *d)
+{
+    uint32_t n = d->ep.n_ranks;
+    bool is_shared = false; /* else who passes a row on is whom it is for */
+    for (uint32_t i = 0; i < n; i++)
+        is_shared = is_shared || count_on_node(d, n, i) > 1;
+    d->crosses = d->config.hierarchical && is_shared && count_on_node(d, n, d->ep.me) < n;
+    if (!d->crosses)
+        return;
+    d->relay = xcalloc((size_t)n * n, sizeof *d->relay);
+    for (uint32_t s = 0; s < n; s++)
+        for (uint32_t r = 0; r < n; r++)
+            d->relay[s * n + r] = (int32_t)find_relay(d, s, r);
+}
+
+struct dispatch *dispatch_open(const struct dispatch_config *config)
+{
+    const struct rank_group *ep = &config->layout->ep;
+    const struct slots *slots = config->slots;
     struct dispatch *d = xcalloc(1, sizeof *d);
-    assert(slots->n_devices == ep->n_ranks && slots->n_experts > 0);
+    size_t n = ep->n_ranks, n_total = (size_t)slots->n_slots * n, n_chunks = DISPATCH_CHUNKS_MAX;
+    assert(slots->n_devices == n && slots->n_experts > 0);
+    assert(config->n_chunks <= DISPATCH_CHUNKS_MAX);
     *d = (struct dispatch){
-        .coll = coll, .dev = dev, .slots = slots, .n_experts = slots->n_experts,
-        .n_slots = slots->n_slots, .n_total = slots->n_slots * slots->n_devices,
-        .top_k = top_k, .width = width,
-        .ep = coll_group_of(ep, COLL_EP),
+        .config = *config, .ep = coll_group_of(ep, COLL_EP), .shares = shares_create(slots),
+        .n_experts = slots->n_experts, .n_slots = slots->n_slots, .n_total = (uint32_t)n_total,
+        .n_chunks = n > 1 && config->n_chunks > 0 ? config->n_chunks : 1,
     };
-    d->shares = shares_create(slots);
-    d->counts = xcalloc((size_t)ep->n_ranks * d->n_experts, sizeof *d->counts);
-    d->first = xcalloc(d->n_experts + 1, sizeof *d->first);
-    d->end = xcalloc(d->n_total, sizeof *d->end);
-    d->place = xcalloc(d->n_total, sizeof *d->place);
-    d->from = xcalloc(d->n_total + 1, sizeof *d->from);
-    d->to = xcalloc(d->n_total, sizeof *d->to);
+    if (config->nodes)
+        d->config.nodes = xmemdup(config->nodes, n * sizeof *config->nodes);
+    find_relays(d);
+    size_t n_blocks = n_chunks * n * (slots->n_slots > n ? slots->n_slots : n) + 1;
+    d->counts = xcalloc(n * n_chunks * d->n_experts, sizeof *d->counts);
+    d->rows = xcalloc(n * 2 * n_chunks * n, sizeof *d->rows);
+    d->device_rows = xcalloc(n, sizeof *d->device_rows);
+    d->first = xcalloc(n_chunks * d->n_experts + 1, sizeof *d->first);
+    d->end = xcalloc(n_chunks * n_total, sizeof *d->end);
+    d->place = xcalloc(n_chunks * n_total, sizeof *d->place);
+    d->chunk_at = xcalloc(n_chunks, sizeof *d->chunk_at);
+    d->target_at = xcalloc(n_chunks * (n + 1), sizeof *d->target_at);
+    d->target = xcalloc(n, sizeof *d->target);
+    d->from = xcalloc(n_blocks, sizeof *d->from);
+    d->to = xcalloc(n_blocks, sizeof *d->to);
+    d->add = xcalloc(n_blocks, sizeof *d->add);
+    d->note_send = xcalloc(n, sizeof *d->note_send);
+    d->note_recv = xcalloc(n, sizeof *d->note_recv);
     return d;
+}
+
+static void free_flow(struct flow *f)
+{
+    free(f->send);
+    free(f->recv);
+    free(f->first_sent);
+    free(f->first_received);
+}
+
+static void free_index(const struct dispatch *d, struct index *x)
+{
+    if (x->at)
+        d->config.dev->ops->free(d->config.dev, x->at);
+    *x = (struct index){0};
 }
 
 static void free_plan(struct dispatch_plan *p)
 {
-    int64_t *const indices[] = {p->pair_at.at, p->token_at.at, p->place_of.at, p->arrived_at.at,
-                                p->served_at.at};
-    int64_t *const counts[] = {p->send_rows, p->recv_rows, p->to_slot, p->arrived, p->blocks,
-                               p->offsets};
-    for (size_t i = 0; i < sizeof indices / sizeof *indices; i++)
-        if (indices[i])
-            p->d->dev->ops->free(p->d->dev, indices[i]);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-        free(counts[i]);
+    struct dispatch *d = p->d;
+    free_index(d, &p->crossed_at);
+    free_index(d, &p->sent_at);
+    free_index(d, &p->laid_at);
+    free_index(d, &p->served_at);
+    free_index(d, &p->place_of);
+    if (p->weights)
+        d->config.dev->ops->free(d->config.dev, p->weights);
+    free_flow(&p->to_relays);
+    free_flow(&p->to_experts);
+    free_flow(&p->back);
+    free(p->to_slot);
+    free(p->arrived);
+    free(p->blocks);
+    free(p->offsets);
     free(p->servers);
     free(p);
+}
+
+static void free_way(struct dispatch *d, struct way *w)
+{
+    for (int i = 0; i < 2; i++)
+        if (w->out[i].p)
+            d->config.coll->ops->free(d->config.coll, w->out[i].p);
+    if (w->in)
+        d->config.dev->ops->free(d->config.dev, w->in);
+}
+
+static void free_host(struct dispatch *d)
+{
+    void *const all[] = {d->relay, d->counts, d->rows, d->device_rows, d->first, d->end, d->place,
+                         d->chunk_at, d->target_at, d->target, d->from, d->to, d->add,
+                         d->note_send, d->note_recv, (void *)d->config.nodes};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
 }
 
 void dispatch_close(struct dispatch *d)
@@ -110,379 +153,151 @@ void dispatch_close(struct dispatch *d)
         next = p->next;
         free_plan(p);
     }
-    if (d->send)
-        d->coll->ops->free(d->coll, d->send);
-    if (d->recv)
-        d->dev->ops->free(d->dev, d->recv);
-    if (d->my_counts)
-        d->dev->ops->free(d->dev, d->my_counts);
+    free_way(d, &d->to_relays);
+    free_way(d, &d->to_experts);
+    free_way(d, &d->back);
+    free_way(d, &d->notes);
+    free_index(d, &d->pair_at);
+    free_index(d, &d->row_of);
+    free_index(d, &d->row_pair_at);
+    free_index(d, &d->cross_row_of);
+    free_index(d, &d->cross_pair_at);
+    free_index(d, &d->tokens);
+    if (d->dev_counts)
+        d->config.dev->ops->free(d->config.dev, d->dev_counts);
     shares_destroy(d->shares);
-    free(d->counts);
-    free(d->first);
-    free(d->end);
-    free(d->place);
-    free(d->from);
-    free(d->to);
+    free_host(d);
     free(d);
 }
 
-static size_t plan_bytes(const struct dispatch_plan *p)
+/* ---- buffers -------------------------------------------------------------------------------- */
+
+static size_t way_bytes(const struct way *w)
 {
-    const struct index *const indices[] = {&p->pair_at, &p->token_at, &p->place_of,
-                                           &p->arrived_at, &p->served_at};
-    size_t n = 0;
-    for (size_t i = 0; i < sizeof indices / sizeof *indices; i++)
-        n += indices[i]->n * sizeof *indices[i]->at;
-    return n;
+    return w->out[0].n_bytes + w->out[1].n_bytes + w->in_bytes;
 }
 
 size_t dispatch_bytes(const struct dispatch *d)
 {
-    size_t n = d->send_bytes + d->recv_bytes;
+    const struct index *const shared[] = {&d->pair_at, &d->row_of, &d->row_pair_at,
+                                          &d->cross_row_of, &d->cross_pair_at, &d->tokens};
+    size_t n = way_bytes(&d->to_relays) + way_bytes(&d->to_experts) + way_bytes(&d->back) +
+               way_bytes(&d->notes);
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+        n += shared[i]->n * sizeof *shared[i]->at;
     for (const struct dispatch_plan *p = d->idle; p; p = p->next)
-        n += plan_bytes(p);
+        n += (p->crossed_at.n + p->sent_at.n + p->laid_at.n + p->served_at.n + p->place_of.n) *
+                 sizeof *p->place_of.at + p->n_weights * sizeof *p->weights;
     return n;
 }
 
-/* ---- plans ---------------------------------------------------------------------------------- */
-
-static struct dispatch_plan *take_plan(struct dispatch *d)
-{
-    struct dispatch_plan *p = d->idle;
-    if (p) {
-        d->idle = p->next;
-        return p;
-    }
-    p = xcalloc(1, sizeof *p);
-    p->d = d;
-    p->send_rows = xcalloc(d->ep.n_ranks, sizeof *p->send_rows);
-    p->recv_rows = xcalloc(d->ep.n_ranks, sizeof *p->recv_rows);
-    p->to_slot = xcalloc(d->n_total, sizeof *p->to_slot);
-    p->arrived = xcalloc(d->n_total, sizeof *p->arrived);
-    p->blocks = xcalloc(d->n_total + 1, sizeof *p->blocks);
-    p->offsets = xcalloc(d->n_slots + 1, sizeof *p->offsets);
-    return p;
-}
-
-void dispatch_plan_destroy(struct dispatch_plan *p)
-{
-    if (!p)
-        return;
-    p->next = p->d->idle;
-    p->d->idle = p;
-}
-
-static int no_memory(size_t n_bytes, struct err *err)
+int dispatch_no_memory(size_t n_bytes, struct err *err)
 {
     return err_set(err, -ENOMEM, "no memory for %zu MiB of rows on their way to experts",
                    n_bytes >> 20);
 }
 
-/* planned: what n is at most in a step as it was planned for. Contents need not survive. */
-static int grow(const struct dispatch *d, struct index *x, int64_t n, int64_t planned,
-                struct err *err)
+int dispatch_grow(const struct dispatch *d, struct index *x, int64_t n, int64_t planned,
+                  struct err *err)
 {
     if ((size_t)n <= x->n)
         return 0;
     size_t wanted = (size_t)(n > planned ? larger(n, 2 * (int64_t)x->n) : planned);
-    if (x->at)
-        d->dev->ops->free(d->dev, x->at);
-    *x = (struct index){d->dev->ops->alloc(d->dev, wanted * sizeof *x->at), wanted};
-    if (x->at)
-        return 0;
-    x->n = 0;
-    return no_memory(wanted * sizeof *x->at, err);
-}
-
-/* My counts go to all, because who serves what follows from everybody's. */
-static int exchange_counts(struct dispatch *d, const int32_t *expert_ids, int64_t n_pairs,
-                           struct err *err)
-{
-    int32_t *mine = d->counts + (size_t)d->ep.me * d->n_experts;
-    size_t n_bytes = d->n_experts * sizeof *mine;
-    if (!d->my_counts && !(d->my_counts = d->dev->ops->alloc(d->dev, n_bytes)))
-        return no_memory(n_bytes, err);
-    d->dev->ops->route_counts(d->dev, d->my_counts, expert_ids, n_pairs, (int32_t)d->n_experts);
-    d->dev->ops->to_host(d->dev, mine, d->my_counts, n_bytes);
-    if (d->ep.n_ranks == 1)
-        return 0;
-    return d->coll->ops->all_gather_i32(d->coll, &d->ep, mine, d->n_experts, d->counts, err);
-}
-
-/* Returns the most rows of any rank. */
-static int64_t share_rows(struct dispatch_plan *p, uint32_t layer)
-{
-    struct dispatch *d = p->d;
-    bool whole = d->dev->deterministic && d->slots->layers[layer].n_copied > 0;
-    if (whole && !p->servers)
-        p->servers = xcalloc((size_t)d->ep.n_ranks * d->n_experts, sizeof *p->servers);
-    return shares_rows(d->shares, d->slots, layer, d->counts, whole, p->to_slot, p->arrived,
-                       whole ? p->servers : NULL);
-}
-
-/* Where my rows for each expert are packed; the first copies get the first rows. */
-static struct route route_of(struct dispatch_plan *p, uint32_t layer)
-{
-    const struct dispatch *d = p->d;
-    const struct slots_layer *l = &d->slots->layers[layer];
-    int64_t *begin = d->from; /* where each slot's rows are packed */
-    int32_t n_parts = 0;
-    p->n_packed = 0;
-    for (uint32_t slot = 0; slot < d->n_total; slot++) {
-        begin[slot] = p->n_packed;
-        p->n_packed += p->to_slot[slot];
-    }
-    for (uint32_t e = 0; e < d->n_experts; e++) {
-        int32_t k = l->copied_at[e];
-        const uint32_t *slots = k >= 0 ? l->copies + l->first_copy[k] : &l->map.home[e];
-        uint32_t n = k >= 0 ? l->first_copy[k + 1] - l->first_copy[k] : 1;
-        int64_t before = 0;
-        d->first[e] = n_parts;
-        for (uint32_t i = 0; i < n; i++) {
-            d->place[n_parts] = begin[slots[i]] - before;
-            d->end[n_parts++] = before += p->to_slot[slots[i]];
-        }
-    }
-    d->first[d->n_experts] = n_parts;
-    return (struct route){p->n_pairs, (int32_t)d->n_experts, (int32_t)d->top_k, d->first, d->end,
-                          d->place};
-}
-
-static int pack_pairs(struct dispatch_plan *p, uint32_t layer, const int32_t *expert_ids,
-                      struct err *err)
-{
-    const struct dispatch *d = p->d;
-    int rc;
-    struct route route = route_of(p, layer);
-    if ((rc = grow(d, &p->place_of, p->n_pairs, d->pairs_max, err)) < 0 ||
-        (rc = grow(d, &p->pair_at, p->n_packed, d->pairs_max, err)) < 0 ||
-        (rc = grow(d, &p->token_at, p->n_packed, d->pairs_max, err)) < 0)
-        return rc;
-    d->dev->ops->route_pairs(d->dev, p->place_of.at, p->pair_at.at, p->token_at.at, expert_ids,
-                             &route);
-    return 0;
-}
-
-static void count_rows(struct dispatch_plan *p)
-{
-    const struct dispatch *d = p->d;
-    p->n_rows = 0;
-    for (uint32_t m = 0; m < d->ep.n_ranks; m++) {
-        p->send_rows[m] = p->recv_rows[m] = 0;
-        for (uint32_t i = m * d->n_slots; i < (m + 1) * d->n_slots; i++) {
-            p->send_rows[m] += p->to_slot[i];
-            p->recv_rows[m] += p->arrived[i];
-        }
-        p->n_rows += p->recv_rows[m];
-    }
-}
-
-/* From (source, local slot, row) to (local slot, source, row). */
-static int order_rows(struct dispatch_plan *p, struct err *err)
-{
-    const struct dispatch *d = p->d;
-    uint32_t n_members = d->ep.n_ranks;
-    int64_t at = 0;
-    int rc;
-    for (uint32_t i = 0; i < d->n_total; i++) {
-        d->from[i] = at;
-        at += p->arrived[i];
-    }
-    d->from[d->n_total] = at;
-    at = 0;
-    for (uint32_t slot = 0; slot < d->n_slots; slot++) {
-        p->offsets[slot] = at;
-        for (uint32_t m = 0; m < n_members; m++) {
-            uint32_t i = m * d->n_slots + slot;
-            p->blocks[slot * n_members + m] = d->to[i] = at;
-            at += p->arrived[i];
-        }
-    }
-    p->offsets[d->n_slots] = p->blocks[d->n_total] = at;
-    if (n_members == 1) /* packed order is served order */
-        return 0;
-    if ((rc = grow(d, &p->served_at, p->n_rows, d->rows_max, err)) < 0 ||
-        (rc = grow(d, &p->arrived_at, p->n_rows, d->rows_max, err)) < 0)
-        return rc;
-    d->dev->ops->route_blocks(d->dev, p->served_at.at, p->arrived_at.at, d->from, d->to,
-                              (int32_t)d->n_total);
-    return 0;
-}
-
-static int create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids, int64_t n_tokens,
-                  int64_t rows_max, struct dispatch_plan **out_plan, struct err *err)
-{
-    spans_begin(d->dev, PHASE_DISPATCH, (int32_t)layer);
-    int rc = exchange_counts(d, expert_ids, n_tokens * d->top_k, err);
-    if (rc < 0)
-        return rc;
-    struct dispatch_plan *p = take_plan(d);
-    p->n_pairs = n_tokens * d->top_k;
-    int64_t most = share_rows(p, layer);
-    if (rows_max > 0 && most > rows_max) {
-        dispatch_plan_destroy(p);
-        spans_end(d->dev);
-        *out_plan = NULL;
-        return 0;
-    }
-    count_rows(p);
-    if ((rc = pack_pairs(p, layer, expert_ids, err)) < 0 || (rc = order_rows(p, err)) < 0) {
-        dispatch_plan_destroy(p);
-        return rc;
-    }
-    spans_end(d->dev);
-    *out_plan = p;
-    return 0;
-}
-
-int dispatch_plan_create(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
-                         int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err)
-{
-    return create(d, layer, expert_ids, n_tokens, d->rows_max, out_plan, err);
-}
-
-int dispatch_plan_part(struct dispatch *d, uint32_t layer, const int32_t *expert_ids,
-                       int64_t n_tokens, struct dispatch_plan **out_plan, struct err *err)
-{
-    return create(d, layer, expert_ids, n_tokens, 0, out_plan, err);
-}
-
-int64_t dispatch_plan_rows(const struct dispatch_plan *p)
-{
-    return p->n_rows;
-}
-
-const int64_t *dispatch_plan_offsets(const struct dispatch_plan *p)
-{
-    return p->offsets;
-}
-
-const int64_t *dispatch_plan_blocks(const struct dispatch_plan *p)
-{
-    return p->blocks;
-}
-
-const int32_t *dispatch_plan_servers(const struct dispatch_plan *p)
-{
-    return p->servers;
-}
-
-/* ---- rows ----------------------------------------------------------------------------------- */
-
-/* Room for that many rows each. The worst case seen so far stays; a step like the ones before takes
- * no memory. */
-static int reserve(struct dispatch *d, int64_t n_send, int64_t n_recv, struct err *err)
-{
-    size_t row = d->width * elem_size(d->dev), planned = (size_t)larger(d->pairs_max, d->rows_max);
-    size_t send_bytes = (size_t)n_send * row, recv_bytes = (size_t)n_recv * row;
-    if (send_bytes > d->send_bytes) {
-        if (d->send)
-            d->coll->ops->free(d->coll, d->send);
-        send_bytes = (size_t)n_send > planned ? send_bytes + send_bytes / 2 : planned * row;
-        d->send_bytes = 0;
-        if (!(d->send = d->coll->ops->alloc(d->coll, send_bytes)))
-            return no_memory(send_bytes, err);
-        d->send_bytes = send_bytes;
-    }
-    if (recv_bytes > d->recv_bytes) {
-        if (d->recv)
-            d->dev->ops->free(d->dev, d->recv);
-        recv_bytes = (size_t)n_recv > planned ? recv_bytes + recv_bytes / 2 : planned * row;
-        d->recv_bytes = 0;
-        if (!(d->recv = d->dev->ops->alloc(d->dev, recv_bytes)))
-            return no_memory(recv_bytes, err);
-        d->recv_bytes = recv_bytes;
-    }
+    free_index(d, x);
+    x->at = d->config.dev->ops->alloc(d->config.dev, wanted * sizeof *x->at);
+    if (!x->at)
+        return dispatch_no_memory(wanted * sizeof *x->at, err);
+    x->n = wanted;
     return 0;
 }
 
 /* ---- the limit ------------------------------------------------------------------------------ */
 
+/* Ranks whose rows this one passes on, itself among them. */
+static int64_t count_sources(const struct dispatch *d)
+{
+    int64_t n = 0;
+    for (uint32_t s = 0; s < d->ep.n_ranks; s++) {
+        bool mine = false;
+        for (uint32_t r = 0; r < d->ep.n_ranks; r++)
+            mine = mine || dispatch_relay(d, s, r) == d->ep.me;
+        n += mine;
+    }
+    return n;
+}
+
+static uint32_t count_nodes(const struct dispatch *d)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < d->ep.n_ranks; i++)
+        n += count_on_node(d, i, i) == 0;
+    return n;
+}
+
+/* What each way takes of a chunk at most, and of notes of all chunks. */
+static void plan_ways(struct dispatch *d)
+{
+    int64_t n_ranks = d->ep.n_ranks, top_k = d->config.top_k;
+    int64_t each = (d->tokens_max + d->n_chunks - 1) / d->n_chunks;
+    int64_t n = d->rows_max > 0 ? larger(each, dispatch_safe_tokens(d)) : each;
+    int64_t n_here = n_ranks, n_passed = 0;
+    n = smaller(n, d->tokens_max);
+    if (d->crosses) {
+        int64_t n_sources = count_sources(d);
+        n_here = count_on_node(d, d->ep.n_ranks, d->ep.me);
+        n_passed = n_sources * d->tokens_max * smaller(top_k, n_here);
+        d->to_relays.out_max = n * smaller(top_k, count_nodes(d));
+        d->to_relays.in_max = n_sources * n;
+        d->to_experts.out_max = n_sources * n * smaller(top_k, n_here);
+    } else {
+        d->to_experts.out_max = n * smaller(top_k, n_ranks);
+    }
+    d->to_experts.in_max = d->back.out_max = larger(d->chunk_rows_max, n * top_k);
+    d->back.in_max = n * top_k;
+    d->notes.out_max = d->pairs_max;
+    d->notes.in_max = larger(larger(d->rows_max, d->pairs_max), n_passed);
+}
+
+static int reserve_ways(struct dispatch *d, struct err *err)
+{
+    struct way *const ways[] = {&d->to_relays, &d->to_experts, &d->back};
+    size_t row_bytes = d->config.width * elem_size(d->config.dev);
+    int rc = 0;
+    for (size_t i = 0; i < 2 * sizeof ways / sizeof *ways && rc == 0; i++) {
+        struct way *w = ways[i / 2];
+        rc = dispatch_reserve(d, w, w->out_max, w->in_max, row_bytes, err);
+        w->turn = !w->turn;
+    }
+    return rc;
+}
+
 int dispatch_limit(struct dispatch *d, int64_t tokens_max, int64_t rows_max, struct err *err)
 {
-    d->pairs_max = tokens_max * d->top_k;
+    int64_t n_ranks = d->ep.n_ranks, n_chunks = tokens_max / CHUNK_TOKENS;
+    if (n_ranks > 1 && d->config.n_chunks == 0)
+        d->n_chunks = (uint32_t)smaller(larger(1, n_chunks), DISPATCH_CHUNKS_MAX);
+    d->pairs_max = tokens_max * d->config.top_k;
     d->tokens_max = tokens_max;
-    if (!d->dev->deterministic)
+    if (!d->config.dev->deterministic) {
         d->rows_max = rows_max;
-    return d->ep.n_ranks > 1 ? reserve(d, 1, 1, err) : 0;
+        /* At the least what one token of each rank brings. */
+        d->chunk_rows_max = d->n_chunks == 1 ? rows_max
+                            : larger(rows_max / 2, n_ranks * smaller(d->config.top_k, d->n_slots));
+    }
+    plan_ways(d);
+    return dispatch_travels(d) ? reserve_ways(d, err) : 0;
 }
 
 /* A token goes to as many slots of one rank as it has choices, at most. */
 int64_t dispatch_safe_tokens(const struct dispatch *d)
 {
-    int64_t n_chosen = d->top_k < d->n_slots ? d->top_k : d->n_slots;
-    return d->rows_max > 0 ? larger(1, d->rows_max / (d->ep.n_ranks * n_chosen)) : d->tokens_max;
+    int64_t n_chosen = smaller(d->config.top_k, d->n_slots);
+    return d->rows_max > 0 ? larger(1, d->chunk_rows_max / (d->ep.n_ranks * n_chosen))
+                           : d->tokens_max;
 }
 
 int64_t dispatch_n_parts(const struct dispatch *d)
 {
     int64_t n = dispatch_safe_tokens(d);
     return (d->tokens_max + n - 1) / n;
-}
-
-/* ---- on the way ----------------------------------------------------------------------------- */
-
-/* What lies in send goes to the others, what they have for me comes to recv. */
-static int exchange_rows(struct dispatch *d, const int64_t *send_rows, const int64_t *recv_rows,
-                         struct err *err)
-{
-    if (failpoint("skip-all-to-all") < 0)
-        return 0;
-    return coll_all_to_all_rows(d->coll, &d->ep, d->send, send_rows, d->recv, recv_rows,
-                                d->width * elem_size(d->dev), err);
-}
-
-/* Rows of index packed, over the network, and out in served order. */
-static int send_packed(struct dispatch_plan *p, const_elem_ptr in, const struct index *index,
-                       elem_ptr out, struct err *err)
-{
-    struct dispatch *d = p->d;
-    const struct device_ops *ops = d->dev->ops;
-    spans_begin(d->dev, PHASE_DISPATCH, d->coll->layer);
-    int rc = 0;
-    if (d->ep.n_ranks == 1) { /* packed order is served order */
-        ops->gather_rows(d->dev, out, in, index->at, p->n_packed, d->width);
-    } else {
-        if ((rc = reserve(d, p->n_packed, p->n_rows, err)) < 0)
-            return rc;
-        ops->gather_rows(d->dev, (elem *)d->send, in, index->at, p->n_packed, d->width);
-        if ((rc = exchange_rows(d, p->send_rows, p->recv_rows, err)) == 0)
-            ops->gather_rows(d->dev, out, (const elem *)d->recv, p->arrived_at.at, p->n_rows,
-                             d->width);
-    }
-    spans_end(d->dev);
-    return rc;
-}
-
-int dispatch_send_tokens(struct dispatch_plan *p, const_elem_ptr x, elem_ptr out_rows,
-                         struct err *err)
-{
-    return send_packed(p, x, &p->token_at, out_rows, err);
-}
-
-int dispatch_send_slots(struct dispatch_plan *p, const_elem_ptr slots, elem_ptr out_rows,
-                        struct err *err)
-{
-    return send_packed(p, slots, &p->pair_at, out_rows, err);
-}
-
-int dispatch_return(struct dispatch_plan *p, const_elem_ptr rows, elem_ptr out_slots,
-                    struct err *err)
-{
-    struct dispatch *d = p->d;
-    const struct device_ops *ops = d->dev->ops;
-    spans_begin(d->dev, PHASE_DISPATCH, d->coll->layer);
-    int rc = 0;
-    const_elem_ptr packed = rows;
-    if (d->ep.n_ranks > 1) {
-        if ((rc = reserve(d, p->n_rows, p->n_packed, err)) < 0)
-            return rc;
-        ops->gather_rows(d->dev, (elem *)d->send, rows, p->served_at.at, p->n_rows, d->width);
-        rc = exchange_rows(d, p->recv_rows, p->send_rows, err);
-        packed = (const_elem_ptr){d->recv};
-    }
-    if (rc == 0)
-        ops->gather_rows(d->dev, out_slots, packed, p->place_of.at, p->n_pairs, d->width);
-    spans_end(d->dev);
-    return rc;
 }

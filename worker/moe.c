@@ -109,16 +109,6 @@ void moe_carve(struct pass *p, const struct moe *e, enum carve what, struct moe_
         carve_again(p, out);
 }
 
-static void carve_rows(struct pass *p, struct moe_saved *s)
-{
-    int64_t inter = s->n_rows * p->spec->expert_inter;
-
-    s->rows = activations_take(p->act, s->n_rows * p->spec->latent);
-    s->gate = activations_take(p->act, inter);
-    s->up = activations_take(p->act, inter);
-    s->hidden = activations_take(p->act, inter);
-}
-
 static void carve_scratch(struct pass *p, struct moe_scratch *b)
 {
     const struct model_spec *m = p->spec;
@@ -132,49 +122,24 @@ static void carve_scratch(struct pass *p, struct moe_scratch *b)
     b->d_slots = activations_take(p->act, slots * m->latent);
 }
 
-/* The rows' part of it. */
-static void carve_row_scratch(struct pass *p, int64_t n_rows, struct moe_scratch *b)
-{
-    const struct model_spec *m = p->spec;
-
-    b->d_rows = activations_take(p->act, n_rows * m->latent);
-    b->d_gate = activations_take(p->act, n_rows * m->expert_inter);
-    b->d_up = activations_take(p->act, n_rows * m->expert_inter);
-    b->d_hidden = activations_take(p->act, n_rows * m->expert_inter);
-    moe_lora_carve_backward(p, n_rows, &b->lora);
-}
-
 void moe_count_forward(struct pass *p, int64_t n_rows)
 {
-    struct moe_saved s = { .n_rows = n_rows };
-    struct moe_lora_scratch lora;
-
-    carve_rows(p, &s);
-    struct activations_mark mark = activations_mark(p->act);
-    activations_take(p->act, n_rows * p->spec->latent); /* what goes back */
-    moe_lora_carve_forward(p, n_rows, &lora);
-    activations_release(p->act, mark);
+    moe_trip_count(p, n_rows, false);
 }
 
 void moe_count_backward(struct pass *p, int64_t n_rows, bool is_again)
 {
     struct mlp_shape shared = mlp_shared_shape(p->spec);
-    struct moe_saved s = { .n_rows = n_rows };
-    struct moe_scratch b;
     struct activations_mark mark = activations_mark(p->act);
+    struct mlp_saved s = {0};
+    struct moe_scratch b;
 
-    if (is_again) {
-        carve_rows(p, &s);
-        struct activations_mark rows = activations_mark(p->act);
-        moe_lora_carve_forward(p, n_rows, &b.lora);
-        activations_release(p->act, rows);
-    }
+    if (is_again)
+        moe_trip_count(p, n_rows, true);
     carve_scratch(p, &b);
-    struct activations_mark before = activations_mark(p->act);
-    carve_row_scratch(p, n_rows, &b);
-    activations_release(p->act, before);
+    moe_trip_count_backward(p, n_rows);
     if (shared.inter)
-        mlp_backward(p, NULL, &shared, NULL, NULL, 1, &s.shared);
+        mlp_backward(p, NULL, &shared, NULL, NULL, 1, &s);
     activations_release(p->act, mark);
 }
 
@@ -185,87 +150,6 @@ void moe_drop(struct moe_saved *s)
 }
 
 /* ---- forward -------------------------------------------------------------------------------- */
-
-/* What the n tokens from first on are to a plan. */
-struct part {
-    const elem *latent; /* (n, latent) */
-    elem *slots;        /* (n, top_k, latent) */
-    int64_t first, n;
-};
-
-static struct part part_of(const struct pass *p, const struct moe_saved *s, int64_t first,
-                           int64_t n)
-{
-    const elem *latent = p->spec->latent_moe ? s->latent : s->x;
-    int64_t at = first * p->spec->latent;
-    return (struct part){const_elem_at(p->dev, latent, at),
-                         elem_at(p->dev, s->slots, at * p->spec->top_k), first, n};
-}
-
-/* To the experts; s->plan's rows and what their backward needs. */
-static int arrive(struct pass *p, const struct part *t, struct moe_saved *s, struct err *err)
-{
-    carve_rows(p, s);
-    int rc = activations_check(p->act, err);
-    return rc < 0 ? rc : dispatch_send_tokens(s->plan, t->latent, s->rows, err);
-}
-
-/* To the experts and back: slots from latents. */
-static int travel(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                  const struct part *t, struct moe_saved *s, struct err *err)
-{
-    int rc = arrive(p, t, s, err);
-    struct activations_mark mark = activations_mark(p->act);
-    elem *out_rows = activations_take(p->act, s->n_rows * p->spec->latent);
-    if (rc == 0)
-        rc = activations_check(p->act, err);
-    if (rc == 0)
-        rc = moe_experts_forward(p, e, layer, u, out_rows, s, err);
-    if (rc == 0)
-        rc = dispatch_return(s->plan, out_rows, t->slots, err);
-    activations_release(p->act, mark);
-    return rc;
-}
-
-/* ---- part by part --------------------------------------------------------------------------- */
-
-/* Where all tokens go to one expert, they come to it a few at a time: slower, in the same memory.
- * All ranks of all expert groups that share experts hold them over all their parts. */
-typedef int (*part_fn)(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                       const struct part *t, struct moe_saved *s, void *arg, struct err *err);
-
-static int each_part(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                     const struct moe_saved *s, part_fn fn, void *arg, struct err *err)
-{
-    int64_t n_each = dispatch_safe_tokens(e->dispatch), n_parts = dispatch_n_parts(e->dispatch);
-    int rc = 0;
-    for (int64_t i = 0; i < n_parts && rc == 0; i++) {
-        int64_t first = i * n_each < p->n ? i * n_each : p->n, rest = p->n - first;
-        /* A batch that is larger than planned for goes with the last part. */
-        struct part t = part_of(p, s, first, rest < n_each || i + 1 == n_parts ? rest : n_each);
-        struct activations_mark mark = activations_mark(p->act);
-        struct moe_saved here = {.x = s->x};
-        rc = dispatch_plan_part(e->dispatch, layer,
-                                moe_choices_sent(e, s) + first * p->spec->top_k, t.n, &here.plan,
-                                err);
-        if (rc == 0) {
-            here.n_rows = dispatch_plan_rows(here.plan);
-            rc = fn(p, e, layer, u, &t, &here, arg, err);
-        }
-        moe_drop(&here);
-        activations_release(p->act, mark);
-    }
-    return rc;
-}
-
-static int part_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                        const struct part *t, struct moe_saved *s, void *arg, struct err *err)
-{
-    (void)arg;
-    if (e->counting)
-        e->layer_rows[layer] += s->n_rows;
-    return travel(p, e, layer, u, t, s, err);
-}
 
 static void combine(struct pass *p, const struct unit_view *u, elem *y, struct moe_saved *s)
 {
@@ -284,30 +168,12 @@ static void combine(struct pass *p, const struct unit_view *u, elem *y, struct m
         ops->add(p->dev, y, s->normed, p->n * m->hidden);
 }
 
-/* The layer's experts are held over all parts: groups that share them may have other numbers. */
-static int to_experts(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                      struct moe_saved *s, struct err *err)
-{
-    struct shard_experts x;
-    int rc = shard_experts_acquire(e->shard, layer, &x, err);
-    if (rc < 0)
-        return rc;
-    if (s->plan) {
-        struct part whole = part_of(p, s, 0, p->n);
-        s->n_rows = dispatch_plan_rows(s->plan);
-        rc = part_forward(p, e, layer, u, &whole, s, NULL, err);
-    } else {
-        rc = each_part(p, e, layer, u, s, part_forward, NULL, err);
-    }
-    shard_experts_release(e->shard, layer);
-    return rc;
-}
-
 int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                 const elem *x, elem *y, struct moe_saved *s, struct err *err)
 {
     const struct model_spec *m = p->spec;
     struct mlp_shape shared = mlp_shared_shape(m);
+    struct shard_experts held; /* over all parts: groups that share them may have other numbers */
     int rc;
 
     s->x = x;
@@ -315,33 +181,16 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
     if (m->latent_moe && !p->act->failed)
         linear_forward(p, u, ROLE_LATENT_DOWN, s->latent, x, m->hidden, m->latent, 0);
     if ((rc = activations_check(p->act, err)) < 0 ||
-        (rc = dispatch_plan_create(e->dispatch, layer, moe_choices_sent(e, s), p->n, &s->plan,
-                                   err)) < 0)
+        (rc = shard_experts_acquire(e->shard, layer, &held, err)) < 0)
         return rc;
-    if ((rc = to_experts(p, e, layer, u, s, err)) < 0)
-        return rc;
-    combine(p, u, y, s);
-    if (shared.inter)
+    rc = moe_set_out(p, e, layer, s, err);
+    if (rc == 0 && shared.inter) /* while the first tokens travel */
         mlp_forward(p, u, &shared, x, y, &s->shared);
-    return 0;
-}
-
-/* Where they go part by part, the backward does this for each; the experts are held all the same,
- * for the groups that share them. */
-static int experts_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                         struct moe_saved *s, struct err *err)
-{
-    struct shard_experts x;
-    int rc = shard_experts_acquire(e->shard, layer, &x, err);
-    if (rc < 0)
-        return rc;
-    if (s->plan) {
-        struct part whole = part_of(p, s, 0, p->n);
-        s->n_rows = dispatch_plan_rows(s->plan);
-        if ((rc = arrive(p, &whole, s, err)) == 0)
-            rc = moe_experts_forward(p, e, layer, u, NULL, s, err);
-    }
+    if (rc == 0)
+        rc = moe_travel(p, e, layer, u, s, err);
     shard_experts_release(e->shard, layer);
+    if (rc == 0)
+        combine(p, u, y, s);
     return rc;
 }
 
@@ -349,115 +198,102 @@ int moe_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_v
               const elem *x, struct moe_saved *s, struct err *err)
 {
     struct mlp_shape shared = mlp_shared_shape(p->spec);
+    struct shard_experts held; /* also where they go part by part, for the groups that share them */
     int rc;
 
     s->x = x;
-    if ((rc = activations_check(p->act, err)) < 0)
+    if ((rc = activations_check(p->act, err)) < 0 ||
+        (rc = shard_experts_acquire(e->shard, layer, &held, err)) < 0)
         return rc;
-    combine(p, u, NULL, s);
-    if (shared.inter)
-        mlp_forward(p, u, &shared, x, NULL, &s->shared);
-    rc = dispatch_plan_create(e->dispatch, layer, moe_choices_sent(e, s), p->n, &s->plan, err);
-    return rc < 0 ? rc : experts_again(p, e, layer, u, s, err);
+    rc = moe_set_out(p, e, layer, s, err);
+    if (rc == 0) {
+        combine(p, u, NULL, s);
+        if (shared.inter)
+            mlp_forward(p, u, &shared, x, NULL, &s->shared);
+        rc = moe_travel_again(p, e, layer, u, s, err);
+    }
+    shard_experts_release(e->shard, layer);
+    return rc;
 }
 
 /* ---- backward ------------------------------------------------------------------------------- */
 
-/* From dy to the gradient of every slot and weight. */
-static void combine_backward(struct pass *p, const struct unit_view *u, const elem *dy,
-                             struct moe_scratch *b, const struct moe_saved *s)
+/* From dy to the gradient of every weight; gives that of the slots' weighted sum. */
+static const elem *combine_backward(struct pass *p, const struct unit_view *u, const elem *dy,
+                                    struct moe_scratch *b, const struct moe_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
-    const elem *d_normed = dy, *d_sum;
+    const elem *d_sum = dy;
 
     if (m->latent_moe) {
         linear_backward(p, u, ROLE_LATENT_UP, b->d_latent, 0, dy, s->normed, m->latent, m->hidden);
-        d_normed = b->d_latent;
+        d_sum = b->d_latent;
     }
-    d_sum = d_normed;
     if (m->latent_norm) {
-        ops->rms_norm_backward(p->dev, b->d_sum, gradient_of(u, ROLE_LATENT_NORM), d_normed, s->sum,
+        ops->rms_norm_backward(p->dev, b->d_sum, gradient_of(u, ROLE_LATENT_NORM), d_sum, s->sum,
                                weight_of(u, ROLE_LATENT_NORM), s->sum_rstd, p->n, m->latent, 0);
         d_sum = b->d_sum;
     }
-    ops->combine_backward(p->dev, b->d_slots, b->d_weights, d_sum, s->slots, s->weights, p->n,
+    ops->combine_backward(p->dev, (elem *)NULL, b->d_weights, d_sum, s->slots, s->weights, p->n,
                           (int32_t)m->top_k, m->latent);
+    return d_sum;
 }
 
-/* d_slots: in, the gradient of what came back; out, of what went. The rows are s's. */
-static int travel_backward(struct pass *p, struct moe *e, uint32_t layer,
-                           const struct unit_view *u, elem *d_slots, const struct moe_saved *s,
-                           struct err *err)
-{
-    struct moe_scratch b;
-    struct activations_mark mark = activations_mark(p->act);
-    carve_row_scratch(p, s->n_rows, &b);
-    int rc = activations_check(p->act, err);
-    if (rc == 0)
-        rc = dispatch_send_slots(s->plan, d_slots, b.d_rows, err);
-    if (rc == 0)
-        rc = moe_experts_backward(p, e, layer, u, &b, s, err);
-    if (rc == 0)
-        rc = dispatch_return(s->plan, b.d_rows, d_slots, err);
-    activations_release(p->act, mark);
-    return rc;
-}
-
-/* The rows of a part were not kept: they come once more, and their products are made again. arg:
- * d_slots of all tokens. */
-static int part_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                         const struct part *t, struct moe_saved *s, void *arg, struct err *err)
-{
-    elem *d_slots = elem_at(p->dev, (elem *)arg, t->first * p->spec->top_k * p->spec->latent);
-    int rc = arrive(p, t, s, err);
-    if (rc == 0)
-        rc = moe_experts_forward(p, e, layer, u, NULL, s, err);
-    return rc < 0 ? rc : travel_backward(p, e, layer, u, d_slots, s, err);
-}
-
+/* There and back; dx gets the shared experts' while the first gradients travel. */
 static int from_experts(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                        elem *d_slots, const struct moe_saved *s, struct err *err)
+                        const elem *dy, elem *dx, struct moe_scratch *b, struct moe_saved *s,
+                        struct err *err)
 {
-    struct shard_experts x;
-    int rc = shard_experts_acquire(e->shard, layer, &x, err);
+    struct mlp_shape shared = mlp_shared_shape(p->spec);
+    struct shard_experts held;
+    int rc = shard_experts_acquire(e->shard, layer, &held, err);
     if (rc < 0)
         return rc;
-    rc = s->plan ? travel_backward(p, e, layer, u, d_slots, s, err)
-                 : each_part(p, e, layer, u, s, part_backward, d_slots, err);
+    const elem *d_sum = combine_backward(p, u, dy, b, s);
+    rc = moe_set_out_backward(s, d_sum, err);
+    if (rc == 0 && shared.inter)
+        mlp_backward(p, u, &shared, dy, dx, 0, &s->shared);
+    if (rc == 0)
+        rc = moe_travel_backward(p, e, layer, u, d_sum, b->d_slots, s, err);
     if (rc == 0 && (!p->lora.r || p->lora.on_experts))
         rc = shard_experts_reduce(e->shard, layer, err);
     shard_experts_release(e->shard, layer);
     return rc;
 }
 
-int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                 const elem *dy, elem *dx, struct moe_saved *s, struct err *err)
+/* The sum of what came back of each token, into dx, which has the shared experts' if there are. */
+static void sum_slots(struct pass *p, struct moe *e, const struct unit_view *u, elem *dx,
+                      struct moe_scratch *b, const struct moe_saved *s)
 {
     const struct device_ops *ops = p->dev->ops;
     const struct model_spec *m = p->spec;
+    bool adds = mlp_shared_shape(m).inter > 0;
+    elem *sum = m->latent_moe || adds ? b->d_latent : dx;
+
+    ops->combine(p->dev, sum, b->d_slots, e->ones, p->n, (int32_t)m->top_k, m->latent);
+    if (m->latent_moe)
+        linear_backward(p, u, ROLE_LATENT_DOWN, dx, adds, sum, s->x, m->hidden, m->latent);
+    else if (adds)
+        ops->add(p->dev, dx, sum, p->n * m->hidden);
+}
+
+int moe_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                 const elem *dy, elem *dx, struct moe_saved *s, struct err *err)
+{
+    const struct model_spec *m = p->spec;
     struct activations_mark mark = activations_mark(p->act);
-    struct mlp_shape shared = mlp_shared_shape(m);
     struct moe_scratch b;
     int rc;
 
     carve_scratch(p, &b);
-    if ((rc = activations_check(p->act, err)) < 0)
+    if ((rc = activations_check(p->act, err)) < 0 ||
+        (rc = from_experts(p, e, layer, u, dy, dx, &b, s, err)) < 0)
         goto out;
-    combine_backward(p, u, dy, &b, s);
-    if ((rc = from_experts(p, e, layer, u, b.d_slots, s, err)) < 0)
-        goto out;
-    if (m->latent_moe) {
-        ops->combine(p->dev, b.d_latent, b.d_slots, e->ones, p->n, (int32_t)m->top_k, m->latent);
-        linear_backward(p, u, ROLE_LATENT_DOWN, dx, 0, b.d_latent, s->x, m->hidden, m->latent);
-    } else {
-        ops->combine(p->dev, dx, b.d_slots, e->ones, p->n, (int32_t)m->top_k, m->latent);
-    }
+    sum_slots(p, e, u, dx, &b, s);
     moe_router_backward(p, e, layer, b.d_logits, b.d_weights, s);
-    ops->to_elem(p->dev, b.d_router, b.d_logits, p->n * m->n_experts);
+    p->dev->ops->to_elem(p->dev, b.d_router, b.d_logits, p->n * m->n_experts);
     linear_backward(p, u, ROLE_ROUTER, dx, 1, b.d_router, s->x, m->hidden, m->n_experts);
-    if (shared.inter)
-        mlp_backward(p, u, &shared, dy, dx, 1, &s->shared);
 out:
     activations_release(p->act, mark);
     return rc;

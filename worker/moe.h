@@ -55,6 +55,14 @@ int  moe_init(struct moe *e, const struct model_spec *m, const struct slots *slo
               struct err *err);
 void moe_fini(struct moe *e, struct device *dev);
 
+/* A chunk's rows at the expert side, and what their backward needs. */
+struct moe_rows {
+    struct dispatch_chunk chunk; /* unset where these are of all chunks, one after another */
+    int64_t n_rows;
+    elem   *rows;               /* (n_rows, latent), as they were laid out */
+    elem   *gate, *up, *hidden; /* (n_rows, expert_inter) */
+};
+
 struct moe_saved {
     const elem *x;              /* (n, hidden), the input; borrowed */
     float   *scores, *weights;  /* (n, n_experts), (n, top_k) */
@@ -63,9 +71,7 @@ struct moe_saved {
     elem    *latent;            /* (n, latent); x without a latent projection */
     struct dispatch_plan *plan; /* ended by moe_drop; NULL: too many rows would meet on one rank,
                                  * so that tokens go part by part and no rows are kept */
-    int64_t  n_rows;
-    elem    *rows;              /* (n_rows, latent), as they arrived */
-    elem    *gate, *up, *hidden; /* (n_rows, expert_inter) */
+    struct moe_rows arrived;    /* of all chunks */
     elem    *slots;             /* (n, top_k, latent), as they came back */
     elem    *sum, *normed;      /* (n, latent); normed is sum without a norm */
     float   *sum_rstd;          /* (n) */
@@ -97,6 +103,28 @@ void moe_drop(struct moe_saved *s);
 void moe_count_forward(struct pass *p, int64_t n_rows);
 void moe_count_backward(struct pass *p, int64_t n_rows, bool is_again);
 
+/* ---- to the experts and back (moe_trip.c): the experts are held ---- */
+
+/* A plan for the layer's tokens, whose first chunk sets out; and the rest of it, slots from
+ * latents. What the rank computes in between it computes while they travel. */
+int moe_set_out(struct pass *p, struct moe *e, uint32_t layer, struct moe_saved *s,
+                struct err *err);
+int moe_travel(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+               struct moe_saved *s, struct err *err);
+/* The rest of it where the slots are there already: rows are made again. Nothing where tokens go
+ * part by part, which the backward does for each. */
+int moe_travel_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                     struct moe_saved *s, struct err *err);
+/* The same backwards: from dy (n, latent), the gradient of the slots' weighted sum, to d_slots
+ * (n, top_k, latent). */
+int moe_set_out_backward(const struct moe_saved *s, const elem *dy, struct err *err);
+int moe_travel_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
+                        const elem *dy, elem *d_slots, struct moe_saved *s, struct err *err);
+/* What a forward takes and keeps, also one that is made again, and what a backward takes besides;
+ * while counting. */
+void moe_trip_count(struct pass *p, int64_t n_rows, bool is_again);
+void moe_trip_count_backward(struct pass *p, int64_t n_rows);
+
 /* ---- the router (moe_router.c) ---- */
 
 struct router_shape moe_router_shape(const struct pass *p);
@@ -124,19 +152,19 @@ struct moe_scratch { /* of a backward */
     float *d_weights, *d_logits;     /* (n, top_k), (n, n_experts) */
     elem  *d_router;                 /* d_logits as elements */
     elem  *d_latent, *d_sum;         /* (n, latent) */
-    elem  *d_slots;                  /* (n, top_k, latent) */
+    elem  *d_slots;                  /* (n, top_k, latent), as they came back */
     elem  *d_rows;                   /* (n_rows, latent) */
     elem  *d_gate, *d_up, *d_hidden; /* (n_rows, expert_inter) */
     struct moe_lora_scratch lora;
 };
 
-/* out_rows (n_rows, latent) from what arrived; NULL: only what the backward needs. */
+/* out_rows (n_rows, latent) from a chunk's rows r; NULL: only what the backward needs. */
 int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                        elem *out_rows, struct moe_saved *s, struct err *err);
+                        elem *out_rows, const struct moe_rows *r, struct err *err);
 /* b->d_rows: in, the gradient of what went back; out, of what arrived. Weight gradients are sent
- * home by shard_experts_reduce, once for all parts of a layer. */
+ * home by shard_experts_reduce, once for all chunks and parts of a layer. */
 int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                         struct moe_scratch *b, const struct moe_saved *s, struct err *err);
+                         struct moe_scratch *b, const struct moe_rows *r, struct err *err);
 
 /* ---- one of the three matrices (moe_product.c) ---- */
 

@@ -37,38 +37,38 @@ static struct products products_of(const struct pass *p, const int64_t *offsets,
 }
 
 static void products_forward(struct pass *p, struct moe *e, const struct unit_view *u,
-                             const struct products *w, elem *out_rows, struct moe_saved *s,
+                             const struct products *w, elem *out_rows, const struct moe_rows *r,
                              struct moe_lora_scratch *b)
 {
-    moe_product_forward(p, e, &w->gate, s->gate, s->rows);
-    moe_lora_forward(p, e, u, &w->gate, s->gate, s->hidden, s->rows, b);
-    moe_product_forward(p, e, &w->up, s->up, s->rows);
-    moe_lora_forward(p, e, u, &w->up, s->up, s->hidden, s->rows, b);
-    mlp_activate(p, s->hidden, s->gate, s->up, s->n_rows * p->spec->expert_inter);
+    moe_product_forward(p, e, &w->gate, r->gate, r->rows);
+    moe_lora_forward(p, e, u, &w->gate, r->gate, r->hidden, r->rows, b);
+    moe_product_forward(p, e, &w->up, r->up, r->rows);
+    moe_lora_forward(p, e, u, &w->up, r->up, r->hidden, r->rows, b);
+    mlp_activate(p, r->hidden, r->gate, r->up, r->n_rows * p->spec->expert_inter);
     if (!out_rows)
         return;
-    moe_product_forward(p, e, &w->down, out_rows, s->hidden);
-    moe_lora_forward(p, e, u, &w->down, out_rows, b->y, s->hidden, b);
+    moe_product_forward(p, e, &w->down, out_rows, r->hidden);
+    moe_lora_forward(p, e, u, &w->down, out_rows, b->y, r->hidden, b);
 }
 
 int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                        elem *out_rows, struct moe_saved *s, struct err *err)
+                        elem *out_rows, const struct moe_rows *r, struct err *err)
 {
     struct activations_mark mark = activations_mark(p->act);
     struct shard_experts x = {0};
     struct moe_lora_scratch b;
 
-    moe_lora_carve_forward(p, s->n_rows, &b);
+    moe_lora_carve_forward(p, r->n_rows, &b);
     int rc = activations_check(p->act, err);
     if (rc == 0)
         rc = shard_experts_acquire(e->shard, layer, &x, err);
     if (rc == 0) {
-        struct products w = products_of(p, dispatch_plan_offsets(s->plan), (int32_t)x.n_slots,
-                                        s->n_rows);
+        struct products w = products_of(p, r->chunk.offsets, (int32_t)x.n_slots,
+                                        r->n_rows);
         spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
         moe_product_point(p, e, &x, u);
         moe_lora_point(p, e, &x, u);
-        products_forward(p, e, u, &w, out_rows, s, &b);
+        products_forward(p, e, u, &w, out_rows, r, &b);
         spans_end(p->dev);
         shard_experts_release(e->shard, layer);
     }
@@ -79,22 +79,22 @@ int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const str
 /* Adds the weight gradients of n groups of rows into the blocks that e's arrays point to. */
 static void weight_gradients(struct pass *p, struct moe *e, const struct unit_view *u,
                              const int64_t *offsets, uint32_t n, const struct moe_scratch *b,
-                             const struct moe_saved *s)
+                             const struct moe_rows *r)
 {
     const struct device_ops *ops = p->dev->ops;
     int64_t latent = p->spec->latent, inter = p->spec->expert_inter;
     int32_t n_groups = (int32_t)n;
 
     if (p->lora.r) {
-        struct products w = products_of(p, offsets, n_groups, s->n_rows);
-        moe_lora_gradients(p, e, u, &w.gate, b->d_gate, s->rows, &b->lora);
-        moe_lora_gradients(p, e, u, &w.up, b->d_up, s->rows, &b->lora);
-        moe_lora_gradients(p, e, u, &w.down, b->d_rows, s->hidden, &b->lora);
+        struct products w = products_of(p, offsets, n_groups, r->n_rows);
+        moe_lora_gradients(p, e, u, &w.gate, b->d_gate, r->rows, &b->lora);
+        moe_lora_gradients(p, e, u, &w.up, b->d_up, r->rows, &b->lora);
+        moe_lora_gradients(p, e, u, &w.down, b->d_rows, r->hidden, &b->lora);
         return;
     }
-    ops->grouped_linear_dw(p->dev, e->dw, b->d_gate, s->rows, offsets, n_groups, latent, inter);
-    ops->grouped_linear_dw(p->dev, e->dw + n, b->d_up, s->rows, offsets, n_groups, latent, inter);
-    ops->grouped_linear_dw(p->dev, e->dw + 2 * n, b->d_rows, s->hidden, offsets, n_groups, inter,
+    ops->grouped_linear_dw(p->dev, e->dw, b->d_gate, r->rows, offsets, n_groups, latent, inter);
+    ops->grouped_linear_dw(p->dev, e->dw + n, b->d_up, r->rows, offsets, n_groups, latent, inter);
+    ops->grouped_linear_dw(p->dev, e->dw + 2 * n, b->d_rows, r->hidden, offsets, n_groups, inter,
                            latent);
 }
 
@@ -102,21 +102,21 @@ static void weight_gradients(struct pass *p, struct moe *e, const struct unit_vi
  * then changes no bit. */
 static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
                              const struct shard_experts *x, const struct unit_view *u,
-                             const struct moe_scratch *b, const struct moe_saved *s,
+                             const struct moe_scratch *b, const struct moe_rows *r,
                              struct err *err)
 {
     struct partials *q;
     spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
-    int rc = partials_open(e->shard, layer, s->plan, x, &q, err);
+    int rc = partials_open(e->shard, layer, &r->chunk, x, &q, err);
 
     for (uint32_t slot = 0; rc == 0 && slot < x->n_slots; slot++) {
-        const int64_t *blocks = dispatch_plan_blocks(s->plan) + (size_t)slot * e->n_sources;
+        const int64_t *blocks = r->chunk.blocks + (size_t)slot * e->n_sources;
         float *const *sums = partials_of_slot(q, slot);
         for (uint32_t m = 0; m < e->n_sources; m++)
             if (blocks[m + 1] > blocks[m])
                 point_gradients(p, e, m, e->n_sources, sums[m], u);
         if (blocks[e->n_sources] > blocks[0])
-            weight_gradients(p, e, u, blocks, e->n_sources, b, s);
+            weight_gradients(p, e, u, blocks, e->n_sources, b, r);
         partials_add_single(q, slot);
     }
     spans_end(p->dev);
@@ -125,12 +125,12 @@ static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
 
 static int summed_gradients(struct pass *p, struct moe *e, uint32_t layer,
                             const struct shard_experts *x, const struct unit_view *u,
-                            const struct moe_scratch *b, const struct moe_saved *s)
+                            const struct moe_scratch *b, const struct moe_rows *r)
 {
     spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
     for (uint32_t i = 0; i < x->n_slots; i++)
         point_gradients(p, e, i, x->n_slots, x->gradients[i], u);
-    weight_gradients(p, e, u, dispatch_plan_offsets(s->plan), x->n_slots, b, s);
+    weight_gradients(p, e, u, r->chunk.offsets, x->n_slots, b, r);
     spans_end(p->dev);
     return 0;
 }
@@ -138,16 +138,16 @@ static int summed_gradients(struct pass *p, struct moe *e, uint32_t layer,
 /* d_hidden from d_rows, and d_gate and d_up from that. */
 static void backward_down(struct pass *p, struct moe *e, const struct unit_view *u,
                           const struct products *w, struct moe_scratch *b,
-                          const struct moe_saved *s)
+                          const struct moe_rows *r)
 {
     const struct moe_product *d = &w->down;
 
     moe_product_dx(p, e, d, b->d_hidden, b->d_rows, 0);
-    moe_lora_shrink(p, e, u, d, b->d_rows, s->hidden, &b->lora);
+    moe_lora_shrink(p, e, u, d, b->d_rows, r->hidden, &b->lora);
     moe_lora_dx(p, e, u, d, b->d_hidden, &b->lora);
-    mlp_activate_backward(p, b->d_gate, b->d_up, b->d_hidden, s->gate, s->up, s->n_rows * d->in);
-    moe_lora_shrink(p, e, u, &w->gate, b->d_gate, s->rows, &b->lora);
-    moe_lora_shrink(p, e, u, &w->up, b->d_up, s->rows, &b->lora);
+    mlp_activate_backward(p, b->d_gate, b->d_up, b->d_hidden, r->gate, r->up, r->n_rows * d->in);
+    moe_lora_shrink(p, e, u, &w->gate, b->d_gate, r->rows, &b->lora);
+    moe_lora_shrink(p, e, u, &w->up, b->d_up, r->rows, &b->lora);
 }
 
 /* d_rows from d_gate and d_up. */
@@ -162,34 +162,34 @@ static void backward_in(struct pass *p, struct moe *e, const struct unit_view *u
 
 static int all_gradients(struct pass *p, struct moe *e, uint32_t layer, struct shard_experts *x,
                          const struct unit_view *u, const struct products *w,
-                         const struct moe_scratch *b, const struct moe_saved *s, struct err *err)
+                         const struct moe_scratch *b, const struct moe_rows *r, struct err *err)
 {
     if (p->lora.r && !p->lora.on_experts)
         return 0;
     shard_experts_gradient(e->shard, layer, x);
-    moe_lora_shared_gradient(p, u, &w->gate, s->rows, &b->lora);
-    moe_lora_shared_gradient(p, u, &w->up, s->rows, &b->lora);
-    moe_lora_shared_gradient(p, u, &w->down, s->hidden, &b->lora);
-    return p->dev->deterministic ? partial_gradients(p, e, layer, x, u, b, s, err)
-                                 : summed_gradients(p, e, layer, x, u, b, s);
+    moe_lora_shared_gradient(p, u, &w->gate, r->rows, &b->lora);
+    moe_lora_shared_gradient(p, u, &w->up, r->rows, &b->lora);
+    moe_lora_shared_gradient(p, u, &w->down, r->hidden, &b->lora);
+    return p->dev->deterministic ? partial_gradients(p, e, layer, x, u, b, r, err)
+                                 : summed_gradients(p, e, layer, x, u, b, r);
 }
 
 int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
-                         struct moe_scratch *b, const struct moe_saved *s, struct err *err)
+                         struct moe_scratch *b, const struct moe_rows *r, struct err *err)
 {
     struct shard_experts x = {0};
 
     int rc = shard_experts_acquire(e->shard, layer, &x, err);
     if (rc < 0)
         return rc;
-    struct products w = products_of(p, dispatch_plan_offsets(s->plan), (int32_t)x.n_slots,
-                                    s->n_rows);
+    struct products w = products_of(p, r->chunk.offsets, (int32_t)x.n_slots,
+                                    r->n_rows);
     spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
     moe_product_point(p, e, &x, u);
     moe_lora_point(p, e, &x, u);
-    backward_down(p, e, u, &w, b, s);
+    backward_down(p, e, u, &w, b, r);
     spans_end(p->dev);
-    if ((rc = all_gradients(p, e, layer, &x, u, &w, b, s, err)) == 0) {
+    if ((rc = all_gradients(p, e, layer, &x, u, &w, b, r, err)) == 0) {
         spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
         backward_in(p, e, u, &w, b);
         spans_end(p->dev);

@@ -50,7 +50,10 @@ static void count_served(struct pass *p, struct moe *e, uint32_t layer, const st
     int32_t *counts = activations_take_i32(p->act, (int64_t)n);
 
     if (counts) {
-        p->dev->ops->route_counts(p->dev, counts, s->sent, p->n * p->spec->top_k, (int32_t)n);
+        struct route all = {.n_pairs = p->n * p->spec->top_k, .pairs_each = p->n * p->spec->top_k,
+                            .n_chunks = 1, .n_experts = (int32_t)n,
+                            .top_k = (int32_t)p->spec->top_k};
+        p->dev->ops->route_counts(p->dev, counts, s->sent, &all);
         p->dev->ops->to_host(p->dev, e->host_counts, counts, n * sizeof *counts);
         for (size_t i = 0; i < n; i++)
             e->served[layer * n + i] += e->host_counts[i];

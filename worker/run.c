@@ -164,6 +164,24 @@ static int open_slots(struct run *run, struct err *err)
     return rc < 0 ? -EPROTO : 0;
 }
 
+static void open_dispatch(struct run *run)
+{
+    const Ballast__JobSpec *s = run->spec;
+    const struct rank_group *ep = &run->layout.ep;
+    uint32_t *nodes = xcalloc(ep->n_ranks, sizeof *nodes);
+    for (uint32_t i = 0; i < ep->n_ranks; i++)
+        while (strcmp(run->start->gang[ep->ranks[nodes[i]]]->node,
+                      run->start->gang[ep->ranks[i]]->node) != 0)
+            nodes[i]++; /* the first one of the same node */
+    run->dispatch = dispatch_open(&(struct dispatch_config){
+        .layout = &run->layout, .slots = &run->slots, .coll = run->coll, .dev = run->dev,
+        .top_k = run->model_spec.top_k, .width = run->model_spec.latent, .nodes = nodes,
+        .hierarchical = strcmp(s->parallel_hierarchical_all_to_all, "off") != 0,
+        .overlap = s->parallel_overlap,
+    });
+    free(nodes);
+}
+
 static int open_model(struct run *run, struct err *err)
 {
     const Ballast__JobSpec *s = run->spec;
@@ -174,8 +192,7 @@ static int open_model(struct run *run, struct err *err)
                          err)) < 0)
         return rc;
     if (m->n_experts > 0)
-        run->dispatch = dispatch_open(&run->layout, &run->slots, run->coll, run->dev, m->top_k,
-                                      m->latent);
+        open_dispatch(run);
     struct model_config c = {
         .spec = m, .map = &run->map, .lora = run->lora, .layout = &run->layout,
         .slots = &run->slots, .shard = run->shard, .dispatch = run->dispatch, .dev = run->dev,

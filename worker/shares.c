@@ -102,14 +102,14 @@ static void note_copy(const struct shares *s, const struct slots *slots, uint32_
 }
 
 static void deal_expert(struct shares *s, const struct slots *slots, const struct slots_layer *l,
-                        uint32_t k, const int32_t *counts, bool whole_sources, int64_t *to_slot,
-                        int64_t *arrived, int32_t *servers)
+                        uint32_t k, const struct shares_counts *counts, bool whole_sources,
+                        int64_t *to_slot, int64_t *arrived, int32_t *servers)
 {
     const uint32_t *copies = l->copies + l->first_copy[k];
     uint32_t n_copies = l->first_copy[k + 1] - l->first_copy[k], e = l->copied[k];
     int32_t *server = servers ? servers + (size_t)k * slots->n_devices : NULL;
     for (uint32_t m = 0; m < slots->n_devices; m++) {
-        s->n_rows[m] = (uint32_t)counts[(size_t)m * slots->n_experts + e];
+        s->n_rows[m] = (uint32_t)shares_count(counts, m, e);
         if (server)
             server[m] = -1;
     }
@@ -143,21 +143,31 @@ static void check_shares(const struct shares *s, const struct slots_layer *l, ui
 #endif
 }
 
-static double heaviest(struct shares *s, const struct slots *slots, const struct slots_layer *l)
+static const double *load_homes(struct shares *s, const struct slots *slots,
+                                const struct slots_layer *l)
 {
-    double most = 0;
     memset(s->part, 0, slots->n_devices * sizeof *s->part);
-    for (uint32_t e = 0; e < slots->n_experts; e++) {
-        double *sum = &s->part[l->map.home[e] / slots->n_slots];
-        *sum += s->load[e];
-        most = *sum > most ? *sum : most;
+    for (uint32_t e = 0; e < slots->n_experts; e++)
+        s->part[l->map.home[e] / slots->n_slots] += s->load[e];
+    return s->part;
+}
+
+/* Parts of copies are rounded to whole rows. */
+static int64_t add_rows(const struct slots *slots, const double *device_load, uint32_t n_copied,
+                        int64_t *device_rows)
+{
+    int64_t most = 0;
+    for (uint32_t m = 0; m < slots->n_devices; m++) {
+        int64_t n = (int64_t)device_load[m] + (n_copied > 0 ? 1 + n_copied : 0);
+        device_rows[m] += n;
+        most = n > most ? n : most;
     }
     return most;
 }
 
 int64_t shares_rows(struct shares *s, const struct slots *slots, uint32_t layer,
-                    const int32_t *counts, bool whole_sources, int64_t *to_slot, int64_t *arrived,
-                    int32_t *servers)
+                    const struct shares_counts *counts, bool whole_sources, int64_t *to_slot,
+                    int64_t *arrived, int64_t *device_rows, int32_t *servers)
 {
     const struct slots_layer *l = &slots->layers[layer];
     uint32_t n_total = slots->n_devices * slots->n_slots, n_experts = slots->n_experts;
@@ -166,22 +176,23 @@ int64_t shares_rows(struct shares *s, const struct slots *slots, uint32_t layer,
     memset(s->load, 0, n_experts * sizeof *s->load);
     for (uint32_t m = 0; m < slots->n_devices; m++)
         for (uint32_t e = 0; e < n_experts; e++)
-            s->load[e] += counts[(size_t)m * n_experts + e];
+            s->load[e] += shares_count(counts, m, e);
     for (uint32_t e = 0; e < n_experts; e++) {
         uint32_t slot = l->map.home[e];
         if (l->copied_at[e] >= 0)
             continue;
-        to_slot[slot] = counts[(size_t)s->me * n_experts + e];
+        to_slot[slot] = shares_count(counts, s->me, e);
         if (slot / slots->n_slots == s->me)
             for (uint32_t m = 0; m < slots->n_devices; m++)
                 arrived[(size_t)m * slots->n_slots + slot % slots->n_slots] =
-                    counts[(size_t)m * n_experts + e];
+                    shares_count(counts, m, e);
     }
     if (l->n_copied == 0)
-        return (int64_t)heaviest(s, slots, l);
-    double most = split_solve(l->split, s->load, s->share);
+        return add_rows(slots, load_homes(s, slots, l), 0, device_rows);
+    split_solve(l->split, s->load, s->share);
     check_shares(s, l, n_total);
+    int64_t most = add_rows(slots, split_device_load(l->split), l->n_copied, device_rows);
     for (uint32_t k = 0; k < l->n_copied; k++)
         deal_expert(s, slots, l, k, counts, whole_sources, to_slot, arrived, servers);
-    return (int64_t)most + 1 + l->n_copied; /* parts are rounded to whole rows */
+    return most;
 }

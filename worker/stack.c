@@ -29,6 +29,22 @@ struct rank_thread {
     pthread_t thread;
 };
 
+static void open_dispatch(struct stack *s)
+{
+    const struct stack_config *c = s->config;
+    const struct rank_group *ep = &s->layout.ep;
+    uint32_t *nodes = xcalloc(ep->n_ranks, sizeof *nodes);
+
+    for (uint32_t i = 0; i < ep->n_ranks; i++)
+        nodes[i] = c->n_nodes ? ep->ranks[i] * c->n_nodes / c->degrees.world : 0;
+    s->dispatch = dispatch_open(&(struct dispatch_config){
+        .layout = &s->layout, .slots = &s->slots, .coll = s->coll, .dev = s->dev,
+        .top_k = c->spec->top_k, .width = c->spec->latent, .nodes = nodes,
+        .hierarchical = c->hierarchical, .overlap = c->overlap, .n_chunks = c->n_chunks,
+    });
+    free(nodes);
+}
+
 static int stack_open(struct stack *s, struct run *run, struct err *err)
 {
     const struct stack_config *c = s->config;
@@ -51,8 +67,7 @@ static int stack_open(struct stack *s, struct run *run, struct err *err)
                          err)) < 0)
         return rc;
     if (c->spec->n_experts > 0)
-        s->dispatch = dispatch_open(&s->layout, &s->slots, s->coll, s->dev, c->spec->top_k,
-                                    c->spec->latent);
+        open_dispatch(s);
     struct model_config model = {
         .spec = c->spec, .map = c->map, .lora = c->lora, .layout = &s->layout, .slots = &s->slots,
         .shard = s->shard, .dispatch = s->dispatch, .dev = s->dev, .tokens_max = c->tokens_max,
