@@ -1,23 +1,31 @@
 """Workers of several nodes on one machine: how tokens travel between them changes no bit."""
+import re
+
 from cluster import Cluster, expect, tell
 
 WAYS = (", hierarchical_all_to_all: off, overlap: false", ", hierarchical_all_to_all: off",
         ", hierarchical_all_to_all: on, overlap: false", "")
 
 
-def losses(c, way, **job):
-    """Of a whole run."""
+def run(c, way, **job):
+    """Losses of a whole run, and the rows that rank 0 sent to other nodes."""
     i = c.submit(c.job(steps=6, checkpoint_every=6, parallel=way, **job))
     c.wait(i, "DONE")
-    return [(step["loss"], step["grad_norm"]) for step in c.steps(i)]
+    sent = re.search(r"rank 0 sent \d+ rows .* (\d+) of them to other nodes, and", c.ok("logs", i, "--rank", 0))
+    expect(sent, "no line about rows that were sent")
+    return [(step["loss"], step["grad_norm"]) for step in c.steps(i)], int(sent.group(1))
 
 
 def alike(c, **job):
-    first = losses(c, WAYS[0], **job)
+    first, n_straight = run(c, WAYS[0], **job)
     expect(len(first) == 6, f"{len(first)} steps of 6")
     for way in WAYS[1:]:
-        other = losses(c, way, **job)
+        other, n = run(c, way, **job)
         expect(other == first, f"with '{way[2:]}' {other}, with '{WAYS[0][2:]}' {first}")
+        fewer = "off" not in way
+        expect(0 < n < n_straight if fewer else n == n_straight,
+               f"{n} rows to other nodes with '{way[2:]}', {n_straight} straight")
+    print(f"rows to other nodes: {n_straight} straight, {n} by way of one rank")
 
 
 def story():

@@ -62,6 +62,16 @@ void run_log_usage(const struct run *r)
                                                  : 1);
 }
 
+void run_log_traffic(const struct run *r)
+{
+    struct dispatch_traffic n = r->dispatch ? dispatch_traffic(r->dispatch)
+                                            : (struct dispatch_traffic){0};
+    if (n.sent + n.returned > 0)
+        printf("rank %u sent %" PRIu64 " rows of tokens and gradients to experts, %" PRIu64
+               " of them to other nodes, and returned %" PRIu64 ", %" PRIu64 " of them to other "
+               "nodes\n", r->coll->rank, n.sent, n.sent_between, n.returned, n.returned_between);
+}
+
 void run_log_step(const struct run *run, const struct step_result *r, double validation_loss,
                   uint64_t *logged_ns)
 {

@@ -10,6 +10,8 @@ void run_log_start(const struct run *r);
 /* What a rank should take, and at the end beside it what this one took. */
 void run_log_plan(const struct run *r);
 void run_log_usage(const struct run *r);
+/* Rows that left this rank; by way of few ranks of a node fewer are sent to other nodes. */
+void run_log_traffic(const struct run *r);
 
 /* On rank 0: the first step and the last, one with a validation (not NAN), and of the others as
  * many as people can read; *logged_ns is when it spoke last. */

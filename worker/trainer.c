@@ -467,6 +467,7 @@ static int train(struct trainer *t, struct err *err)
     while (!is_over && rc == 0)
         rc = one_step(t, &is_over, err);
     run_log_usage(&t->run);
+    run_log_traffic(&t->run);
     return rc;
 }
 
