@@ -234,7 +234,9 @@ int hf_text(const struct json *o, struct model_spec *m, struct err *err)
                       &m->latent_norm_eps, err)) < 0 ||
         (rc = hf_real(o, "initializer_range", 1e-6, 1, 0.02, &m->init_std, err)) < 0 ||
         (rc = hf_expect_flag(o, "tie_word_embeddings", false, err)) < 0 ||
-        (rc = hf_expect_flag(o, "attention_bias", false, err)) < 0 ||
+        (rc = m->family == FAMILY_DEEPSEEK_V3
+                  ? hf_flag(o, "attention_bias", false, &m->attention_bias, err)
+                  : hf_expect_flag(o, "attention_bias", false, err)) < 0 ||
         (rc = hf_expect_number(o, "num_key_value_heads", m->heads, err)) < 0 ||
         (rc = hf_flag(o, "mla_use_output_gate", false, &m->mla_output_gate, err)) < 0 ||
         (rc = read_activation(o, m, err)) < 0 || (rc = read_experts(o, m, err)) < 0)

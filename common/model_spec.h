@@ -44,6 +44,7 @@ struct model_spec {
     /* MLA; q_lora_rank 0: a direct q projection */
     uint32_t heads, q_lora_rank, kv_lora_rank, qk_nope_dim, qk_rope_dim, v_dim;
     bool     mla_output_gate, mla_rotary;
+    bool     attention_bias; /* in MLA: of q_a, kv_a and o */
     struct rotary_config rotary; /* with mla_rotary: of the shared key part and its partner */
     bool     rotary_interleaved;
 

@@ -170,6 +170,17 @@ static void add_indexer(struct builder *b)
         m->hidden, 0);
 }
 
+static void add_biases(struct builder *b)
+{
+    const struct model_spec *m = b->spec;
+
+    if (m->q_lora_rank)
+        add(b, ROLE_MLA_Q_A_BIAS, "self_attn.q_a_proj.bias", INIT_ZEROS, 0, m->q_lora_rank, 0, 0);
+    add(b, ROLE_MLA_KV_A_BIAS, "self_attn.kv_a_proj_with_mqa.bias", INIT_ZEROS, 0,
+        m->kv_lora_rank + m->qk_rope_dim, 0, 0);
+    add(b, ROLE_MLA_O_BIAS, "self_attn.o_proj.bias", INIT_ZEROS, 0, m->hidden, 0, 0);
+}
+
 static void add_mla(struct builder *b)
 {
     const struct model_spec *m = b->spec;
@@ -191,6 +202,8 @@ static void add_mla(struct builder *b)
     if (m->mla_output_gate)
         add_matrix(b, ROLE_MLA_G, "self_attn.g_proj.weight", v_wide, m->hidden);
     add_matrix(b, ROLE_MLA_O, "self_attn.o_proj.weight", m->hidden, v_wide);
+    if (m->attention_bias)
+        add_biases(b);
     if (m->index_top_k)
         add_indexer(b);
 }
@@ -399,23 +412,6 @@ void tensor_map_fini(struct tensor_map *map)
     free(map->adapter_names);
     free(map->units);
     *map = (struct tensor_map){0};
-}
-
-bool tensor_is_projection(enum tensor_role role)
-{
-    switch (role) {
-    case ROLE_KDA_Q: case ROLE_KDA_K: case ROLE_KDA_V: case ROLE_KDA_F_A: case ROLE_KDA_F_B:
-    case ROLE_KDA_BETA: case ROLE_KDA_G: case ROLE_KDA_G_A: case ROLE_KDA_G_B: case ROLE_KDA_O:
-    case ROLE_MLA_Q: case ROLE_MLA_Q_A: case ROLE_MLA_Q_B: case ROLE_MLA_KV_A: case ROLE_MLA_KV_B:
-    case ROLE_MLA_G: case ROLE_MLA_O:
-    case ROLE_MLP_GATE: case ROLE_MLP_UP: case ROLE_MLP_DOWN:
-    case ROLE_LATENT_DOWN: case ROLE_LATENT_UP:
-    case ROLE_SHARED_GATE: case ROLE_SHARED_UP: case ROLE_SHARED_DOWN:
-    case ROLE_EXPERT_GATE: case ROLE_EXPERT_UP: case ROLE_EXPERT_DOWN:
-        return true;
-    default:
-        return false;
-    }
 }
 
 void tensor_map_train_indexers(struct tensor_map *map, bool alone)

@@ -235,7 +235,13 @@ static void rotary_and_groups_are_read_in_both_spellings(void **state)
     assert_float_equal(m.rotary.beta_slow, 1, 0);
     assert_float_equal(m.rotary.mscale_all_dim, 0.5, 0);
 
-    char *text = changed_in(rotary, "\"rope_scaling\": {\"type\": \"yarn\",",
+    assert_false(m.attention_bias);
+    char *text = changed_in(rotary, "\"rope_scaling\"",
+                            "\"attention_bias\": true, \"rope_scaling\"");
+    assert_int_equal(parse(text, &m, NULL), 0);
+    assert_true(m.attention_bias);
+    free(text);
+    text = changed_in(rotary, "\"rope_scaling\": {\"type\": \"yarn\",",
                             "\"rope_interleave\": false, \"rope_parameters\": "
                             "{\"rope_type\": \"yarn\", \"rope_theta\": 7000,");
     assert_int_equal(parse(text, &m, NULL), 0);

@@ -312,6 +312,7 @@ static void every_gradient_agrees_with_finite_differences(void **state)
                                    indexed(turned(), 64) };
     models[2].top_k = models[2].n_experts; /* every score counts */
     models[4].rotary_interleaved = false;
+    models[4].attention_bias = true;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         int n_checked = 0;
         run_on(&models[i], alone, RECOMPUTE_OFF, check_gradients, &n_checked);

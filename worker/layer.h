@@ -37,6 +37,7 @@ struct pass {
     int64_t n;                 /* tokens */
     const int32_t *cu_seqlens; /* n_docs + 1, host */
     int32_t n_docs;
+    const elem *ones;    /* (n), where the model has biases */
     const float *rotary; /* the device's table of angles, where the model turns its queries */
     enum index_stage index_stage;
     float  index_weight; /* of the indexers' gradients */

@@ -46,3 +46,17 @@ void linear_rows_backward(const struct pass *p, const struct unit_view *u, enum 
     if (lora_has(u, role))
         lora_backward(p, u, role, dx, dy, x, in, first, out);
 }
+
+/* A bias is a matrix one column wide, beside an input of ones. */
+void linear_bias_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                         elem *y, int64_t first, int64_t out)
+{
+    p->dev->ops->linear(p->dev, y, p->ones, weight_rows(u, role, first, 1), p->n, 1, out, 1);
+}
+
+void linear_bias_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                          const elem *dy, int64_t first, int64_t out)
+{
+    if (unit_trains(u, role))
+        p->dev->ops->linear_dw(p->dev, gradient_of(u, role) + first, dy, p->ones, p->n, 1, out);
+}

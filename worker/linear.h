@@ -18,6 +18,12 @@ void linear_rows_forward(const struct pass *p, const struct unit_view *u, enum t
 void linear_f32_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
                         float *y, const elem *x, int64_t in, int64_t out);
 
+/* y += the bias of a role, or its numbers first .. first + out; and its gradient. */
+void linear_bias_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                         elem *y, int64_t first, int64_t out);
+void linear_bias_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                          const elem *dy, int64_t first, int64_t out);
+
 /* dx = beta dx + dy w, and dw += dy^T x. dx NULL: what x comes from has no gradient. */
 void linear_backward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
                      elem *dx, float beta, const elem *dy, const elem *x, int64_t in,

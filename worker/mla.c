@@ -154,6 +154,12 @@ static void project(struct pass *p, const struct unit_view *u, const struct widt
         linear_forward(p, u, ROLE_MLA_Q, s->q, s->x, hidden, w->q, 0);
     linear_rows_forward(p, u, ROLE_MLA_KV_A, s->low, s->x, hidden, 0, w->latent, 0);
     linear_rows_forward(p, u, ROLE_MLA_KV_A, s->k_rope, s->x, hidden, w->latent, w->rope, 0);
+    if (!p->spec->attention_bias)
+        return;
+    if (p->spec->q_lora_rank)
+        linear_bias_forward(p, u, ROLE_MLA_Q_A_BIAS, s->q_low, 0, p->spec->q_lora_rank);
+    linear_bias_forward(p, u, ROLE_MLA_KV_A_BIAS, s->low, 0, w->latent);
+    linear_bias_forward(p, u, ROLE_MLA_KV_A_BIAS, s->k_rope, w->latent, w->rope);
 }
 
 /* What comes from that: latents, and queries where they have one. */
@@ -222,6 +228,8 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x,
     }
     linear_forward(p, u, ROLE_MLA_O, y, m->mla_output_gate ? s->gated : s->o, w.o, m->hidden,
                    beta);
+    if (m->attention_bias)
+        linear_bias_forward(p, u, ROLE_MLA_O_BIAS, y, 0, m->hidden);
 }
 
 void mla_layer_again(struct pass *p, const struct unit_view *u, const elem *x,
@@ -285,6 +293,8 @@ static void backward_q(struct pass *p, const struct unit_view *u, const struct w
                                    b->d_latent, s->q_low, weight_of(u, ROLE_MLA_Q_A_NORM),
                                    s->q_rstd, p->n, m->q_lora_rank, 0);
     linear_backward(p, u, ROLE_MLA_Q_A, dx, 1, b->d_low, s->x, m->hidden, m->q_lora_rank);
+    if (m->attention_bias)
+        linear_bias_backward(p, u, ROLE_MLA_Q_A_BIAS, b->d_low, 0, m->q_lora_rank);
 }
 
 /* dx = */
@@ -299,6 +309,10 @@ static void backward_kv(struct pass *p, const struct unit_view *u, const struct 
                            0);
     linear_rows_backward(p, u, ROLE_MLA_KV_A, dx, 0, b->d_low, s->x, hidden, 0, w->latent);
     linear_rows_backward(p, u, ROLE_MLA_KV_A, dx, 1, b->d_k_rope, s->x, hidden, w->latent, w->rope);
+    if (p->spec->attention_bias) {
+        linear_bias_backward(p, u, ROLE_MLA_KV_A_BIAS, b->d_low, 0, w->latent);
+        linear_bias_backward(p, u, ROLE_MLA_KV_A_BIAS, b->d_k_rope, w->latent, w->rope);
+    }
 }
 
 /* d_q, d_latent and d_k_rope from d_o. */
@@ -332,6 +346,8 @@ void mla_layer_backward(struct pass *p, const struct unit_view *u, const elem *d
         goto out;
     linear_backward(p, u, ROLE_MLA_O, b.d_gated, 0, dy, m->mla_output_gate ? s->gated : s->o, w.o,
                     m->hidden);
+    if (m->attention_bias)
+        linear_bias_backward(p, u, ROLE_MLA_O_BIAS, dy, 0, m->hidden);
     if (m->mla_output_gate)
         ops->sigmoid_gate_backward(p->dev, b.d_o, b.d_gate, b.d_gated, s->o, s->gate, p->n * w.o);
     attend_backward(p, u, &w, &b, s);

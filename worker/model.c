@@ -228,6 +228,17 @@ static void *take_words(struct model *m, const void *from, int64_t n)
     return p;
 }
 
+/* n elements that are 1. */
+static void take_ones(struct model *m, int64_t n)
+{
+    elem *ones = activations_take(&m->act, n);
+    float *floats = take_words(m, m->host_ones, n);
+
+    if (ones && floats && m->host_ones)
+        m->config.dev->ops->to_elem(m->config.dev, ones, floats, n);
+    m->pass.ones = ones;
+}
+
 static void take_inputs(struct model *m, const struct model_batch *b)
 {
     const struct model_spec *s = m->config.spec;
@@ -238,6 +249,8 @@ static void take_inputs(struct model *m, const struct model_batch *b)
     m->pass.cu_seqlens = b->n_docs ? b->cu_seqlens : nothing;
     if (m->config.dispatch)
         m->moe.ones = take_words(m, m->host_ones, b->n_tokens * s->top_k);
+    if (s->attention_bias)
+        take_ones(m, b->n_tokens);
     if (m->adapters)
         lora_carve(&m->pass, m->adapters, m->config.map->n_units);
     for (uint32_t l = 0; l <= s->n_layers; l++)
