@@ -136,11 +136,14 @@ def another_job_goes_on_from_it(c, whole):
 
 
 def merged_it_is_a_model(c, first):
-    out = f"{c.folder}/merged"
-    done = subprocess.run([os.path.join(BIN, "ballast-worker"), "export", f"{c.folder}/base",
-                           "--lora", f"{c.folder}/whole/step-{STEPS}", "--out", out],
-                          capture_output=True, text=True)
-    expect(done.returncode == 0, done.stderr)
+    def export(base, out):
+        return subprocess.run([os.path.join(BIN, "ballast-worker"), "export", f"{c.folder}/{base}",
+                               "--lora", f"{c.folder}/whole/step-{STEPS}",
+                               "--out", f"{c.folder}/{out}"], capture_output=True, text=True)
+    done = export("base", "merged")
+    expect(done.returncode == 0 and not done.stderr, done.stderr)
+    done = export("merged", "merged-twice")
+    expect(done.returncode == 0 and "trained beside another base" in done.stderr, done.stderr)
     base, merged = (read_tensors(f"{c.folder}/{x}/model.safetensors") for x in ("base", "merged"))
     expect(list(base) == list(merged), "other tensors")
     adapter = read_tensors(f"{c.folder}/whole/step-{STEPS}/adapter_model.safetensors")

@@ -37,7 +37,7 @@ static int hash_config(const char *model_path, uint64_t *out, struct err *err)
     return rc;
 }
 
-static int hash_share(const char *model_path, const struct coll *coll, uint64_t *out,
+static int hash_share(const char *model_path, uint32_t rank, uint32_t world, uint64_t *out,
                       struct err *err)
 {
     struct safetensors *st;
@@ -45,21 +45,26 @@ static int hash_share(const char *model_path, const struct coll *coll, uint64_t 
     int rc = safetensors_open(model_path, &st, err);
     if (rc < 0)
         return rc;
-    for (size_t i = coll->rank; i < safetensors_count(st); i += coll->world)
+    for (size_t i = rank; i < safetensors_count(st); i += world)
         sum += hash_tensor(safetensors_at(st, i));
     safetensors_close(st);
     uint64_t config = 0;
-    if (coll->rank == 0 && (rc = hash_config(model_path, &config, err)) < 0)
+    if (rank == 0 && (rc = hash_config(model_path, &config, err)) < 0)
         return rc;
     *out = sum + config;
     return 0;
+}
+
+int base_hash_alone(const char *model_path, uint64_t *out, struct err *err)
+{
+    return hash_share(model_path, 0, 1, out, err);
 }
 
 int base_hash(const char *model_path, struct coll *coll, uint64_t *out, struct err *err)
 {
     double parts[SUM_PARTS];
     uint64_t mine = 0, sum = 0;
-    int rc = agree(coll, hash_share(model_path, coll, &mine, err), err);
+    int rc = agree(coll, hash_share(model_path, coll->rank, coll->world, &mine, err), err);
     if (rc < 0)
         return rc;
     for (int i = 0; i < SUM_PARTS; i++)

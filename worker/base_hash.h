@@ -10,4 +10,7 @@
  * rank reads its share of the tensors. Collective. */
 int base_hash(const char *model_path, struct coll *coll, uint64_t *out, struct err *err);
 
+/* The same by one process. */
+int base_hash_alone(const char *model_path, uint64_t *out, struct err *err);
+
 #endif

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +15,11 @@
 #include <unistd.h>
 
 #include "common/hf_config.h"
+#include "common/json.h"
 #include "common/mem.h"
 #include "kernels/fp8.h"
 #include "kernels/mxfp4.h"
+#include "worker/base_hash.h"
 #include "worker/ckpt_beside.h"
 #include "worker/ckpt_source.h"
 #include "worker/peft.h"
@@ -371,6 +374,27 @@ static int usage_error(const char *text)
     return 2;
 }
 
+#define RUN_STATE_BYTES_MAX (1u << 16)
+
+/* Other tools' adapters hold no hash. A base may be another on purpose, so this is a warning. */
+static void warn_of_another_base(const char *model_path, const char *adapter)
+{
+    char *path = xasprintf("%s/ballast/state.json", adapter);
+    struct json *state = NULL;
+    uint64_t hash;
+    if (access(path, F_OK) == 0 && json_read_file(path, RUN_STATE_BYTES_MAX, &state, NULL) == 0 &&
+        base_hash_alone(model_path, &hash, NULL) == 0) {
+        const char *trained = json_as_string(json_get(state, "base_hash"));
+        char *mine = xasprintf("%016" PRIx64, hash);
+        if (trained && strcmp(trained, mine) != 0)
+            fprintf(stderr, "ballast-worker export: warning: %s was trained beside another base "
+                    "(hash %.32s) than %s (%s)\n", adapter, trained, model_path, mine);
+        free(mine);
+    }
+    json_destroy(state);
+    free(path);
+}
+
 int export_main(int argc, char **argv)
 {
     static const struct option known[] = {
@@ -402,6 +426,7 @@ int export_main(int argc, char **argv)
         fprintf(stderr, "ballast-worker export: %s\n", err.text);
         return 1;
     }
+    warn_of_another_base(argv[optind], adapter);
     printf("%s\n", out);
     return 0;
 }
