@@ -216,9 +216,11 @@ int shard_experts_reduce(struct shard *s, uint32_t layer, struct err *err)
     struct shard_unit *u = &s->layers[layer];
     struct shard_experts e = {0};
     void *sum;
-    int rc;
-    if (s->expert_shard.n_ranks == 1 || u->slice == 0)
-        return 0;
+    /* All ranks have been through this layer's exchange of rows, so the dense gradients that went
+     * before it have come; the sooner they are read, the sooner their block is free. */
+    int rc = reduction_end(s, &s->dense_reduction, err);
+    if (rc < 0 || s->expert_shard.n_ranks == 1 || u->slice == 0)
+        return rc;
     s->coll->layer = (int32_t)layer;
     if ((rc = reduction_end(s, &s->experts_reduction, err)) < 0)
         return rc;

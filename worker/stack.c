@@ -115,6 +115,8 @@ static void *rank_main(void *arg)
     int rc = stack_open(&s, t->run, &err);
     if (rc == 0)
         rc = t->run->run(&s, t->run->arg, &err);
+    if (rc == 0) /* who leaves is missed by those that still wait for others */
+        rc = s.coll->ops->barrier(s.coll, &s.coll->world_group, &err);
     if (rc < 0)
         note_failure(t->run, &s, rc, &err);
     stack_close(&s);
