@@ -38,15 +38,19 @@ def hangs(c, job, failpoint):
     return text
 
 
+def is_placed(text):
+    """Whether rank, operation and number are told of a collective that went wrong."""
+    return (re.search(r"rank \d waited [0-9.]+ s at \w+ \d+ .*for: rank \d at \w+ \d+ ", text) or
+            re.search(r"ranks disagree in group \d+: rank \d calls [a-z_]+ \d+", text) or
+            re.search(r"[a-z_]+ \d+: rank \d sends \d+ rows to rank \d, which expects \d", text))
+
+
 def skipped_collective(c):
     """One rank of four skips an all-to-all: rank, operation and number are told."""
     start_all(c, "skip-all-to-all:1000:error", [1])
     job = c.submit(c.job(steps=100000, checkpoint_every=1000))
     text = hangs(c, job, "skip-all-to-all")
-    expect(re.search(r"rank \d waited [0-9.]+ s at \w+ \d+ .*for: rank \d at \w+ \d+ ", text) or
-           re.search(r"ranks disagree in group \d+: rank \d calls [a-z_]+ \d+", text) or
-           re.search(r"[a-z_]+ \d+: rank \d sends \d+ rows to rank \d, which expects \d", text),
-           f"rank, operation and number are missing: {text}")
+    expect(is_placed(text), f"rank, operation and number are missing: {text}")
     c.ok("job", "cancel", job)
     c.wait(job, "CANCELLED")
 
@@ -56,9 +60,7 @@ def first_collective(c):
     start_all(c, "skip-all-to-all:2:error", [2])
     job = c.submit(c.job(steps=100000, checkpoint_every=1000))
     text = hangs(c, job, "skip-all-to-all")
-    expect(re.search(r"rank \d waited [0-9.]+ s at \w+ \d+ .*for: rank \d at \w+ \d+ ", text) or
-           re.search(r"ranks disagree in group \d+: rank \d calls [a-z_]+ \d+", text),
-           f"rank, operation and number are missing: {text}")
+    expect(is_placed(text), f"rank, operation and number are missing: {text}")
     c.ok("job", "cancel", job)
     c.wait(job, "CANCELLED")
 
