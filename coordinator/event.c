@@ -80,12 +80,18 @@ static char *bytes_text(uint64_t n_bytes, struct arena *a)
                               : arena_printf(a, "%.1f MiB", (double)n_bytes / (1 << 20));
 }
 
+static const char *plural(uint32_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 static void tell_plan(Ballast__Event *e, const Ballast__RecordPlan *r, struct arena *a)
 {
     e->kind = "PLAN_PROPOSED";
-    e->text = arena_printf(a, "placement %u, %s: %u moves, %s, imbalance %s to %s, gain %.3g s a "
-                           "step for %.3g s%s%s", r->placement ? r->placement->epoch : 0,
+    e->text = arena_printf(a, "placement %u, %s: %u move%s, %s, imbalance %s to %s, gain %.3g s "
+                           "a step for %.3g s%s%s", r->placement ? r->placement->epoch : 0,
                            r->automatic ? "automatic" : "by a person", r->n_moves,
+                           plural(r->n_moves),
                            bytes_text(r->bytes, a), imbalance_text(r->imbalance_before, a),
                            imbalance_text(r->imbalance_predicted, a), r->predicted_gain_s,
                            r->predicted_cost_s, *r->cause ? "; " : "", r->cause);
@@ -94,8 +100,9 @@ static void tell_plan(Ballast__Event *e, const Ballast__RecordPlan *r, struct ar
 static void tell_placement(Ballast__Event *e, const Ballast__RecordPlacement *r, struct arena *a)
 {
     e->kind = "PLACEMENT";
-    e->text = arena_printf(a, "placement %u at step %" PRIu64 ": %u moves, %s in %.3g s, imbalance "
-                           "was %s, predicted %s", r->epoch, r->at_step, r->n_moves,
+    e->text = arena_printf(a, "placement %u at step %" PRIu64 ": %u move%s, %s in %.3g s, "
+                           "imbalance was %s, predicted %s", r->epoch, r->at_step, r->n_moves,
+                           plural(r->n_moves),
                            bytes_text(r->bytes, a), r->pause_s,
                            imbalance_text(r->imbalance_before, a),
                            imbalance_text(r->imbalance_predicted, a));
