@@ -117,9 +117,10 @@ static int add_named(struct tensor_list *list, const char *name, const struct st
         return err_set(err, -EINVAL, "tensor '%.60s...': the name is longer than %zu bytes", name,
                        sizeof general - 16);
     memcpy(general, name, strlen(name) + 1);
-    int64_t layer = generalise(general, "layers.", "{L}");
-    if (layer < 0)
-        layer = generalise(general, "blocks.", "{L}");
+    static const char *const words[] = {"layers.", "blocks.", ".h.", "layer.", "block."};
+    int64_t layer = -1;
+    for (size_t i = 0; layer < 0 && i < sizeof words / sizeof *words; i++)
+        layer = generalise(general, words[i], "{L}");
     generalise(general, ".experts.", "{E}");
     int rc = group_of(list, general, v ? st_dtype_name(v->tensor.dtype) : "", v ? v->tensor.n_dims
                       : 0, v ? v->tensor.dims : none, &g, err);

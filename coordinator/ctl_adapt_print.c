@@ -147,6 +147,8 @@ static void print_fewest(const struct adapt *a)
                    (double)a->cluster.gpu_memory / 1e9, of);
     }
     const struct strategy_plan *p = adapt_job_plan(a);
+    if (a->job.is_lora && a->tensors.source != TENSORS_SAFETENSORS)
+        printf("today        the folder holds no weights, which adapters are trained beside\n");
     if (a->runs && !a->today_fits)
         printf("today        nothing that the engine runs fits; the least is %.1f GB a GPU\n",
                (double)(a->today_bytes ? a->today_bytes : p->memory.total) / 1e9);

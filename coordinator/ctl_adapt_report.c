@@ -199,6 +199,9 @@ static void write_today(const struct adapt *a, FILE *f)
 {
     const struct strategy_plan *p = adapt_job_plan(a);
     fprintf(f, "\n## What runs today\n\n");
+    if (a->job.is_lora && a->tensors.source != TENSORS_SAFETENSORS)
+        fprintf(f, "The folder holds no weights, which adapters are trained beside: `model.path` has "
+                "to be a folder with them.\n\n");
     if (!a->runs) {
         fprintf(f, "`job.yaml` says how the model would be trained; `ballast submit` refuses it "
                 "until its operators are there.\n");
@@ -214,6 +217,26 @@ static void write_today(const struct adapt *a, FILE *f)
                 gb(p->memory.total > a->cluster.gpu_memory
                        ? p->memory.total - a->cluster.gpu_memory : 0));
     write_memory(a, p, f);
+}
+
+static void write_validation(const struct adapt_validation *v, FILE *f)
+{
+    fprintf(f, "\n## Checks of a shrunk model of the same structure\n\n| check | result | measured | "
+            "limit | where |\n|---|---|---:|---:|---|\n");
+    for (size_t i = 0; i < json_count(v->checks); i++) {
+        const struct json *o = json_at(v->checks, i);
+        double measured = NAN, limit = NAN;
+        bool passed = false;
+        json_as_bool(json_get(o, "passed"), &passed);
+        json_as_double(json_get(o, "measured"), &measured);
+        json_as_double(json_get(o, "limit"), &limit);
+        fprintf(f, "| %s | %s | %.3g | %.3g | %s |\n", json_as_string(json_get(o, "check")),
+                passed ? "pass" : "**fail**", measured, limit,
+                json_as_string(json_get(o, "where")));
+    }
+    fprintf(f, "\nNot checked:\n\n");
+    for (size_t i = 0; i < json_count(v->not_checked); i++)
+        fprintf(f, "- %s\n", json_as_string(json_at(v->not_checked, i)));
 }
 
 void adapt_report(const struct adapt *a, FILE *f)
@@ -241,6 +264,8 @@ void adapt_report(const struct adapt *a, FILE *f)
     }
     write_fewest(a, f);
     write_today(a, f);
+    if (a->validation)
+        write_validation(a->validation, f);
 }
 
 /* ---- what is missing ------------------------------------------------------------------------- */

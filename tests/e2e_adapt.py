@@ -230,6 +230,31 @@ def an_unknown_family_is_counted_by_its_tensors(folder):
     expect(m["layers"] == [{"kind": "mixer+moe", "count": 2}], m["layers"])
     expect(d["checkpoint"]["unknown"] == 0 and d["plans"], d["checkpoint"])
     expect(any("layers are those of the tensors" in line for line in m["inferred"]), m)
+    # Layers under another word, with fused projections and experts in one tensor, in safetensors.
+    shapes = {"transformer.wte.weight": [100, 64], "transformer.ln_f.weight": [64],
+              "lm_head.weight": [100, 64]}
+    for l in range(3):
+        shapes.update({f"transformer.h.{l}.attn.qkv.weight": [192, 64],
+                       f"transformer.h.{l}.attn.out.weight": [64, 64],
+                       f"transformer.h.{l}.norm_1.weight": [64],
+                       f"transformer.h.{l}.moe.router.weight": [4, 64],
+                       f"transformer.h.{l}.moe.experts.up": [4, 32, 64],
+                       f"transformer.h.{l}.moe.experts.down": [4, 64, 32]})
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        n = 2
+        for x in shape:
+            n *= x
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + n]}
+        at += n
+    other = folder + "-h"
+    write(other, "config.json", {"model_type": "odder_moe", "num_experts_per_tok": 2})
+    write(other, "model.safetensors", shard(header, at))
+    d = adapt(other)
+    m = d["model"]
+    experts = 3 * 4 * 2 * 32 * 64
+    expect((m["parameters_total"], m["parameters_active"]) == (at // 2, at // 2 - experts // 2), m)
+    expect(m["layers"] == [{"kind": "mixer+moe", "count": 3}] and m["bytes"] == at, m)
     # Of a known family the keys must be right, whatever the tensors show.
     write(folder, "config.json", {"model_type": "mixtral"})
     refused("a known family without keys", folder, "'hidden_size' is missing")
