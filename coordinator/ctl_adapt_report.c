@@ -200,8 +200,8 @@ static void write_today(const struct adapt *a, FILE *f)
     const struct strategy_plan *p = adapt_job_plan(a);
     fprintf(f, "\n## What runs today\n\n");
     if (a->job.is_lora && a->tensors.source != TENSORS_SAFETENSORS)
-        fprintf(f, "The folder holds no weights, which adapters are trained beside: `model.path` has "
-                "to be a folder with them.\n\n");
+        fprintf(f, "The folder holds no weights, which adapters are trained beside: `model.path` "
+                "has to be a folder with them.\n\n");
     if (!a->runs) {
         fprintf(f, "`job.yaml` says how the model would be trained; `ballast submit` refuses it "
                 "until its operators are there.\n");
@@ -221,8 +221,8 @@ static void write_today(const struct adapt *a, FILE *f)
 
 static void write_validation(const struct adapt_validation *v, FILE *f)
 {
-    fprintf(f, "\n## Checks of a shrunk model of the same structure\n\n| check | result | measured | "
-            "limit | where |\n|---|---|---:|---:|---|\n");
+    fprintf(f, "\n## Checks of a shrunk model of the same structure\n\n| check | result | "
+            "measured | limit | where |\n|---|---|---:|---:|---|\n");
     for (size_t i = 0; i < json_count(v->checks); i++) {
         const struct json *o = json_at(v->checks, i);
         double measured = NAN, limit = NAN;
