@@ -17,7 +17,8 @@ static uint64_t count_mla(const struct model_spec *m)
     uint64_t query = q ? hidden * q + q + q * q_wide : hidden * q_wide;
     uint64_t biases = m->attention_bias ? q + c + m->qk_rope_dim + hidden : 0;
 
-    return query + biases + hidden * (c + m->qk_rope_dim) + c + c * h * (m->qk_nope_dim + m->v_dim) +
+    return query + biases + hidden * (c + m->qk_rope_dim) + c +
+           c * h * (m->qk_nope_dim + m->v_dim) +
            (m->mla_output_gate ? hidden * v_wide : 0) + v_wide * hidden;
 }
 
