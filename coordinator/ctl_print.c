@@ -12,6 +12,15 @@
 
 /* ---- foreign text --------------------------------------------------------------------------- */
 
+/* Of three bytes: marks that turn the direction of text or break lines, U+200e, 200f, 2028..202e
+ * and 2066..2069. They would show a name as what it is not. */
+static bool turns_text(const unsigned char *s)
+{
+    return s[0] == 0xe2 && ((s[1] == 0x80 && (s[2] == 0x8e || s[2] == 0x8f ||
+                                              (s[2] >= 0xa8 && s[2] <= 0xae))) ||
+                            (s[1] == 0x81 && s[2] >= 0xa6 && s[2] <= 0xa9));
+}
+
 /* Length of a printable UTF-8 sequence, 0 for a control character or what is none. */
 static size_t printable_bytes(const unsigned char *s, size_t n)
 {
@@ -24,7 +33,7 @@ static size_t printable_bytes(const unsigned char *s, size_t n)
     for (size_t i = 1; i < length; i++)
         if ((s[i] & 0xc0) != 0x80)
             return 0;
-    return length;
+    return length == 3 && turns_text(s) ? 0 : length;
 }
 
 void ctl_print_escaped(FILE *out, const void *bytes, size_t n_bytes, bool keep_newlines)

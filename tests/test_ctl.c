@@ -388,7 +388,7 @@ static void streams_are_printed_safely(void **state)
 {
     (void)state;
     Ballast__LogsReply logs = BALLAST__LOGS_REPLY__INIT, end = BALLAST__LOGS_REPLY__INIT;
-    static const char text[] = "step 1\n\x1b[31mred\r\n\xc3\xa9 \xff\n";
+    static const char text[] = "step 1\n\x1b[31mred\r\n\xc3\xa9 \xff \xe2\x80\xae\n";
     logs.bytes = (ProtobufCBinaryData){sizeof text - 1, (uint8_t *)text};
     logs.next_offset = sizeof text - 1;
     end.next_offset = logs.next_offset;
@@ -396,7 +396,7 @@ static void streams_are_printed_safely(void **state)
     end.n_ranks = logs.n_ranks = 2;
     fake_forget();
     will_say_then(BALLAST__METHOD__METHOD_LOGS, &logs.base, &end.base);
-    check("logs 7", 0, "step 1\n\\x1b[31mred\\x0d\n\xc3\xa9 \\xff\n", "");
+    check("logs 7", 0, "step 1\n\\x1b[31mred\\x0d\n\xc3\xa9 \\xff \\xe2\\x80\\xae\n", "");
     will_say_then(BALLAST__METHOD__METHOD_LOGS, &logs.base, &end.base);
     check("logs 7 -f --json", 0, "{\"rank\":0,\"line\":\"step 1\"}\n", "");
     check("logs 7 --rank 2", 3, "", "job 7 has ranks 0 to 1");
