@@ -69,6 +69,8 @@ typedef uint64_t coll_ticket;
 
 struct coll_ops {
     const char *name;
+    /* Once something has been waited for that all ranks do last: who leaves while others wait for
+     * anybody ends their calls. */
     void (*close)(struct coll *c);
 
     /* ---- tensors: counts are in numbers of a type; sums of bfloat16 are rounded once ---- */
