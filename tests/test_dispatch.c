@@ -310,14 +310,14 @@ static void rounds(struct test_rank *r)
         d[i] = dispatch_open(&(struct dispatch_config){
             .layout = &r->layout, .slots = &r->slots, .coll = r->coll, .dev = r->dev,
             .top_k = TOP_K, .width = WIDTH, .nodes = ways[i].nodes,
-            .hierarchical = ways[i].hierarchical, .overlap = ways[i].overlap,
-            .n_chunks = ways[i].n_chunks});
+            .hierarchical = ways[i].hierarchical, .n_chunks = ways[i].n_chunks});
     for (uint32_t round = 0; round < 12 && r->rc == 0; round++) {
         r->dev->deterministic = round % 2;
         if (round >= 4)
             slots_shuffle(&r->slots, seed0 + round / 2);
         upload(r, b, round % 6);
         for (int i = 0; i < N_WAYS && r->rc == 0; i++) {
+            r->coll->is_blocking = !ways[i].overlap;
             one_plan(r, d[i], &ways[i], round % 6, b);
             if (r->rc != 0 && r->rc != -ECANCELED)
                 fprintf(stderr, "%s, round %u\n", ways[i].shows, round);

@@ -206,7 +206,7 @@ static struct outcome run_row(const struct row *row, bool alone, const struct wa
         config.n_chunks = way->n_chunks;
         config.n_nodes = way->n_nodes;
         config.hierarchical = way->hierarchical;
-        config.overlap = way->overlap;
+        config.is_blocking = !way->overlap;
     }
     if (stack_run(&config, run, &t, &err) < 0)
         fail_msg("%s%s%s%s: %s", row->shows, alone ? ", one rank" : "", way ? ", " : "",

@@ -42,7 +42,6 @@ struct dispatch_config { /* pointers are kept until dispatch_close, unless said 
     uint32_t top_k, width;
     const uint32_t *nodes; /* of the expert group's ranks, copied; NULL: all are on one */
     bool hierarchical;     /* where they are on several */
-    bool overlap;          /* what was started goes on while the rank computes */
     uint32_t n_chunks;     /* the same on all ranks; 0: dispatch_limit chooses */
 };
 

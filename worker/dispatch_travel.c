@@ -68,7 +68,7 @@ int dispatch_start(struct dispatch *d, struct way *w, const int64_t *send, const
         return rc;
     w->out[w->turn].ticket = w->ticket;
     w->turn = !w->turn;
-    return d->config.overlap ? 0 : dispatch_finish(d, w, err);
+    return c->is_blocking ? dispatch_finish(d, w, err) : 0;
 }
 
 int dispatch_finish(struct dispatch *d, struct way *w, struct err *err)

@@ -177,7 +177,6 @@ static void open_dispatch(struct run *run)
         .layout = &run->layout, .slots = &run->slots, .coll = run->coll, .dev = run->dev,
         .top_k = run->model_spec.top_k, .width = run->model_spec.latent, .nodes = nodes,
         .hierarchical = strcmp(s->parallel_hierarchical_all_to_all, "off") != 0,
-        .overlap = s->parallel_overlap,
     });
     free(nodes);
 }

@@ -40,7 +40,7 @@ static void open_dispatch(struct stack *s)
     s->dispatch = dispatch_open(&(struct dispatch_config){
         .layout = &s->layout, .slots = &s->slots, .coll = s->coll, .dev = s->dev,
         .top_k = c->spec->top_k, .width = c->spec->latent, .nodes = nodes,
-        .hierarchical = c->hierarchical, .overlap = c->overlap, .n_chunks = c->n_chunks,
+        .hierarchical = c->hierarchical, .n_chunks = c->n_chunks,
     });
     free(nodes);
 }

@@ -19,7 +19,7 @@ struct stack_config { /* borrowed while the ranks run */
     enum elem_type elem;
     uint32_t n_spare;   /* empty slots on each rank */
     uint32_t n_nodes;   /* that the ranks are on, in a row, as evenly as it goes; 0: one */
-    bool hierarchical, overlap; /* as in dispatch.h */
+    bool hierarchical;  /* as in dispatch.h */
     uint32_t n_chunks;  /* of dispatch; 0: as it chooses */
     int64_t tokens_max; /* per rank */
     enum recompute recompute;
