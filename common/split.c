@@ -92,10 +92,7 @@ struct split *split_create(const struct placement *p, const double *speed)
     s->n_devices = p->n_devices;
     s->n_slots = p->n_slots;
     s->speed = xcalloc(p->n_devices, sizeof *s->speed);
-    for (uint32_t g = 0; g < p->n_devices; g++) {
-        s->speed[g] = speed ? speed[g] : 1;
-        s->speed_sum += s->speed[g];
-    }
+    split_set_speed(s, speed);
     s->single = xcalloc(p->n_experts, sizeof *s->single);
     s->single_slot = xcalloc(p->n_experts, sizeof *s->single_slot);
     s->copied = xcalloc(p->n_experts, sizeof *s->copied);
@@ -109,6 +106,15 @@ struct split *split_create(const struct placement *p, const double *speed)
     s->is_open = xcalloc(p->n_experts, sizeof *s->is_open);
     index_copies(s, p);
     return s;
+}
+
+void split_set_speed(struct split *s, const double *speed)
+{
+    s->speed_sum = 0;
+    for (uint32_t g = 0; g < s->n_devices; g++) {
+        s->speed[g] = speed ? speed[g] : 1;
+        s->speed_sum += s->speed[g];
+    }
 }
 
 void split_destroy(struct split *s)

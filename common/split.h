@@ -14,6 +14,9 @@ struct split;
 struct split *split_create(const struct placement *p, const double *speed);
 void split_destroy(struct split *s);
 
+/* Other speeds from here on, as in split_create. */
+void split_set_speed(struct split *s, const double *speed);
+
 /* Shares that make the heaviest device (load over speed) as light as this placement allows,
  * exactly. load: (n_experts), finite, >= 0; out_share: (n_devices, n_slots) or NULL. Returns the
  * heaviest device's load over its speed. */

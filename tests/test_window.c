@@ -81,6 +81,9 @@ static void windows(struct test_rank *r)
         Ballast__LoadReport *load = report(r, &w, step);
         bool expected = step % STEPS_OF_WINDOW == 0 && step != 3 && step != 9;
         RANK_CHECK(r, !load == !(expected && r->rank == 0));
+        const double *speed = window_speeds(&w); /* shares follow it on every rank */
+        RANK_CHECK(r, !speed == (step < 15));
+        RANK_CHECK(r, !speed || fabs(speed[3] - 0.5 / 0.875) < 1e-9);
         if (step == 8) { /* amid the third: it is in no report */
             r->slots.epoch = 1;
             window_moved(&w, &moved);

@@ -12,9 +12,7 @@ int coll_nothing_left(struct coll *c, coll_ticket ticket, struct err *err)
 
 int coll_end(struct coll *c, coll_ticket ticket, struct err *err)
 {
-    c->is_at_once = true;
     int rc = c->ops->finish(c, ticket, err);
-    c->is_at_once = false;
     return rc < 0 ? rc : c->ops->reclaim(c, ticket, err);
 }
 

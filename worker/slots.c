@@ -47,6 +47,7 @@ void slots_init_like(struct slots *s, const struct slots *from)
 {
     *s = *from;
     s->layers = xcalloc(from->n_layers, sizeof *s->layers);
+    s->speed = from->speed ? xmemdup(from->speed, s->n_devices * sizeof *s->speed) : NULL;
     for (uint32_t l = 0; l < from->n_layers; l++)
         if (slots_is_sparse(from, l))
             placement_init_like(&s->layers[l].map, &from->layers[l].map);
@@ -60,12 +61,13 @@ void slots_fini(struct slots *s)
         placement_fini(&s->layers[l].map);
     }
     free(s->layers);
+    free(s->speed);
     *s = (struct slots){0};
 }
 
 /* ---- copies --------------------------------------------------------------------------------- */
 
-static uint32_t index_layer(struct slots_layer *l, uint32_t me)
+static uint32_t index_layer(struct slots_layer *l, uint32_t me, const double *speed)
 {
     const struct placement *map = &l->map;
 #ifdef BALLAST_CHECKS
@@ -97,7 +99,7 @@ static uint32_t index_layer(struct slots_layer *l, uint32_t me)
     }
     l->first_copy[l->n_copied] = n_copies;
     if (l->n_copied > 0)
-        l->split = split_create(map, NULL);
+        l->split = split_create(map, speed);
     free(n);
     return n_filled - map->n_experts;
 }
@@ -108,8 +110,18 @@ void slots_index(struct slots *s)
     for (uint32_t l = 0; l < s->n_layers; l++) {
         forget_copies(&s->layers[l]);
         if (slots_is_sparse(s, l))
-            s->n_copies += index_layer(&s->layers[l], s->me);
+            s->n_copies += index_layer(&s->layers[l], s->me, s->speed);
     }
+}
+
+void slots_set_speed(struct slots *s, const double *speed)
+{
+    double *mine = speed ? xmemdup(speed, s->n_devices * sizeof *mine) : NULL;
+    free(s->speed);
+    s->speed = mine;
+    for (uint32_t l = 0; l < s->n_layers; l++)
+        if (s->layers[l].split)
+            split_set_speed(s->layers[l].split, speed);
 }
 
 /* ---- from a message ------------------------------------------------------------------------- */

@@ -28,6 +28,7 @@ struct slots {
     uint32_t n_layers, n_experts, n_devices, n_slots, me; /* n_slots of each device; me: a device */
     uint32_t devices_per_node; /* consecutive devices of one node; 0: no such order */
     uint32_t n_copies;         /* in all layers: slots with an expert that has its home elsewhere */
+    double  *speed;            /* (n_devices) relative, that shares follow; NULL: equal ones */
     struct slots_layer *layers;
 };
 
@@ -43,6 +44,10 @@ void slots_fini(struct slots *s);
  * a map that is none. */
 int slots_from(const struct slots *from, const Ballast__Placement *p, struct slots *out,
                struct err *err);
+
+/* What devices are measured to do, (n_devices), or NULL. Must be the same on all ranks from the
+ * same step on: shares depend on it. */
+void slots_set_speed(struct slots *s, const double *speed);
 
 /* After the maps were changed: the copies of each layer anew. */
 void slots_index(struct slots *s);

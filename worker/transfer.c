@@ -391,6 +391,7 @@ int transfer_run(struct transfer *t, struct transfer_result *out, struct err *er
     for (uint32_t i = 0; i < t->n_moves; i++)
         if (device_of(t, t->moves[i].to) == t->slots->me)
             take(t, &t->moves[i]);
+    slots_set_speed(&t->to, t->slots->speed); /* what was measured since it was prepared */
     struct slots old = *t->slots;
     *t->slots = t->to;
     t->to = old;

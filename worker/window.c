@@ -88,6 +88,7 @@ void window_init(struct window *w, const struct slots *slots, uint32_t n_steps,
     w->sums = xcalloc(n_sums(w), sizeof *w->sums);
     w->speed = xcalloc(w->n_devices, sizeof *w->speed);
     w->speed_before = xcalloc(w->n_devices, sizeof *w->speed_before);
+    w->agreed = xcalloc(w->n_devices, sizeof *w->agreed);
 }
 
 void window_fini(struct window *w)
@@ -98,6 +99,7 @@ void window_fini(struct window *w)
     free(w->sums);
     free(w->speed);
     free(w->speed_before);
+    free(w->agreed);
     *w = (struct window){0};
 }
 
@@ -218,6 +220,19 @@ static Ballast__LoadReport *make_report(struct window *w, uint64_t step, const s
     return r;
 }
 
+/* Sums may differ in their last bits from rank to rank, shares must not: what rank 0 found is added
+ * to zeros. */
+static int agree_on_speeds(struct window *w, struct coll *coll, bool is_told, struct err *err)
+{
+    for (uint32_t g = 0; g < w->n_devices; g++)
+        w->sums[g] = is_told ? w->speed[g] : 0;
+    int rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, w->sums, w->n_devices,
+                                       err);
+    if (rc == 0)
+        memcpy(w->agreed, w->sums, w->n_devices * sizeof *w->agreed);
+    return rc;
+}
+
 int window_report(struct window *w, uint64_t step, const struct slots *slots, struct coll *coll,
                   struct shard_expert_bytes bytes, Ballast__LoadReport **out, struct err *err)
 {
@@ -237,6 +252,18 @@ int window_report(struct window *w, uint64_t step, const struct slots *slots, st
     int rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, w->sums, n_sums(w), err);
     if (rc < 0)
         return rc;
-    *out = coll->rank == 0 ? make_report(w, step, slots, coll->world, bytes) : NULL;
+    Ballast__LoadReport *r = coll->rank == 0 ? make_report(w, step, slots, coll->world, bytes)
+                                             : NULL;
+    if ((rc = agree_on_speeds(w, coll, r && r->n_speed, err)) < 0) {
+        if (r)
+            ballast__load_report__free_unpacked(r, NULL);
+        return rc;
+    }
+    *out = r;
     return 0;
+}
+
+const double *window_speeds(const struct window *w)
+{
+    return w->agreed[0] > 0 ? w->agreed : NULL;
 }

@@ -19,6 +19,7 @@ struct window {
     double   link_bytes, link_s; /* of all moves so far, of this rank */
     double  *sums;        /* what all ranks add up */
     double  *speed, *speed_before; /* (n_devices); before: of the window before, 0: not known */
+    double  *agreed;      /* (n_devices) speeds that all ranks have; [0] 0: none stands out */
 };
 
 /* gang: the ranks' nodes. */
@@ -40,5 +41,9 @@ bool window_is_over(const struct window *w, uint64_t step);
  * freed with load_report__free_unpacked, and NULL elsewhere. Collective. */
 int window_report(struct window *w, uint64_t step, const struct slots *slots, struct coll *coll,
                   struct shard_expert_bytes bytes, Ballast__LoadReport **out, struct err *err);
+
+/* After window_report, the same on all ranks: (n_devices) relative speeds that stand out and last,
+ * or NULL. Lives until the next window_report. */
+const double *window_speeds(const struct window *w);
 
 #endif
