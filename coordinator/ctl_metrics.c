@@ -178,9 +178,9 @@ static int list_json(struct ctl *c, job_id id)
 /* ---- drawing -------------------------------------------------------------------------------- */
 
 struct drawing {
-    FILE  *loss, *validation, *speed;
-    char  *loss_text, *validation_text, *speed_text;
-    size_t n_loss, n_validation, n_speed, n_points, n_validations;
+    FILE  *loss, *validation, *speed, *imbalance;
+    char  *loss_text, *validation_text, *speed_text, *imbalance_text;
+    size_t n_loss, n_validation, n_speed, n_imbalance, n_points, n_validations, n_imbalances;
 };
 
 static void collect_points(const struct ctl *c, const Ballast__StepReport *s, void *context)
@@ -197,6 +197,10 @@ static void collect_points(const struct ctl *c, const Ballast__StepReport *s, vo
     }
     if (isfinite(s->tokens_per_second))
         fprintf(d->speed, "%" PRIu64 " %.9g\n", s->step, s->tokens_per_second);
+    if (isfinite(s->imbalance)) {
+        fprintf(d->imbalance, "%" PRIu64 " %.9g\n", s->step, s->imbalance);
+        d->n_imbalances++;
+    }
 }
 
 /* gnuplot's points come after its commands, each set ended by a line with e. */
@@ -214,6 +218,9 @@ static int draw(const struct ctl *c, const struct drawing *d)
         fprintf(gnuplot, "%se\n", d->validation_text);
     fprintf(gnuplot, "set term dumb size 79, 14\nplot '-' with lines title 'tokens/s'\n%se\n",
             d->speed_text);
+    if (d->n_imbalances)
+        fprintf(gnuplot, "set term dumb size 79, 14\nplot '-' with lines title 'imbalance of "
+                "ranks, max over mean'\n%se\n", d->imbalance_text);
     int status = pclose(gnuplot);
     return status == 0 ? CTL_OK : ctl_fail(c, CTL_FAILED, "gnuplot failed");
 }
@@ -240,12 +247,14 @@ static int plot(struct ctl *c, job_id id)
     d.loss = open_memstream(&d.loss_text, &d.n_loss);
     d.validation = open_memstream(&d.validation_text, &d.n_validation);
     d.speed = open_memstream(&d.speed_text, &d.n_speed);
-    if (!d.loss || !d.validation || !d.speed)
+    d.imbalance = open_memstream(&d.imbalance_text, &d.n_imbalance);
+    if (!d.loss || !d.validation || !d.speed || !d.imbalance)
         abort();
     int rc = each_step(c, id, collect_points, &d);
     fclose(d.loss);
     fclose(d.validation);
     fclose(d.speed);
+    fclose(d.imbalance);
     if (rc == CTL_OK)
         rc = d.n_points ? draw(c, &d)
                         : ctl_fail(c, CTL_FAILED, "job %" PRIu64 " has no steps to draw yet",
@@ -253,6 +262,7 @@ static int plot(struct ctl *c, job_id id)
     free(d.loss_text);
     free(d.validation_text);
     free(d.speed_text);
+    free(d.imbalance_text);
     return rc;
 }
 
