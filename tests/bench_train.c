@@ -49,6 +49,7 @@ struct options {
     const struct shape *shape; /* NULL: model and text */
     uint32_t n_ranks, n_threads, n_steps;
     bool json, is_blocking, is_pinned; /* each rank to a core of its own */
+    bool is_balanced; /* no expert gets more than the mean: what no imbalance would give */
 };
 
 struct figures {
@@ -158,9 +159,10 @@ static char *job_text(const struct options *o, const char *folder)
         "  optimizer: {lr: 1e-4}, schedule: {name: constant}}\n"
         "parallel: {workers: %u, fsdp_shard_degree: %u, expert_parallel_degree: %u,\n"
         "  activation_checkpointing: %s, overlap: %s}\n"
-        "checkpoint: {path: %s/checkpoints, every_steps: 1000000}\n", s ? folder : o->model, data,
+        "%scheckpoint: {path: %s/checkpoints, every_steps: 1000000}\n", s ? folder : o->model, data,
         s ? s->sequence_length : 256, n_sequences, n_sequences / o->n_ranks, o->dtype, o->n_ranks,
-        o->n_ranks, o->n_ranks, o->recompute, o->is_blocking ? "false" : "true", folder);
+        o->n_ranks, o->n_ranks, o->recompute, o->is_blocking ? "false" : "true",
+        o->is_balanced ? "moe: {capacity_factor: 1, overflow: reroute}\n" : "", folder);
     free(data);
     return job;
 }
@@ -332,7 +334,8 @@ static void print(const struct options *o, struct figures *f)
 static const char usage[] =
     "usage: bench_train --model DIR --text FILE | --shape 921m|tiny\n"
     "           [--device cpu|cuda:N] [--dtype f32|bf16] [--steps N] [--ranks 1|2|4|8]\n"
-    "           [--threads N] [--recompute off|selective|full] [--no-overlap] [--pin] [--json]\n";
+    "           [--threads N] [--recompute off|selective|full] [--no-overlap] [--pin]\n"
+    "           [--force-balance] [--json]\n";
 
 static int refuse(void)
 {
@@ -356,7 +359,8 @@ static int parse(int argc, char **argv, struct options *o)
         {"dtype", required_argument, NULL, 'e'},   {"steps", required_argument, NULL, 'n'},
         {"ranks", required_argument, NULL, 'r'},   {"threads", required_argument, NULL, 'j'},
         {"recompute", required_argument, NULL, 'c'}, {"json", no_argument, NULL, 'J'},
-        {"no-overlap", no_argument, NULL, 'b'},    {"pin", no_argument, NULL, 'p'}, {0},
+        {"no-overlap", no_argument, NULL, 'b'},    {"pin", no_argument, NULL, 'p'},
+        {"force-balance", no_argument, NULL, 'f'}, {0},
     };
     *o = (struct options){.device = "cpu", .dtype = "f32", .recompute = "off", .n_ranks = 1,
                           .n_threads = 1, .n_steps = 20};
@@ -377,6 +381,7 @@ static int parse(int argc, char **argv, struct options *o)
         case 'J': o->json = true; break;
         case 'b': o->is_blocking = true; break;
         case 'p': o->is_pinned = true; break;
+        case 'f': o->is_balanced = true; break;
         default: return -1;
         }
     }
