@@ -296,8 +296,9 @@ static bool differs(const struct placement *p, const struct placement *from)
     return memcmp(p->expert, from->expert, placement_n_total(p) * sizeof *p->expert) != 0;
 }
 
-/* A candidate, and how it does in the judge's scenarios; false if nothing was found. Fresh ones are the same whatever they
- * start from, up to the names of devices, so one is made and judged once a decision. */
+/* A candidate, and how it does in the judge's scenarios; false if nothing was found. Fresh ones are
+ * the same whatever they start from, up to the names of devices, so one is made and judged once a
+ * decision. */
 static bool make(const struct balance *b, struct arrange *a, const struct placement *from,
                  enum balance_kind kind, struct candidate *fresh, struct candidate *c)
 {
