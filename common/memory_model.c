@@ -19,6 +19,7 @@
 #define PACK_BYTES        (MIB)      /* a thread's panels and scratch */
 #define LOGITS_BYTES      (8 * MIB)  /* of the head's loss, at once */
 #define LOGITS_ROWS_MIN   16u
+#define CHUNK_TOKENS      1024u      /* fewer are not worth a chunk of their own */
 
 static uint64_t max(uint64_t a, uint64_t b)
 {
@@ -75,7 +76,31 @@ static uint32_t n_sparse(const struct model_spec *m)
     return n;
 }
 
-/* Rows on their way, and the order of the rows of every plan that is kept. */
+uint32_t memory_chunks(uint64_t n_tokens, uint32_t ep)
+{
+    return ep > 1 ? (uint32_t)min(max(n_tokens / CHUNK_TOKENS, 1), MEMORY_CHUNKS_MAX) : 1;
+}
+
+uint64_t memory_chunk_rows(uint64_t rows_max, uint32_t n_chunks, uint64_t at_once)
+{
+    return n_chunks > 1 ? max(rows_max / 2, at_once) : rows_max;
+}
+
+/* What travels of a chunk: there, where the next one may be filled while others read the last, and
+ * back. In rows. */
+static uint64_t travelling_rows(const struct memory_input *in, uint64_t rows_max)
+{
+    const struct model_spec *m = in->spec;
+    uint64_t n_ranks = in->degrees.ep, at_once = n_ranks * min(m->top_k, memory_slots(in));
+    uint32_t n_chunks = memory_chunks(in->n_tokens, in->degrees.ep);
+    uint64_t arrive = memory_chunk_rows(rows_max, n_chunks, at_once);
+    uint64_t n = max((in->n_tokens + n_chunks - 1) / n_chunks, max(arrive / at_once, 1));
+    n = min(n, in->n_tokens);
+    arrive = max(arrive, n * m->top_k);
+    return 2 * n * min(m->top_k, n_ranks) + 3 * arrive + n * m->top_k;
+}
+
+/* Rows on their way, notes about them, and the places of the rows of every plan that is kept. */
 static uint64_t dispatch_bytes(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
@@ -85,8 +110,11 @@ static uint64_t dispatch_bytes(const struct memory_input *in)
     bool travels = in->degrees.ep > 1;
     if (!n_sparse(m))
         return 0;
-    return n_plans * 8 * (3 * n_pairs + (travels ? 2 * n_rows : 0)) +
-           (travels ? 2 * max(n_pairs, n_rows) * m->latent * in->elem_bytes : 0);
+    uint64_t notes = 8 * max(n_pairs, n_rows) + (travels ? 2 * 8 * n_pairs : 0);
+    uint64_t plan = 8 * (n_pairs + n_rows) + FLOAT_BYTES * n_rows +
+                    (travels ? 8 * (n_pairs + n_rows) : 0);
+    uint64_t rows = travels ? travelling_rows(in, n_rows) * m->latent * in->elem_bytes : 0;
+    return notes + 8 * n_pairs * (travels ? 3 : 1) + n_plans * plan + rows;
 }
 
 /* Copies of experts are sent from their homes and their gradients back; experts that move wait in

@@ -62,6 +62,12 @@ uint32_t memory_slots(const struct memory_input *in);
 uint64_t memory_rows_max(const struct model_spec *m, uint64_t n_tokens, uint32_t ep,
                          uint32_t n_slots);
 
+/* In how many chunks a rank's tokens go to experts, and how many rows of one a rank takes: where
+ * there are several half of all, but at the least what one token of each rank may bring, at_once. */
+#define MEMORY_CHUNKS_MAX 4u
+uint32_t memory_chunks(uint64_t n_tokens, uint32_t ep);
+uint64_t memory_chunk_rows(uint64_t rows_max, uint32_t n_chunks, uint64_t at_once);
+
 /* Of the plan, its activations; and its whole layers. */
 uint64_t memory_activations(const struct memory_input *in);
 uint64_t memory_gathered(const struct memory_input *in);

@@ -8,8 +8,6 @@
 #include "common/mem.h"
 #include "worker/dispatch_state.h"
 
-#define CHUNK_TOKENS 256 /* fewer are not worth a chunk of their own */
-
 static int64_t larger(int64_t a, int64_t b)
 {
     return a > b ? a : b;
@@ -273,16 +271,15 @@ static int reserve_ways(struct dispatch *d, struct err *err)
 
 int dispatch_limit(struct dispatch *d, int64_t tokens_max, int64_t rows_max, struct err *err)
 {
-    int64_t n_ranks = d->ep.n_ranks, n_chunks = tokens_max / CHUNK_TOKENS;
-    if (n_ranks > 1 && d->config.n_chunks == 0)
-        d->n_chunks = (uint32_t)smaller(larger(1, n_chunks), DISPATCH_CHUNKS_MAX);
+    int64_t at_once = d->ep.n_ranks * smaller(d->config.top_k, d->n_slots);
+    if (d->config.n_chunks == 0)
+        d->n_chunks = memory_chunks((uint64_t)tokens_max, d->ep.n_ranks);
     d->pairs_max = tokens_max * d->config.top_k;
     d->tokens_max = tokens_max;
     if (!d->config.dev->deterministic) {
         d->rows_max = rows_max;
-        /* At the least what one token of each rank brings. */
-        d->chunk_rows_max = d->n_chunks == 1 ? rows_max
-                            : larger(rows_max / 2, n_ranks * smaller(d->config.top_k, d->n_slots));
+        d->chunk_rows_max = (int64_t)memory_chunk_rows((uint64_t)rows_max, d->n_chunks,
+                                                       (uint64_t)at_once);
     }
     plan_ways(d);
     return dispatch_travels(d) ? reserve_ways(d, err) : 0;

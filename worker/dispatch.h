@@ -25,11 +25,12 @@
 #define WORKER_DISPATCH_H
 
 #include "common/layout.h"
+#include "common/memory_model.h"
 #include "kernels/device.h"
 #include "worker/coll.h"
 #include "worker/slots.h"
 
-#define DISPATCH_CHUNKS_MAX 4u
+#define DISPATCH_CHUNKS_MAX MEMORY_CHUNKS_MAX
 
 struct dispatch; /* buffers of one rank, reused by all layers */
 struct dispatch_plan; /* where the rows of one layer and micro-batch go */
