@@ -59,7 +59,8 @@ static struct tensor_block unit_of(const struct memory_input *in, const struct m
     uint64_t vocabulary = (uint64_t)m->vocab * m->hidden;
     uint64_t layers = counts->total - counts->experts - counts->embedding;
     uint64_t n = u == 0 || u > m->n_layers ? vocabulary : layers / max(m->n_layers, 1);
-    return memory_is_frozen(in) ? (struct tensor_block){.frozen = n} : (struct tensor_block){.trained = n};
+    return memory_is_frozen(in) ? (struct tensor_block){.frozen = n}
+                                : (struct tensor_block){.trained = n};
 }
 
 /* Numbers of the experts of unit u that are cut again; zeros where none are. */

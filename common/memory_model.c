@@ -125,7 +125,8 @@ static uint64_t staging_bytes(const struct memory_input *in, const struct model_
         return 0;
     uint64_t n = counts->per_expert / max(in->degrees.expert_shard, 1) * in->n_spare *
                  n_sparse(in->spec);
-    return 2 * n * FLOAT_BYTES + n * (in->elem_bytes + (memory_is_frozen(in) ? 0 : 3 * FLOAT_BYTES));
+    return 2 * n * FLOAT_BYTES +
+           n * (in->elem_bytes + (memory_is_frozen(in) ? 0 : 3 * FLOAT_BYTES));
 }
 
 /* Muon's, of its largest matrix: two of its size, and two squares of its smaller side. */

@@ -1,7 +1,7 @@
 /* coll.h - collectives among the ranks of one attempt
  *
- * Two tables exist: host (coll_host.c, shared memory of a machine, and the network between machines)
- * and nccl (coll_gpu.c, ranks with a GPU each); coll_choose.h says which when.
+ * Two tables exist: host (coll_host.c, shared memory of a machine, and the network between
+ * machines) and nccl (coll_gpu.c, ranks with a GPU each); coll_choose.h says which when.
  *
  * A group is an ordered list of ranks; every member calls the same operations in the same order.
  * Sums are taken in the group's rank order, so a result has the same bits on every member and in

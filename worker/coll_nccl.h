@@ -3,7 +3,8 @@
  * Private to coll_gpu. Launches are on a stream of their own, behind the ops that the device was
  * given before, and return once they are in it; ops that are given later wait for one by
  * nccl_finish. A launch carries the note of its call (call_note), which is marked as left when the
- * device is done. They fail with -ECANCELED and the reason when any rank has aborted, died, or met an error of NCCL. */
+ * device is done. They fail with -ECANCELED and the reason when any rank has aborted, died, or met
+ * an error of NCCL. */
 #ifndef WORKER_COLL_NCCL_H
 #define WORKER_COLL_NCCL_H
 
