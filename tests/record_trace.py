@@ -55,7 +55,7 @@ class TraceCluster(Cluster):
             with open(os.path.join(self.folder, "text", name + ".txt"), "wb") as f:
                 f.write(text)
 
-    def train(self, part, text, model, steps, checkpoint):
+    def train(self, part, text, model, steps, checkpoint, rebalance="auto: false"):
         path = os.path.join(self.folder, f"part-{part}.yaml")
         with open(path, "w") as f:
             f.write(f"""name: part-{part}
@@ -71,12 +71,17 @@ train:
 parallel: {{workers: 2, fsdp_shard_degree: 2, expert_parallel_degree: 2}}
 checkpoint: {{path: {checkpoint}, every_steps: {steps}, keep: 1}}
 moe: {{bias_update: off}}
-rebalance: {{auto: false, window_steps: {WINDOW}}}
+rebalance: {{{rebalance}, window_steps: {WINDOW}}}
 """)
         job = self.submit(path)
         until(lambda: self.show(job)["state"] in ("DONE", "FAILED"), 600, f"part {part} ends")
         self.wait(job, "DONE")
         return job
+
+    def weights(self, part):
+        """Of a part that is done, to go on from."""
+        return next(os.path.dirname(p) for p in sorted(glob.glob(
+            os.path.join(self.folder, f"weights-{part}", "**", "config.json"), recursive=True)))
 
 
 def main():
@@ -86,8 +91,7 @@ def main():
         for part, (text, share) in enumerate(PARTS):
             n = steps * share // sum(s for _, s in PARTS)
             job = c.train(part, text, model, n, f"weights-{part}")
-            model = next(os.path.dirname(p) for p in sorted(glob.glob(
-                os.path.join(c.folder, f"weights-{part}", "**", "config.json"), recursive=True)))
+            model = c.weights(part)
             query = ("select window_start_step, layer, expert, sum(tokens) from expert_load where "
                      f"job = {job} group by 1, 2, 3 order by 1, 2, 3")
             answer = c.ok("db", "query", query, "--csv", "--no-header", "-c", "100000")
@@ -102,4 +106,5 @@ def main():
         f.writelines(",".join(map(str, row)) + "\n" for row in rows)
 
 
-main()
+if __name__ == "__main__":
+    main()
