@@ -92,21 +92,47 @@ static void put_model(bool has_indexer)
     free(text);
 }
 
-static void run(struct trial *t, size_t row, uint32_t world, const char *checkpoint, uint32_t steps)
+static void run_passes(struct trial *t, size_t row, uint32_t world, uint32_t micro_batch,
+                       const char *checkpoint, uint32_t steps)
 {
     static const char *const layouts[] = {
         [1] = "", [2] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 1\n",
         [4] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 2\n",
     };
-    char *keys = xasprintf("%s%strain: {steps: %u, global_batch: 8, micro_batch: 2, deterministic: "
+    char *keys = xasprintf("%s%strain: {steps: %u, global_batch: 8, micro_batch: %u, deterministic: "
                            "true, optimizer: {lr: 2e-3, eps: 1e-4%s}, schedule: {name: constant}}\n"
-                           "%s", layouts[world], rows[row].data, steps, rows[row].optimizer,
-                           rows[row].more);
+                           "%s", layouts[world], rows[row].data, steps, micro_batch,
+                           rows[row].optimizer, rows[row].more);
     put_model(strstr(keys, "with_model") != NULL);
     start(t, world, checkpoint, keys);
     finish(t);
     free(keys);
     assert_all(t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+}
+
+static void run(struct trial *t, size_t row, uint32_t world, const char *checkpoint, uint32_t steps)
+{
+    run_passes(t, row, world, 2, checkpoint, steps);
+}
+
+/* Passes with more labels than others weigh more: the loss is by tokens of the whole batch. */
+static void any_number_of_passes_is_the_same(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 2; i++) { /* tasks, whose labels are masked unevenly */
+        struct trial whole, t;
+        new_folder(NULL);
+        run_passes(&whole, i, 1, 8, "run-8", 8);
+        for (uint32_t micro = 4; micro > 0; micro /= 2) {
+            char *path = xasprintf("run-%u", micro);
+            run_passes(&t, i, 1, micro, path, 8);
+            for (uint32_t s = 1; s <= 8; s++)
+                if (!(fabs(t.loss[s] / whole.loss[s] - 1) < 1e-4))
+                    fail_msg("%s: %u passes, step %u: loss %.7g, one pass has %.7g", rows[i].what,
+                             8 / micro, s, t.loss[s], whole.loss[s]);
+            free(path);
+        }
+    }
 }
 
 static void any_number_of_ranks_is_the_same(void **state)
@@ -154,6 +180,7 @@ int main(void)
     put_indexed("indexed", 70);
     put_indexed("indexed-2", 20);
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(any_number_of_passes_is_the_same, new_folder),
         cmocka_unit_test_setup(any_number_of_ranks_is_the_same, new_folder),
     };
     return cmocka_run_group_tests(tests, NULL, remove_folder);

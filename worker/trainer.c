@@ -318,9 +318,10 @@ static int bad_step(struct trainer *t, const struct step_result *r, struct err *
     char what[512], where[BAD_TEXT_BYTES];
     snprintf(what, sizeof what, "step %" PRIu64 ": loss %g, gradient norm %g, %s", step, r->loss,
              r->grad_norm, bad_text(run, &r->bad, where));
+    bool passed_by = r->bad.output < 0 && r->bad.tensor < 0; /* no rate is to blame */
     if (run->nan_rule == NAN_STOP)
-        return err_set(err, -EDOM, "%s; lower train.optimizer.lr, or set train.on_nan to skip or "
-                       "rollback", what);
+        return err_set(err, -EDOM, "%s; %s, or set train.on_nan to skip or rollback", what,
+                       passed_by ? "resubmit on other workers" : "lower train.optimizer.lr");
     if (run->nan_rule == NAN_SKIP) {
         t->n_skips = step == t->bad_step + 1 ? t->n_skips + 1 : 1;
         t->bad_step = step;
