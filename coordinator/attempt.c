@@ -115,7 +115,8 @@ static void relay_peers(struct coord *c, struct turn *t, struct job *j, const st
 {
     struct rank *rank = &j->ranks[s->rank];
     bool is_new = !*rank->data_address;
-    if (!*s->data_address || s->phase >= BALLAST__RANK_PHASE__RANK_READY)
+    if (!*s->data_address || s->data_key.len != DATA_KEY_BYTES ||
+        s->phase >= BALLAST__RANK_PHASE__RANK_READY)
         return;
     snprintf(rank->data_address, sizeof rank->data_address, "%s", s->data_address);
     memcpy(rank->data_key, s->data_key.data, DATA_KEY_BYTES);

@@ -143,6 +143,8 @@ static void make_true(Ballast__RankState *s, const Ballast__RankState *told)
     s->attempt = told->attempt;
     s->rank = told->rank;
     s->placement_epoch %= 3;
+    s->data_address = (char *)"";
+    s->data_key.len = 0;
     if (s->phase > BALLAST__RANK_PHASE__RANK_RUNNING && s->exit_code % 4)
         s->phase = BALLAST__RANK_PHASE__RANK_RUNNING;
 }
