@@ -207,9 +207,10 @@ static void say_why(const struct propose *p, struct proposal *s)
     const struct layer *worst = worst_layer(p);
     if (s->n_changed)
         snprintf(s->reason, sizeof s->reason, "%u move%s in %u of %u layers: a window's loads go "
-                 "from %.3f to %.3f times the mean, wins %.3g ms of a step of %.3g ms, costs %.3g ms once", s->n_moves,
-                 s->n_moves == 1 ? "" : "s", s->n_changed, p->n_layers, s->imbalance_before,
-                 s->imbalance_predicted, s->gain_s * 1e3, s->step_s * 1e3, s->cost_s * 1e3);
+                 "from %.3f to %.3f times the mean, wins %.3g ms of a step of %.3g ms, costs "
+                 "%.3g ms once", s->n_moves, s->n_moves == 1 ? "" : "s", s->n_changed,
+                 p->n_layers, s->imbalance_before, s->imbalance_predicted, s->gain_s * 1e3,
+                 s->step_s * 1e3, s->cost_s * 1e3);
     else
         snprintf(s->reason, sizeof s->reason, "nothing to do; layer %u is the least even: %s",
                  worst->number, worst->verdict.reason);

@@ -403,9 +403,10 @@ static void log_state(struct server *s)
     struct link_stats l = s->link ? link_stats(s->link) : (struct link_stats){0};
     log_info("state=%d batches=%zu parked=%zu peers=%u connections=%u received=%" PRIu64
              " sent=%" PRIu64 " refused=%" PRIu64 " limited=%" PRIu64 " foreign=%" PRIu64
-             " unreachable=%" PRIu64 " slow=%" PRIu64 " turned_away=%" PRIu64, (int)s->state, s->n_out, s->n_parked,
-             l.n_peers, l.n_connections, l.n_received, l.n_sent, s->n_refused, s->n_limited,
-             s->n_foreign, l.n_unreachable, l.n_dropped_slow, s->n_turned_away);
+             " unreachable=%" PRIu64 " slow=%" PRIu64 " turned_away=%" PRIu64,
+             (int)s->state, s->n_out, s->n_parked, l.n_peers, l.n_connections, l.n_received,
+             l.n_sent, s->n_refused, s->n_limited, s->n_foreign, l.n_unreachable,
+             l.n_dropped_slow, s->n_turned_away);
     char *text = s->core ? coord_dump(s->core) : NULL;
     for (char *save, *line = text ? strtok_r(text, "\n", &save) : NULL; line;
          line = strtok_r(NULL, "\n", &save))
@@ -480,8 +481,8 @@ static int raise_descriptors(uint32_t *out, struct err *err)
         getrlimit(RLIMIT_NOFILE, &limit);
     }
     if (limit.rlim_cur < DESCRIPTORS_MIN)
-        return err_set(err, -EMFILE, "%llu files may be open at once (ulimit -n), but a coordinator "
-                       "needs %u, and one more for each worker and client",
+        return err_set(err, -EMFILE, "%llu files may be open at once (ulimit -n), but a "
+                       "coordinator needs %u, and one more for each worker and client",
                        (unsigned long long)limit.rlim_cur, DESCRIPTORS_MIN);
     *out = limit.rlim_cur < DESCRIPTORS_MAX ? (uint32_t)limit.rlim_cur : DESCRIPTORS_MAX;
     return 0;

@@ -192,8 +192,8 @@ int db_open(const char *path, const struct schema *schema, bool is_full, sqlite3
     }
     int code = rc < 0 && db ? sqlite3_errcode(db) : SQLITE_OK;
     if (code == SQLITE_NOTADB || code == SQLITE_CORRUPT)
-        rc = err_set(err, rc, "%s: is damaged, or no SQLite database: put a backup in its place, or "
-                     "move it away to begin without what it held", path);
+        rc = err_set(err, rc, "%s: is damaged, or no SQLite database: put a backup in its "
+                     "place, or move it away to begin without what it held", path);
     if (rc == -EBUSY)
         rc = err_set(err, rc, "%s: another process has it open: a second coordinator, or an "
                      "sqlite3 shell", path);

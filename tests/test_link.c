@@ -350,7 +350,8 @@ static void a_process_without_descriptors_is_told(void **state)
     int rc = link_connect(&n.loop, n.address, &h, &n.client.link, &err);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
     assert_int_equal(rc, -EMFILE);
-    assert_string_equal(err.text, "20 files may be open at once (ulimit -n), at least 32 are needed");
+    assert_string_equal(err.text, "20 files may be open at once (ulimit -n), at least 32 are "
+                                  "needed");
     net_close(&n);
 }
 

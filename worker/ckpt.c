@@ -287,8 +287,8 @@ static void say_what_to_do(const char *folder, struct err *err)
     if (!err)
         return;
     struct err cause = *err;
-    err_set(err, cause.code, "the newest checkpoint cannot be used: %.500s; if it is damaged, 'mv %s "
-            "%s.unused' resumes from the one before; another checkpoint.path begins anew",
+    err_set(err, cause.code, "the newest checkpoint cannot be used: %.500s; if it is damaged, "
+            "'mv %s %s.unused' resumes from the one before; another checkpoint.path begins anew",
             cause.text, folder, folder);
 }
 
