@@ -142,6 +142,22 @@ static void a_history_is_scored_on_what_came(void **state)
     json_destroy(root);
 }
 
+static void many_devices_take_bounded_work(void **state)
+{
+    (void)state;
+    int code;
+    write_file("few.csv", "layer,expert,load\n0,0,1\n0,1,30\n0,2,500\n0,3,7000\n");
+    const char *text = run("--loads few.csv --devices 2048 --no-header", &code);
+    assert_int_equal(code, 0);
+    assert_non_null(strstr(text, "fresh: ")); /* and to what ratio */
+    double ratio = 0;
+    assert_int_equal(sscanf(text, "%*u %lf", &ratio), 1);
+    assert_true(ratio >= 1 && ratio < 1.05);
+    assert_non_null(strstr(run("--loads few.csv --devices 8193", &code),
+                           "--devices must be 1 to 8192"));
+    assert_int_equal(code, 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -149,6 +165,7 @@ int main(void)
         cmocka_unit_test(a_known_load_is_balanced_and_stays),
         cmocka_unit_test(degenerate_loads_are_planned),
         cmocka_unit_test(a_history_is_scored_on_what_came),
+        cmocka_unit_test(many_devices_take_bounded_work),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
