@@ -77,6 +77,7 @@ static int violate_field(struct walk *w, const struct place *parent, const char 
 /* ---- the walk -------------------------------------------------------------------------------- */
 
 static int walk_message(struct walk *w, const struct place *at, const ProtobufCMessage *m);
+static int check_together(struct walk *w, const struct place *at, const ProtobufCMessage *m);
 
 static int check_text(struct walk *w, const struct place *at, const struct check_bound *b,
                       const char *text)
@@ -219,10 +220,10 @@ static int walk_message(struct walk *w, const struct place *parent, const Protob
         if (rc < 0)
             return rc;
     }
-    return 0;
+    return check_together(w, parent, m);
 }
 
-/* ---- what fields mean together --------------------------------------------------------------- */
+/* ---- what fields mean together: of every message, wherever it is nested ---------------------- */
 
 int check_job_spec(const Ballast__JobSpec *spec, struct arena *arena, Ballast__Status *out_status)
 {
@@ -240,82 +241,84 @@ int check_job_spec(const Ballast__JobSpec *spec, struct arena *arena, Ballast__S
     return -EINVAL;
 }
 
-static int check_placement_at(struct walk *w, const char *field, const Ballast__Placement *p)
+static int check_placed(struct walk *w, const struct place *at, const Ballast__Placement *p)
 {
     struct err err = {0};
     if (!p || check_placement(p, &err) == 0)
         return 0;
-    return violate_field(w, NULL, field, err.text);
+    return violate_field(w, at, "placement", err.text);
 }
 
-static int check_start(struct walk *w, const Ballast__Start *s)
+static int check_start(struct walk *w, const struct place *at, const Ballast__Start *s)
 {
     if (s->rank >= s->n_gang)
-        return violate_field(w, NULL, "rank", "is not a rank of the gang");
-    int rc = check_placement_at(w, "placement", s->placement);
+        return violate_field(w, at, "rank", "is not a rank of the gang");
+    int rc = check_placed(w, at, s->placement);
     return rc < 0 ? rc : check_job_spec(s->spec, w->arena, w->status);
 }
 
-static int check_prepare(struct walk *w, const Ballast__Prepare *p)
+static int check_prepare(struct walk *w, const struct place *at, const Ballast__Prepare *p)
 {
     if (!p->placement->n_layers)
-        return violate_field(w, NULL, "placement", "changes no layer");
+        return violate_field(w, at, "placement", "changes no layer");
     if (p->placement->epoch <= p->base_epoch)
-        return violate_field(w, NULL, "placement", "is not newer than the one it starts from");
-    return check_placement_at(w, "placement", p->placement);
+        return violate_field(w, at, "placement", "is not newer than the one it starts from");
+    return check_placed(w, at, p->placement);
 }
 
-static int check_load(struct walk *w, const Ballast__LoadReport *r)
+static int check_load(struct walk *w, const struct place *at, const Ballast__LoadReport *r)
 {
     struct err err = {0};
-    return check_load_report(r, &err) == 0 ? 0 : violate_field(w, NULL, "layers", err.text);
+    return check_load_report(r, &err) == 0 ? 0 : violate_field(w, at, "layers", err.text);
 }
 
-static int check_experts_request(struct walk *w, const Ballast__ExpertsRequest *r)
+static int check_experts_request(struct walk *w, const struct place *at,
+                                 const Ballast__ExpertsRequest *r)
 {
     static const char *const windows[] = {"", "last", "1m", "1h", "all"};
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
         if (!strcmp(r->window, windows[i]))
             return r->layer >= -1 && r->layer < (int32_t)LAYERS_MAX
-                       ? 0 : violate_field(w, NULL, "layer", "is no layer; -1 means all");
-    return violate_field(w, NULL, "window", "expected last, 1m, 1h or all");
+                       ? 0 : violate_field(w, at, "layer", "is no layer; -1 means all");
+    return violate_field(w, at, "window", "expected last, 1m, 1h or all");
 }
 
-static int check_backup_request(struct walk *w, const Ballast__DbBackupRequest *r)
+static int check_backup_request(struct walk *w, const struct place *at,
+                                const Ballast__DbBackupRequest *r)
 {
     return r->path[0] == '/' ? 0
-                             : violate_field(w, NULL, "path", "expected an absolute path, on the "
+                             : violate_field(w, at, "path", "expected an absolute path, on the "
                                              "coordinator's machine");
 }
 
-static int check_rank_state(struct walk *w, const Ballast__RankState *s)
+static int check_rank_state(struct walk *w, const struct place *at, const Ballast__RankState *s)
 {
     bool has_told = s->data_address[0] != '\0';
     return s->data_key.len == (has_told ? DATA_KEY_BYTES : 0)
-               ? 0 : violate_field(w, NULL, "data_key", "goes with data_address, 32 bytes long");
+               ? 0 : violate_field(w, at, "data_key", "goes with data_address, 32 bytes long");
 }
 
-static int check_together(struct walk *w, const ProtobufCMessage *m)
+static int check_together(struct walk *w, const struct place *at, const ProtobufCMessage *m)
 {
     const ProtobufCMessageDescriptor *d = m->descriptor;
     if (d == &ballast__submit_request__descriptor)
         return check_job_spec(((const Ballast__SubmitRequest *)m)->spec, w->arena, w->status);
     if (d == &ballast__start__descriptor)
-        return check_start(w, (const Ballast__Start *)m);
+        return check_start(w, at, (const Ballast__Start *)m);
     if (d == &ballast__settings__descriptor)
         return check_job_spec(((const Ballast__Settings *)m)->spec, w->arena, w->status);
     if (d == &ballast__rank_state__descriptor)
-        return check_rank_state(w, (const Ballast__RankState *)m);
+        return check_rank_state(w, at, (const Ballast__RankState *)m);
     if (d == &ballast__prepare__descriptor)
-        return check_prepare(w, (const Ballast__Prepare *)m);
+        return check_prepare(w, at, (const Ballast__Prepare *)m);
     if (d == &ballast__load_report__descriptor)
-        return check_load(w, (const Ballast__LoadReport *)m);
+        return check_load(w, at, (const Ballast__LoadReport *)m);
     if (d == &ballast__experts_request__descriptor)
-        return check_experts_request(w, (const Ballast__ExpertsRequest *)m);
+        return check_experts_request(w, at, (const Ballast__ExpertsRequest *)m);
     if (d == &ballast__db_backup_request__descriptor)
-        return check_backup_request(w, (const Ballast__DbBackupRequest *)m);
+        return check_backup_request(w, at, (const Ballast__DbBackupRequest *)m);
     if (d == &ballast__placement_reply__descriptor)
-        return check_placement_at(w, "placement", ((const Ballast__PlacementReply *)m)->placement);
+        return check_placed(w, at, ((const Ballast__PlacementReply *)m)->placement);
     return 0;
 }
 
@@ -424,7 +427,7 @@ static int check_payload(struct walk *w, const struct check_method *m, const Bal
         return -EINVAL;
     }
     int rc = walk_message(w, NULL, p);
-    if (rc < 0 || (rc = check_together(w, p)) < 0)
+    if (rc < 0)
         return rc;
     *out_payload = p;
     return 0;
@@ -468,9 +471,6 @@ int check_trainer_message(const uint8_t *bytes, size_t n_bytes, struct arena *ar
         return err_set(err, -EPROTO, "a message of %zu bytes between daemon and trainer cannot be "
                        "read", n_bytes);
     int rc = walk_message(&w, NULL, &m->base);
-    /* Every member of the oneof is a pointer in the same place. */
-    if (rc == 0 && m->what_case != BALLAST__TRAINER_MESSAGE__WHAT__NOT_SET)
-        rc = check_together(&w, &m->start->base);
     if (rc < 0)
         return err_set(err, rc, "message between daemon and trainer: %s", status.message);
     if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT__NOT_SET)

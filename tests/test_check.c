@@ -216,6 +216,12 @@ static void fields_of_notices(void **state)
     pack(&m, REQUEST, M(HELLO), &hello.base);
     expect(&m, CHECK_WORKER, BAD, "ranks[0].phase", "no phase");
     rank.phase = BALLAST__RANK_PHASE__RANK_READY;
+    rank.data_address = "tcp://10.0.0.1:5000";
+    pack(&m, REQUEST, M(HELLO), &hello.base);
+    expect(&m, CHECK_WORKER, BAD, "ranks[0].data_key", "an address without its key, nested");
+    pack(&m, NOTICE, M(RANK_STATE), &rank.base);
+    expect(&m, CHECK_WORKER, BAD, "data_key", "an address without its key");
+    rank.data_address = "";
     rank.rank = RANKS_MAX;
     pack(&m, NOTICE, M(RANK_STATE), &rank.base);
     expect(&m, CHECK_WORKER, BAD, "rank", "a rank beyond all");
