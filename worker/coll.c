@@ -1,15 +1,6 @@
 /* coll.c - what is started is ended at once */
 #include "worker/coll.h"
 
-#include <assert.h>
-
-int coll_nothing_left(struct coll *c, coll_ticket ticket, struct err *err)
-{
-    (void)c, (void)err;
-    assert(ticket == 0);
-    return 0;
-}
-
 int coll_end(struct coll *c, coll_ticket ticket, struct err *err)
 {
     int rc = c->ops->finish(c, ticket, err);

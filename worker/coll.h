@@ -145,8 +145,6 @@ int coll_all_to_all_rows(struct coll *c, const struct coll_group *g, const void 
 int coll_end(struct coll *c, coll_ticket ticket, struct err *err);
 /* After a start: ends the call at once where c is blocking. */
 int coll_leave_open(struct coll *c, coll_ticket *io_ticket, struct err *err);
-/* Finish or reclaim, of a table whose starts do everything and give ticket 0. */
-int coll_nothing_left(struct coll *c, coll_ticket ticket, struct err *err);
 
 struct wire;
 struct wire_peer;
