@@ -53,19 +53,46 @@ static void write_worker_yaml(FILE *f, const char *indent, const char *name, con
             indent, state, indent, roots, indent, device);
 }
 
+/* As one word of a shell. */
+static void write_word(FILE *f, const char *text)
+{
+    fputc('\'', f);
+    for (; *text; text++)
+        fputs(*text == '\'' ? "'\\''" : (char[]){*text, '\0'}, f);
+    fputc('\'', f);
+}
+
+/* The folders that workers may read and write, as a list of YAML. */
+static void write_roots(const struct adapt *a, FILE *f)
+{
+    Ballast__JobSpec *spec = adapt_job(a, adapt_job_plan(a));
+    fputs("model=", f);
+    write_word(f, spec->model_path);
+    fputs("\nroots=${ROOTS:-\"\\\"$here\\\", \\\"$model\\\"\"}\n", f);
+    adapt_job_free(spec);
+}
+
 static void write_local(const struct adapt *a, FILE *f)
 {
     fprintf(f,
         "#!/bin/bash\n"
         "# One coordinator and the workers of this machine, then the job. Ends them when it ends.\n"
-        "#   ROOTS   folders that hold model, data and checkpoints\n"
+        "#   ROOTS   folders that hold model, data and checkpoints, with commas\n"
         "#   DEVICE  cuda or cpu\n"
         "set -euo pipefail\n"
-        "here=$(cd \"$(dirname \"$0\")\" && pwd)\n"
-        "run=$(mktemp -d /tmp/ballast-local.XXXXXX)\n"
-        "roots=${ROOTS:-$here}\n"
+        "here=$(cd \"$(dirname \"$0\")\" && pwd)\n");
+    write_roots(a, f);
+    fprintf(f,
         "device=${DEVICE:-cuda}\n"
         "n_workers=%" PRIu32 "\n"
+        "room=$(($(nproc) * 4)) # on processors several workers may take turns\n"
+        "[ \"$device\" = cpu ] || room=$(nvidia-smi -L 2>/dev/null | wc -l || true)\n"
+        "if [ \"$n_workers\" -gt \"$room\" ]; then\n"
+        "    echo \"$0: the job has $n_workers workers, room for $room is on $device:\" \\\n"
+        "        \"adapt with --cluster for it, or use the other launch files\" >&2\n"
+        "    exit 1\n"
+        "fi\n"
+        "run=$(mktemp -d /tmp/ballast-local.XXXXXX)\n"
         "export BALLAST_ADDRESS=ipc://$run/coordinator.sock\n"
         "pids=()\n"
         "stop() { kill \"${pids[@]}\" 2>/dev/null || true; wait; }\n"
@@ -103,10 +130,12 @@ static void write_slurm(const struct adapt *a, FILE *f)
         "#SBATCH --exclusive\n"
         "# A worker for every task; the coordinator beside the first. Between machines daemons\n"
         "# speak only in versions whose addresses may leave a machine; others say so at once.\n"
-        "#   ROOTS  folders that hold model, data and checkpoints, on a file system of all nodes\n"
+        "#   ROOTS  folders of all nodes that hold model, data and checkpoints, with commas\n"
         "set -euo pipefail\n"
-        "here=$(cd \"${SLURM_SUBMIT_DIR:-.}\" && pwd)\n"
-        "roots=${ROOTS:-$here}\n"
+        "here=$(cd \"${SLURM_SUBMIT_DIR:-.}\" && pwd)\n",
+        a->name, job_nodes(a), job_gpus(a), job_gpus(a));
+    write_roots(a, f);
+    fprintf(f,
         "run=$here/run-$SLURM_JOB_ID\n"
         "mkdir -p \"$run\"\n"
         "address=ipc://$run/coordinator.sock\n"
@@ -124,8 +153,7 @@ static void write_slurm(const struct adapt *a, FILE *f)
         "#!/bin/bash\n"
         "set -euo pipefail\n"
         "file=$RUN/worker-$SLURM_PROCID.yaml\n"
-        "cat >\"$file\" <<YAML\n",
-        a->name, job_nodes(a), job_gpus(a), job_gpus(a));
+        "cat >\"$file\" <<YAML\n");
     write_worker_yaml(f, "", "worker-$SLURM_PROCID", "$(hostname)", "$BALLAST_ADDRESS",
                       "${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID-$SLURM_LOCALID", "$ROOTS",
                       "cuda:$SLURM_LOCALID");

@@ -2,6 +2,7 @@
 for use, and one clear line for what is wrong. Needs no daemon."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,11 @@ def files_are_fit_for_use(folder):
             expect(checked.returncode == 0, checked.stdout)
         else:
             print("SKIPPED: shellcheck is not installed, so", script, "was only parsed")
+    local = subprocess.run([os.path.join(folder, "launch-local.sh")], capture_output=True,
+                           text=True, env=dict(os.environ, PATH="/usr/bin:/bin", DEVICE="cpu"))
+    too_few = re.search(r"has (\d+) workers, room for (\d+) is on cpu", local.stderr)
+    if too_few:  # else this machine is as large as the plan, and lacks but the programs
+        expect(local.returncode == 1 and int(too_few[1]) > int(too_few[2]), local.stderr)
     try:
         import yaml
     except ImportError:
