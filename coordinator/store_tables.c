@@ -153,8 +153,8 @@ static const char *const sql[S_MAX] = {
                             "at_ns < ?1 ORDER BY at_ns LIMIT 1",
     [S_READ_LOAD_ANY] = "SELECT 1 FROM load_windows WHERE level < 3 LIMIT 1",
     [S_READ_LOAD_COUNTS] = "SELECT key & 1023, width, imbalance_min, imbalance_max, tokens, "
-                           "rerouted, dropped FROM load_counts WHERE key >= ?1 * 1024 AND key < (?1 + 1) * 1024 AND "
-                           "(?2 < 0 OR key = ?1 * 1024 + ?2)",
+                           "rerouted, dropped FROM load_counts WHERE key >= ?1 * 1024 AND "
+                           "key < (?1 + 1) * 1024 AND (?2 < 0 OR key = ?1 * 1024 + ?2)",
     [S_READ_LOAD_NEWEST] = "SELECT " LOAD_COLUMNS " FROM load_windows WHERE job = ?1 AND "
                            "level < 4 ORDER BY at_ns DESC, level LIMIT 1",
     [S_READ_LOAD_SINCE] = "SELECT " LOAD_COLUMNS " FROM load_windows w WHERE job = ?1 AND "

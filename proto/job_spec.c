@@ -139,8 +139,8 @@ static const struct field fields[] = {
      .preset = "1", .min = 1, .max = RANKS_MAX, .help = "ranks that one product is cut over"},
     {"parallel.activation_checkpointing", FIELD_WORD, AT(parallel_activation_checkpointing),
      .preset = "off", WORDS("off", "full", "selective"), .spellings = checkpointing_spellings,
-     .help = "what a backward pass makes again of its layer: nothing, all, or what is cheap to make; "
-             "true is full"},
+     .help = "what a backward pass makes again of its layer: nothing, all, or what is cheap to "
+             "make; true is full"},
     {"parallel.offload", FIELD_WORD, AT(parallel_offload), .preset = "off",
      WORDS("off", "activations", "optimizer"), .help = "what waits in host memory"},
     {"parallel.overlap", FIELD_PB_BOOL, AT(parallel_overlap), .preset = "true",

@@ -337,10 +337,11 @@ int main(int argc, char **argv)
     uint8_t id[16] = "bench";
     uint32_t pid = (uint32_t)getpid();
     uint32_t n_hosts = !on_gpus && argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 1;
-    if (world < 1 || world > 64 || n_hosts < 1 || n_hosts > world || (on_gpus && !BALLAST_HAS_CUDA) ||
+    if (world < 1 || world > 64 || n_hosts < 1 || n_hosts > world ||
+        (on_gpus && !BALLAST_HAS_CUDA) ||
         coll_wish_parse(on_gpus && argc > 3 ? argv[3] : "nccl", &wish, &err) < 0) {
-        fprintf(stderr, "usage: bench_coll [RANKS, 1 to 64 [HOSTS]]\n       bench_coll --gpus N [host|nccl]"
-                        "%s\n", BALLAST_HAS_CUDA ? "" : ", which this build cannot");
+        fprintf(stderr, "usage: bench_coll [RANKS, 1 to 64 [HOSTS]]\n"
+                        "       bench_coll --gpus N [host|nccl]%s\n", BALLAST_HAS_CUDA ? "" : ", which this build cannot");
         return 2;
     }
     memcpy(id + 8, &pid, sizeof pid);

@@ -11,7 +11,8 @@ def run(c, way, **job):
     """Losses of a whole run, and the rows that rank 0 sent to other nodes."""
     i = c.submit(c.job(steps=6, checkpoint_every=6, parallel=way, **job))
     c.wait(i, "DONE")
-    sent = re.search(r"rank 0 sent \d+ rows .* (\d+) of them to other nodes, and", c.ok("logs", i, "--rank", 0))
+    sent = re.search(r"rank 0 sent \d+ rows .* (\d+) of them to other nodes, and",
+                     c.ok("logs", i, "--rank", 0))
     expect(sent, "no line about rows that were sent")
     return [(step["loss"], step["grad_norm"]) for step in c.steps(i)], int(sent.group(1))
 

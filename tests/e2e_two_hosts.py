@@ -56,7 +56,8 @@ def annoy(pid):
     held = []
     for port in listening_ports(pid):
         for words in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + bytes(8) + b"\x7f\x03",
-                      b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16 + 1 + 31) + b"\x04\x19\x05READY"):
+                      b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16 + 1 + 31)
+                      + b"\x04\x19\x05READY"):
             s = socket.create_connection(("127.0.0.1", port), timeout=5)
             s.sendall(words)
             held.append(s)

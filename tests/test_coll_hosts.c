@@ -176,7 +176,7 @@ static void gather_much(struct rank *r, struct coll *c)
 
 static void move_much(struct rank *r, struct coll *c)
 {
-    enum { ROW = 1024, ROWS = MUCH * 300 }; /* rank i sends j so many rows times i + j, odd ones none */
+    enum { ROW = 1024, ROWS = MUCH * 300 }; /* rank i sends j so many rows times i + j; odd none */
     const struct coll_group *g = &c->world_group;
     int64_t send[WORLD_MAX], recv[WORLD_MAX], n_out = 0, n_in = 0;
     for (uint32_t m = 0; m < g->n_ranks; m++) {

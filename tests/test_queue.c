@@ -11,8 +11,8 @@
 
 #define GIB (1ull << 30)
 
-/* Jobs "id:workers[:memory GiB[:together]]" in order; workers "name/node[*busy]", 8 GiB each. The expected
- * lines: "id starts a b" or "id waits KIND numbers". */
+/* Jobs "id:workers[:memory GiB[:together]]" in order; workers "name/node[*busy]", 8 GiB each. The
+ * expected lines: "id starts a b" or "id waits KIND numbers". */
 struct row {
     const char *shows, *jobs, *workers, *expected;
 };

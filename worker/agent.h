@@ -88,8 +88,8 @@ void agent_destroy(struct agent *a);
 void agent_begin(struct agent *a, struct agent_turn *t, uint64_t now_ns);
 
 /* A checked message of the coordinator: WELCOME (a response to HELLO, or its refusal: payload
- * NULL, status in the envelope), START, STOP, ACK, PREPARE, ABORT_PLAN, SETTINGS, PEERS. Messages of
- * an older coordinator epoch or for another life of this worker are ignored. */
+ * NULL, status in the envelope), START, STOP, ACK, PREPARE, ABORT_PLAN, SETTINGS, PEERS. Messages
+ * of an older coordinator epoch or for another life of this worker are ignored. */
 void agent_message(struct agent *a, struct agent_turn *t, const Ballast__Envelope *envelope,
                    const ProtobufCMessage *payload);
 

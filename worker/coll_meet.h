@@ -4,8 +4,8 @@
 
 #include "worker/coll_shm.h"
 
-/* The part of this machine's lowest rank, and everybody else's. s has rank, world and places; both leave sockets and the mapping
- * in it, ended with shm_close also after a failure. */
+/* The part of this machine's lowest rank, and everybody else's. s has rank, world and places; both
+ * leave sockets and the mapping in it, ended with shm_close also after a failure. */
 int coll_meet_first(const struct coll_host_config *c, struct shm *s, struct err *err);
 int coll_meet_other(const struct coll_host_config *c, struct shm *s, struct err *err);
 

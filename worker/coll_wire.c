@@ -273,7 +273,8 @@ static void admit(struct wire *w)
     if (n > KEY) {
         bool is_curve = zmq_msg_size(&parts[MECHANISM]) == 5 &&
                         !memcmp(zmq_msg_data(&parts[MECHANISM]), "CURVE", 5);
-        int rank = is_curve ? find_key(w, zmq_msg_data(&parts[KEY]), zmq_msg_size(&parts[KEY])) : -1;
+        int rank = is_curve ? find_key(w, zmq_msg_data(&parts[KEY]), zmq_msg_size(&parts[KEY]))
+                            : -1;
         char user[16] = "";
         if (rank >= 0)
             snprintf(user, sizeof user, "%d", rank);
