@@ -5,7 +5,6 @@
 #include "common/memory_model.h"
 
 #define KDA_CHUNK_ROWS    64u /* tokens per chunk of the recurrence */
-#define KDA_HEADS_AT_ONCE 32u /* by the recurrence on a GPU */
 #define FLOAT_BYTES       4u
 
 /* Of a token, of a row that the router sends, or of all of them: what common/recompute.h says is
@@ -33,10 +32,6 @@ static struct bytes kda(const struct model_spec *m, uint64_t e)
     uint64_t square = KDA_CHUNK_ROWS * KDA_CHUNK_ROWS;
     uint64_t chunk = e == FLOAT_BYTES ? e * (d * d + 2 * square + 2 * KDA_CHUNK_ROWS * d)
                                       : e * d * d;
-    /* And what the GPU's backward takes for its chunks, for so many heads at once. */
-    uint64_t heads = m->kda_heads < KDA_HEADS_AT_ONCE ? m->kda_heads : KDA_HEADS_AT_ONCE;
-    uint64_t matrices = e == FLOAT_BYTES ? 0 : e * (5 * KDA_CHUNK_ROWS * d + square + d * d) +
-                                                   FLOAT_BYTES * (square + d);
     uint64_t gate_kept = m->kda_gate_full_rank ? wide : d; /* and f */
     uint64_t gate_again = m->kda_gate_full_rank ? 0 : wide;
     return (struct bytes){
@@ -46,8 +41,7 @@ static struct bytes kda(const struct model_spec *m, uint64_t e)
         /* the three twice, z, the gated output; decay, three norms per head */
         .again = e * (8 * wide + gate_again) + FLOAT_BYTES * (wide + 3 * m->kda_heads),
         .forward = e * wide,
-        .backward = e * (6 * wide + m->kda_heads + d) + FLOAT_BYTES * wide +
-                    heads * matrices / KDA_CHUNK_ROWS,
+        .backward = e * (6 * wide + m->kda_heads + d) + FLOAT_BYTES * wide,
     };
 }
 

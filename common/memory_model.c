@@ -7,6 +7,8 @@
 #include <assert.h>
 #include <string.h>
 
+#include "common/gpu_bytes.h"
+
 #define MARGIN_COUNTS 1001u /* 64-bit counts per layer and expert of quantile balancing */
 #define FLOAT_BYTES   4u
 #define MIB           ((uint64_t)1 << 20)
@@ -14,7 +16,8 @@
 #define PROCESS_BYTES (MIB / 4)
 /* On a GPU: the context, its libraries' code and work space. */
 #define CONTEXT_BYTES (640 * MIB)
-#define GPU_SCRATCH_BYTES (72 * MIB) /* the least block of ops' scratch, and the ring of uploads */
+#define GPU_RING_BYTES    (8 * MIB) /* of uploads */
+#define KDA_CHUNK_ROWS    64u
 #define HUGE_PAGE_BYTES   (2 * MIB)  /* large blocks on a CPU are whole ones */
 #define PACK_BYTES        (MIB)      /* a thread's panels and scratch */
 #define LOGITS_BYTES      (8 * MIB)  /* of the head's loss, at once */
@@ -47,6 +50,38 @@ static uint64_t owned(const struct memory_input *in, const struct model_counts *
     uint64_t n_experts = counts->per_expert ? counts->experts / counts->per_expert : 0;
     uint64_t spare = n_experts ? n_experts / in->spec->n_experts * in->n_spare : 0;
     return dense / in->degrees.fsdp + (n_experts / in->degrees.ep + spare) * per_expert / n_shards;
+}
+
+/* What a rank owns: weights as they are read, and numbers that are trained. */
+struct state {
+    uint64_t weight_bytes, trained;
+};
+
+static struct state state_of_map(const struct memory_input *in, const struct model_counts *counts)
+{
+    const struct tensor_map *map = in->map;
+    struct tensor_block dense = {0};
+    for (uint32_t u = 0; u < map->n_units; u++) {
+        dense.trained += map->units[u].trained;
+        dense.frozen += map->units[u].frozen;
+    }
+    return (struct state){
+        .weight_bytes = in->elem_bytes * owned(in, counts, dense.trained + dense.frozen,
+                                               map->expert.trained + map->expert.frozen),
+        .trained = owned(in, counts, dense.trained, map->expert.trained),
+    };
+}
+
+static struct state state_of_counts(const struct memory_input *in,
+                                    const struct model_counts *counts)
+{
+    uint64_t base = owned(in, counts, counts->total - counts->experts, counts->per_expert);
+    uint64_t experts = in->packed_experts ? owned(in, counts, 0, counts->per_expert) : 0;
+    uint64_t adapters = owned(in, counts, in->dense_adapters, in->expert_adapters);
+    return (struct state){
+        .weight_bytes = (base - experts + adapters) * in->elem_bytes + experts * 17 / 32,
+        .trained = memory_is_frozen(in) ? adapters : base,
+    };
 }
 
 /* Numbers of second moments among the trained ones. Muon leaves those of embedding, head and
@@ -143,13 +178,37 @@ static uint64_t muon_bytes(const struct memory_input *in)
     return most;
 }
 
+/* What the backward of the recurrence takes for its chunks on a GPU: five (rows, d), two (rows,
+ * rows), one of them floats, one (d, d), and d floats, of some heads at once. */
+static uint64_t kda_bytes(const struct memory_input *in)
+{
+    const struct model_spec *m = in->spec;
+    uint64_t d = m->kda_head_dim, square = KDA_CHUNK_ROWS * KDA_CHUNK_ROWS, e = in->elem_bytes;
+    uint64_t chunk = e * (5 * KDA_CHUNK_ROWS * d + square + d * d) + FLOAT_BYTES * (square + d);
+    uint64_t n_chunks = (in->n_tokens + KDA_CHUNK_ROWS - 1) / KDA_CHUNK_ROWS;
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        if (m->layers[l].attention == ATTENTION_KDA)
+            return n_chunks * min(m->kda_heads, GPU_KDA_HEADS) * chunk;
+    return 0;
+}
+
+/* The first block of ops' scratch stays, and one that the largest of them needs beside it. */
+static uint64_t gpu_scratch_bytes(const struct memory_input *in)
+{
+    uint64_t row = (uint64_t)in->spec->vocab * in->elem_bytes;
+    uint64_t rows = GPU_LOGITS_BYTES / row / GPU_LOGITS_ROWS_MIN * GPU_LOGITS_ROWS_MIN;
+    uint64_t logits = min(in->n_tokens, max(rows, GPU_LOGITS_ROWS_MIN)) * row;
+    uint64_t most = max(max(logits, kda_bytes(in)), muon_bytes(in));
+    return GPU_BLOCK_BYTES + (most > GPU_BLOCK_BYTES ? most : 0) + GPU_RING_BYTES;
+}
+
 /* The largest of the ops' scratch, and each thread's own. */
 static uint64_t scratch_bytes(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     uint64_t n = in->n_tokens, wide = 0, rope = 0;
     if (in->on_gpu)
-        return GPU_SCRATCH_BYTES;
+        return gpu_scratch_bytes(in);
     for (uint32_t l = 0; l < m->n_layers; l++)
         if (m->layers[l].attention == ATTENTION_KDA)
             wide = (uint64_t)m->kda_heads * m->kda_head_dim;
@@ -181,16 +240,13 @@ struct memory_plan memory_model(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     struct model_counts counts = model_spec_count(m);
-    uint64_t base = owned(in, &counts, counts.total - counts.experts, counts.per_expert);
-    uint64_t experts = in->packed_experts ? owned(in, &counts, 0, counts.per_expert) : 0;
-    uint64_t adapters = owned(in, &counts, in->dense_adapters, in->expert_adapters);
-    uint64_t trained = memory_is_frozen(in) ? adapters : base;
+    struct state state = in->map ? state_of_map(in, &counts) : state_of_counts(in, &counts);
+    uint64_t trained = state.trained;
     uint64_t master = in->elem_bytes < FLOAT_BYTES ? FLOAT_BYTES : 0;
     uint64_t n_counts = 8ull * m->n_layers * m->n_experts;
     assert(in->elem_bytes == 4 || in->elem_bytes == 2);
     struct memory_plan plan = {
-        .weights = (base - experts + adapters) * in->elem_bytes + experts * 17 / 32 +
-                   trained * master,
+        .weights = state.weight_bytes + trained * master,
         .gradients = trained * FLOAT_BYTES,
         .optimizer = (trained + second_moments(in, &counts, trained)) * FLOAT_BYTES,
         .activations = memory_activations(in),

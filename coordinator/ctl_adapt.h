@@ -66,6 +66,8 @@ void adapt_print(const struct adapt *a);
 /* Of plans that differ only in how the weights are cut the fastest stands for all in tables: is
  * plan i another cut of one before? */
 bool adapt_is_variant(const struct adapt *a, uint32_t i);
+/* What a rank of the cluster computes on: "GPUs" or "CPU ranks". */
+const char *adapt_devices(const struct adapt *a);
 /* Why nothing fits: "the least is 150.0 GB a GPU". */
 void adapt_shortfall(const struct adapt *a, char out[160]);
 /* Name of a layer: "kda + moe". */

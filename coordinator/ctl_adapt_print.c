@@ -19,13 +19,18 @@ bool adapt_is_variant(const struct adapt *a, uint32_t i)
     return false;
 }
 
+const char *adapt_devices(const struct adapt *a)
+{
+    return strcmp(a->cluster.device, "cpu") ? "GPUs" : "CPU ranks";
+}
+
 void adapt_shortfall(const struct adapt *a, char out[160])
 {
     const struct plan_memory *m = &a->all->least.memory;
     uint64_t host = a->cluster.host_memory / a->cluster.gpus_per_node;
     if (!a->all->n_seen)
-        snprintf(out, 160, "no degrees divide a step of %" PRIu32 " sequences over so many GPUs",
-                 a->job.global_batch);
+        snprintf(out, 160, "no degrees divide a step of %" PRIu32 " sequences over so many %s",
+                 a->job.global_batch, adapt_devices(a));
     else if (m->total > a->cluster.gpu_memory)
         snprintf(out, 160, "the least is %.1f GB a GPU", (double)m->total / 1e9);
     else
@@ -115,8 +120,9 @@ static void print_plans(const struct adapt *a)
     if (!a->all->n_plans) {
         char why[160];
         adapt_shortfall(a, why);
-        printf("no plan fits %" PRIu32 " GPUs of %.0f GB: %s\n\n",
-               a->cluster.nodes * a->cluster.gpus_per_node, (double)a->cluster.gpu_memory / 1e9,
+        printf("no plan fits %" PRIu32 " %s of %.0f GB: %s\n\n",
+               a->cluster.nodes * a->cluster.gpus_per_node, adapt_devices(a),
+               (double)a->cluster.gpu_memory / 1e9,
                why);
         return;
     }
@@ -140,21 +146,21 @@ static void print_fewest(const struct adapt *a)
         const struct adapt_fewest *f = &a->fewest[i];
         const char *of = a->job.is_lora ? base_names[f->base] : "full training";
         if (f->world)
-            printf("fewest       %" PRIu32 " GPUs of %.0f GB hold it with %s weights\n", f->world,
-                   (double)a->cluster.gpu_memory / 1e9, of);
+            printf("fewest       %" PRIu32 " %s of %.0f GB hold it with %s weights\n", f->world,
+                   adapt_devices(a), (double)a->cluster.gpu_memory / 1e9, of);
         else
-            printf("fewest       %u GPUs of %.0f GB do not hold it with %s weights\n", RANKS_MAX,
-                   (double)a->cluster.gpu_memory / 1e9, of);
+            printf("fewest       %u %s of %.0f GB do not hold it with %s weights\n", RANKS_MAX,
+                   adapt_devices(a), (double)a->cluster.gpu_memory / 1e9, of);
     }
     const struct strategy_plan *p = adapt_job_plan(a);
     if (a->job.is_lora && a->tensors.source != TENSORS_SAFETENSORS)
         printf("today        the folder holds no weights, which adapters are trained beside\n");
     if (a->runs && !a->today_fits)
-        printf("today        nothing that the engine runs fits; the least is %.1f GB a GPU\n",
+        printf("today        nothing that the engine runs fits; the least is %.1f GB each\n",
                (double)(a->today_bytes ? a->today_bytes : p->memory.total) / 1e9);
     else if (a->runs)
-        printf("today        the engine runs fsdp %" PRIu32 ", experts %" PRIu32 ", %s: %.1f GB a "
-               "GPU, %.0f tokens/s\n", p->choice.fsdp, p->choice.ep,
+        printf("today        the engine runs fsdp %" PRIu32 ", experts %" PRIu32 ", %s: %.1f GB "
+               "each, %.0f tokens/s\n", p->choice.fsdp, p->choice.ep,
                p->choice.is_f32 ? "f32" : "bf16",
                (double)(a->today_bytes ? a->today_bytes : p->memory.total) / 1e9,
                p->time.tokens_per_s);

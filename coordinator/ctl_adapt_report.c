@@ -181,8 +181,9 @@ static void write_bases(const struct adapt *a, FILE *f)
 
 static void write_fewest(const struct adapt *a, FILE *f)
 {
-    fprintf(f, "\n## The fewest GPUs\n\n| weights | GPUs of %.0f GB | FSDP | EP | expert shard | "
-            "GB a GPU |\n|---|---:|---:|---:|---:|---:|\n", gb(a->cluster.gpu_memory));
+    fprintf(f, "\n## The fewest %s\n\n| weights | %s of %.0f GB | FSDP | EP | expert shard | "
+            "GB each |\n|---|---:|---:|---:|---:|---:|\n", adapt_devices(a), adapt_devices(a),
+            gb(a->cluster.gpu_memory));
     for (uint32_t i = 0; i < a->n_fewest; i++) {
         const struct adapt_fewest *x = &a->fewest[i];
         const struct plan_choice *c = &x->plan.choice;
@@ -245,11 +246,11 @@ void adapt_report(const struct adapt *a, FILE *f)
     write_counts(a, f);
     write_check(a, f);
     write_operators(a, f);
-    fprintf(f, "\n## Plans\n\n%s on %" PRIu32 " GPUs of %.0f GB (%s, %" PRIu32 " nodes), sequences "
+    fprintf(f, "\n## Plans\n\n%s on %" PRIu32 " %s of %.0f GB (%s, %" PRIu32 " nodes), sequences "
             "of %" PRIu32 " tokens, %" PRIu32 " of them a step. %" PRIu64 " plans looked at, %"
             PRIu64 " fit.\n\n", a->job.is_lora ? "LoRA" : "Full training", world,
-            gb(a->cluster.gpu_memory), a->cluster.name, a->cluster.nodes, a->job.sequence_length,
-            a->job.global_batch, a->all->n_seen, a->all->n_fit);
+            adapt_devices(a), gb(a->cluster.gpu_memory), a->cluster.name, a->cluster.nodes,
+            a->job.sequence_length, a->job.global_batch, a->all->n_seen, a->all->n_fit);
     if (a->all->n_plans) {
         write_plan_rows(a, f);
         write_best(a, f);

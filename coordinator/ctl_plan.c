@@ -61,6 +61,7 @@ static int plan_step_time(const struct ctl *c, struct plan *p)
             .costs = &costs, .cluster = &p->cluster, .is_lora = job_trains_adapters(p->spec),
             .lora_rank = p->spec->lora_r, .sequence_length = p->spec->data_sequence_length,
             .global_batch = p->spec->train_global_batch,
+            .is_serial = !p->spec->parallel_overlap,
         };
         struct plan_choice choice = choice_of(p);
         p->time = plan_time(&job, &choice);

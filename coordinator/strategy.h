@@ -44,6 +44,7 @@ struct job_shape {
     bool     is_lora;
     uint32_t lora_rank, sequence_length;
     uint32_t global_batch; /* sequences of an optimizer step */
+    bool     is_serial;    /* tokens travel before and after experts compute, not meanwhile */
 };
 
 struct plan_choice {

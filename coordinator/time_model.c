@@ -3,12 +3,13 @@
  * Of the engine as it is: products at measured rates that fall with few rows and narrow matrices;
  * attention and recurrences at rates of their own; everything between them at the speed of memory,
  * and no operator faster than it is started. Tokens travel to experts over the links between them,
- * and what computes waits for them; layers are gathered behind the layer before. The busiest rank
- * sets the pace of the experts. */
+ * in chunks behind the experts' products; layers are gathered behind the layer before. The busiest
+ * rank sets the pace of the experts. */
 #include "coordinator/strategy.h"
 
 #include <math.h>
 
+#define CHUNKS         4     /* in which tokens travel */
 #define UNPACK_MXFP4   1.06  /* products that decode their weights */
 #define UNPACK_FP8     1.03
 #define HIDDEN_MAX     0.9   /* of a gather that computing can hide */
@@ -126,9 +127,16 @@ static double gather_time(const struct cluster *l, double bytes, uint32_t n, uin
     return max(outside, inside) + (l->call_us + l->latency_us) * 1e-6;
 }
 
-/* One way of the tokens of one layer. Between nodes a token travels once to each node that has an
- * expert of it, and is spread there. */
-static double travel_seconds(const struct work *w)
+/* How many of n places k choices meet. */
+static double distinct(double n, double k)
+{
+    return n * (1 - pow(1 - 1 / n, k));
+}
+
+/* One way of the tokens of one layer. To experts a token's row travels once to each rank that
+ * serves one of its choices, between nodes once to each node; back comes a row for each choice.
+ * Each on its own, a row travels for every choice both ways. */
+static double travel_seconds(const struct work *w, bool is_back)
 {
     const struct cluster *l = w->job->cluster;
     const struct costs *k = w->job->costs;
@@ -136,19 +144,39 @@ static double travel_seconds(const struct work *w)
     double on_node = min(n, l->gpus_per_node), nodes = n / on_node;
     if (n <= 1)
         return 0;
-    double inside = row * k->top_k * (n - 1) / n / (l->node_gb_per_s * 1e9);
-    double met = (nodes - 1) * (1 - pow(1 - 1 / nodes, k->top_k));
-    double outside = nodes > 1 ? row * met / (l->network_gb_per_s * 1e9) : 0;
-    return max(inside, outside) + (l->call_us + (nodes > 1 ? l->latency_us : 0)) * 1e-6;
+    bool each = is_back || w->job->is_serial;
+    double rows = each ? k->top_k : distinct(n, k->top_k);
+    double inside = row * rows * (n - 1) / n / (l->node_gb_per_s * 1e9);
+    double met = is_back ? k->top_k : distinct(nodes, k->top_k);
+    double outside = nodes > 1 ? row * met * (nodes - 1) / nodes / (l->network_gb_per_s * 1e9) : 0;
+    return max(inside, outside);
 }
 
-/* There and back, forward and backward; rows are sent again where experts compute again. The
- * engine hides none of it behind its products. */
-static double all_to_all_seconds(const struct work *w)
+/* In chunks: while the experts compute one, the next travels and the results of the one before. */
+static double exposed(const struct work *w, double travel, double computing)
 {
-    static const double again[] = {0, 1, 2};
-    double trips = 4 + again[w->c->recompute];
-    return travel_seconds(w) * trips * w->job->costs->n_moe;
+    double rest = travel * (CHUNKS - 1) / CHUNKS, cover = computing * (CHUNKS - 1) / CHUNKS;
+    if (w->job->is_serial)
+        return travel;
+    return travel / CHUNKS + (rest > cover ? rest - cover : 0);
+}
+
+/* There and back, forward and backward; rows are sent again where experts compute again. */
+static void add_all_to_all(const struct work *w, double *out_all, double *out_exposed)
+{
+    const struct costs *k = w->job->costs;
+    const struct cluster *l = w->job->cluster;
+    double out = travel_seconds(w, false), back = travel_seconds(w, true);
+    double call = (l->call_us + (w->c->ep > l->gpus_per_node ? l->latency_us : 0)) * 1e-6;
+    double work = k->n_moe ? expert_seconds(w) / (w->of_experts + w->backs) / k->n_moe : 0;
+    double once = out + back, again = w->c->recompute == RECOMPUTE_ALL ? once
+                                     : w->c->recompute == RECOMPUTE_SOME ? out : 0;
+    double n_trips = 4 + (again > 0) + (again > out);
+    if (w->c->ep <= 1)
+        return;
+    *out_all = k->n_moe * (2 * once + again + n_trips * call);
+    *out_exposed = k->n_moe * (exposed(w, once, work) + exposed(w, once, w->backs * work) +
+                               exposed(w, again, work) + n_trips * call);
 }
 
 static double base_size(const struct work *w)
@@ -225,7 +253,7 @@ struct plan_time plan_time(const struct job_shape *job, const struct plan_choice
     double compute = dense_seconds(&w) + expert_seconds(&w) + core_seconds(&w) +
                      max(memory_seconds(&w), launch_seconds(&w));
     double passes = c->accumulation, tokens = (double)job->global_batch * job->sequence_length;
-    t.all_to_all = t.all_to_all_exposed = all_to_all_seconds(&w);
+    add_all_to_all(&w, &t.all_to_all, &t.all_to_all_exposed);
     add_gathers(&w, compute, &t.gather, &t.gather_exposed);
     double away = offload_seconds(&w);
     t.compute = passes * compute;

@@ -5,13 +5,14 @@
  * the more seldom acc_dw, larger than they, is read and written. */
 #include "kernels/ops_cuda.h"
 
+#include "common/gpu_bytes.h"
 #include "kernels/cuda_math.cuh"
 #include "kernels/cuda_parts.h"
 #include "kernels/cuda_products.h"
 #include "kernels/cuda_rows.cuh"
 
-#define LOGITS_BYTES_MAX ((int64_t)512 << 20)
-#define BLOCK_ROWS_MIN   128 /* a tile of the products; row counts are multiples of it */
+#define LOGITS_BYTES_MAX ((int64_t)GPU_LOGITS_BYTES)
+#define BLOCK_ROWS_MIN   ((int64_t)GPU_LOGITS_ROWS_MIN) /* a tile of the products; row counts are multiples of it */
 #define LOSS_THREADS     512
 
 /* A block a row. Rows without a label have no loss and no gradient. */

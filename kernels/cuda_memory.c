@@ -8,10 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/gpu_bytes.h"
 #include "common/mem.h"
 
 #define ALIGNMENT          ((size_t)256)
-#define BLOCK_BYTES_MIN    ((size_t)64 << 20)
+#define BLOCK_BYTES_MIN    ((size_t)GPU_BLOCK_BYTES)
 #define SEGMENT_BYTES_MIN  ((size_t)1 << 20)
 #define THROUGH_RING_BYTES ((size_t)256 << 10) /* of one copy, at most */
 

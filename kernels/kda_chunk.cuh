@@ -9,6 +9,7 @@
 #ifndef KERNELS_KDA_CHUNK_CUH
 #define KERNELS_KDA_CHUNK_CUH
 
+#include "common/gpu_bytes.h"
 #include "kernels/kda_tile.cuh"
 
 constexpr int KDA_CHUNK = 64, KDA_EIGHTS = KDA_CHUNK / 8, KDA_THREADS = 256;
@@ -194,7 +195,7 @@ void kda_gradients_launch(struct device *dev, const kda_view &view, const kda_in
 /* ---- on the host ---- */
 
 /* Heads done at once: with four blocks a head and document, these fill the device. */
-constexpr int32_t KDA_HEADS_AT_ONCE = 32;
+constexpr int32_t KDA_HEADS_AT_ONCE = GPU_KDA_HEADS;
 
 /* Runs the statements with D the head dimension. */
 #define KDA_DISPATCH(d, D, ...)                                                                    \

@@ -340,8 +340,8 @@ int main(int argc, char **argv)
     if (world < 1 || world > 64 || n_hosts < 1 || n_hosts > world ||
         (on_gpus && !BALLAST_HAS_CUDA) ||
         coll_wish_parse(on_gpus && argc > 3 ? argv[3] : "nccl", &wish, &err) < 0) {
-        fprintf(stderr, "usage: bench_coll [RANKS, 1 to 64 [HOSTS]]\n"
-                        "       bench_coll --gpus N [host|nccl]%s\n", BALLAST_HAS_CUDA ? "" : ", which this build cannot");
+        fprintf(stderr, "usage: bench_coll [RANKS, 1 to 64 [HOSTS]]\n       bench_coll --gpus N "
+                        "[host|nccl]%s\n", BALLAST_HAS_CUDA ? "" : ", which this build cannot");
         return 2;
     }
     memcpy(id + 8, &pid, sizeof pid);

@@ -55,9 +55,9 @@ def annoy(pid):
     """Strangers talk to a trainer's port: no ZeroMQ at all, some of its greeting, then silence."""
     held = []
     for port in listening_ports(pid):
-        for words in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + bytes(8) + b"\x7f\x03",
-                      b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16 + 1 + 31)
-                      + b"\x04\x19\x05READY"):
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03"
+        for words in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), greeting,
+                      greeting + b"\x01NULL" + bytes(48) + b"\x04\x19\x05READY"):
             s = socket.create_connection(("127.0.0.1", port), timeout=5)
             s.sendall(words)
             held.append(s)

@@ -642,6 +642,45 @@ static void settings_go_to_the_trainer_once(void **state)
     assert_int_equal(forwarded(b), WHAT(SETTINGS));
 }
 
+static void peers(struct bench *b)
+{
+    uint8_t key[DATA_KEY_BYTES] = {1};
+    Ballast__Peer one = BALLAST__PEER__INIT, *all[] = {&one};
+    Ballast__Peers p = BALLAST__PEERS__INIT;
+    one.address = "tcp://10.0.0.1:5000";
+    one.key = (ProtobufCBinaryData){sizeof key, key};
+    p.job_id = 7;
+    p.attempt = 1;
+    p.peers = all;
+    p.n_peers = 1;
+    receive(b, M(PEERS), &p.base);
+}
+
+static void where_a_trainer_listens_is_told_and_answered_once(void **state)
+{
+    struct bench *b = *state;
+    uint8_t key[DATA_KEY_BYTES] = {9};
+    peers(b);
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET)); /* nothing runs here */
+    start(b, 7, 1);
+    Ballast__RankState s = BALLAST__RANK_STATE__INIT;
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    s.phase = PHASE(SPAWNED);
+    s.data_address = "tcp://10.0.0.2:5000";
+    s.data_key = (ProtobufCBinaryData){sizeof key, key};
+    m.what_case = WHAT(STATE);
+    m.state = &s;
+    begin(b);
+    agent_trainer_message(b->a, &b->turn, 7, 1, &m);
+    finish(b);
+    assert_string_equal(reported(b)->data_address, "tcp://10.0.0.2:5000");
+    assert_memory_equal(reported(b)->data_key.data, key, sizeof key);
+    peers(b);
+    assert_int_equal(forwarded(b), WHAT(PEERS));
+    peers(b);
+    assert_int_equal(forwarded(b), WHAT(_NOT_SET));
+}
+
 static void trainer_loads(struct bench *b, uint64_t first, uint64_t last)
 {
     uint32_t tokens[] = {3, 4};
@@ -794,6 +833,7 @@ int main(void)
         ATTACHED(a_plan_goes_to_the_trainer_once),
         ATTACHED(a_plan_that_was_given_up_never_comes_back),
         ATTACHED(settings_go_to_the_trainer_once),
+        ATTACHED(where_a_trainer_listens_is_told_and_answered_once),
         ATTACHED(loads_are_kept_until_they_are_stored),
         ATTACHED(output_is_sent_in_a_window_and_again_when_lost),
         ATTACHED(leaving_stops_the_trainer_first),

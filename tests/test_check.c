@@ -602,6 +602,16 @@ static void messages_of_a_trainer(void **state)
     assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), -EINVAL);
     assert_non_null(strstr(err.text, "rank"));
 
+    Ballast__RankState rank = BALLAST__RANK_STATE__INIT;
+    rank.job_id = rank.attempt = 1;
+    rank.phase = BALLAST__RANK_PHASE__RANK_SPAWNED;
+    rank.data_address = "tcp://10.0.0.1:5000"; /* without its key */
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STATE;
+    m.state = &rank;
+    n = ballast__trainer_message__pack(&m, bytes);
+    assert_int_equal(check_trainer_message(bytes, n, &arena, &out, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "data_key"));
+
     Ballast__Settings settings = BALLAST__SETTINGS__INIT;
     settings.job_id = settings.attempt = settings.revision = 1;
     settings.spec = &spec;

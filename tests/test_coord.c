@@ -167,6 +167,7 @@ static void hello_with(struct bench *b, uint64_t peer, const char *name, uint64_
     Ballast__Hello h = BALLAST__HELLO__INIT;
     h.name = (char *)name;
     h.node = "n1";
+    h.machine = "m1";
     h.memory_bytes = 8ull << 30;
     h.ranks = &rank;
     h.n_ranks = rank != NULL;
@@ -345,6 +346,42 @@ static void start_is_repeated_until_the_rank_shows(void **state)
     beat(b, W1, &r);
     assert_null(sent(b, W1, M(START)));
     assert_non_null(sent(b, W1, M(ACK)));
+}
+
+/* Ranks that share no memory: each tells where it listens, and when all have each hears it. */
+static void ranks_hear_where_the_others_listen(void **state)
+{
+    struct bench *b = *state;
+    uint8_t keys[2][DATA_KEY_BYTES] = {{1}, {2}};
+    hello(b, W1, "w1", 1);
+    hello(b, W2, "w2", 1);
+    submit(b, 1, 2);
+    const Ballast__Start *s = (const void *)sent(b, W1, M(START))->payload;
+    assert_string_equal(s->gang[0]->machine, "m1");
+    Ballast__RankState r0 = rank_state(1, 1, 0, PHASE(SPAWNED));
+    Ballast__RankState r1 = rank_state(1, 1, 1, PHASE(SPAWNED));
+    r0.data_address = "tcp://10.0.0.1:5000";
+    r0.data_key = (ProtobufCBinaryData){DATA_KEY_BYTES, keys[0]};
+    r1.data_address = "tcp://10.0.0.2:5000";
+    r1.data_key = (ProtobufCBinaryData){DATA_KEY_BYTES, keys[1]};
+    report(b, W1, r0);
+    assert_null(sent(b, W1, M(PEERS)));
+    restart(b); /* who has told tells again, in its hello */
+    hello_with(b, W2, "w2", 1, &r1);
+    assert_null(sent(b, W2, M(PEERS)));
+    hello_with(b, W1, "w1", 1, &r0);
+    for (uint64_t peer = W1; peer <= W2; peer++) {
+        const Ballast__Peers *p = (const void *)sent(b, peer, M(PEERS))->payload;
+        assert_true(p->job_id == 1 && p->attempt == 1 && p->n_peers == 2);
+        assert_string_equal(p->peers[1]->address, "tcp://10.0.0.2:5000");
+        assert_memory_equal(p->peers[0]->key.data, keys[0], DATA_KEY_BYTES);
+    }
+    beat(b, W2, &r1); /* it was lost */
+    assert_non_null(sent(b, W2, M(PEERS)));
+    assert_null(sent(b, W1, M(PEERS)));
+    r1.phase = PHASE(READY);
+    beat(b, W2, &r1);
+    assert_null(sent(b, W2, M(PEERS)));
 }
 
 static void a_finished_rank_is_acknowledged_when_all_have(void **state)
@@ -928,6 +965,7 @@ int main(void)
         TEST(a_bad_submit_changes_nothing),
         TEST(a_job_waits_for_the_one_it_comes_after),
         TEST(start_is_repeated_until_the_rank_shows),
+        TEST(ranks_hear_where_the_others_listen),
         TEST(a_finished_rank_is_acknowledged_when_all_have),
         TEST(a_warning_is_the_reason_while_the_job_runs),
         TEST(a_failed_rank_stops_the_gang_and_it_starts_again),

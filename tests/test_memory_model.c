@@ -108,7 +108,9 @@ static int compare(struct stack *s, void *arg, struct err *err)
         return 0;
     ckpt_init_weights(s->shard, s->config->map, s->config->spec, 1); /* else all rows go one way */
     struct model_batch batch = {tokens, tokens, cu_seqlens, N_TOKENS, 1};
-    if ((rc = model_step(s->model, &batch, true, &loss, err)) < 0 || s->rank)
+    if ((rc = model_step(s->model, &batch, true, &loss, err)) < 0 ||
+        (rc = shard_sum_replicas(s->shard, err)) < 0 || /* ends what the step has begun */
+        (rc = s->coll->ops->barrier(s->coll, &s->coll->world_group, err)) < 0 || s->rank)
         return rc;
     double activations = (double)model_activation_bytes(s->model);
     double gathered = (double)shard_buffer_bytes(s->shard);

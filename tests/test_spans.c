@@ -91,6 +91,28 @@ static void phases_make_up_a_step(void **state)
     assert_false(exists("run/trace"));
 }
 
+/* The job's word comes to the collectives: nothing is hidden, and nothing else differs. */
+static void without_overlap_the_numbers_are_the_same(void **state)
+{
+    (void)state;
+    struct trial early, waits;
+    new_folder(NULL);
+    start(&early, 2, "run", "  fsdp_shard_degree: 2\n  expert_parallel_degree: 2\n"
+                            DATA TRAIN(6, ""));
+    finish(&early);
+    new_folder(NULL);
+    start(&waits, 2, "run", "  fsdp_shard_degree: 2\n  expert_parallel_degree: 2\n"
+                            "  overlap: false\n" DATA TRAIN(6, ""));
+    finish(&waits);
+    assert_all(&early, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+    assert_all(&waits, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+    for (int step = 1; step <= 6; step++)
+        if (early.loss[step] != waits.loss[step])
+            fail_msg("step %d: loss %.17g and %.17g", step, early.loss[step], waits.loss[step]);
+    for (int i = 0; i < PHASES; i++)
+        assert_true(!phase_is_hidden((enum phase)i) || waits.seconds[i] == 0);
+}
+
 static void a_trace_holds_the_steps_that_were_asked_for(void **state)
 {
     (void)state;
@@ -139,6 +161,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_moment_belongs_to_the_innermost_span),
         cmocka_unit_test(phases_make_up_a_step),
+        cmocka_unit_test(without_overlap_the_numbers_are_the_same),
         cmocka_unit_test(a_trace_holds_the_steps_that_were_asked_for),
     };
     return make_folder() ? cmocka_run_group_tests(tests, NULL, remove_folder) : 1;

@@ -148,7 +148,7 @@ static void memory_is_near_what_the_engine_plans(void **state)
 /* ---- time ----------------------------------------------------------------------------------- */
 
 /* The shape whose steps docs/performance.md has: 4 sequences of 4,096 tokens a GPU, bf16, every
- * activation kept. */
+ * activation kept; tokens travelled before and after the experts computed. */
 static const char measured_config[] =
     "{\"model_type\": \"kimi_linear\", \"vocab_size\": 32768, \"hidden_size\": 1024,"
     " \"num_hidden_layers\": 8, \"intermediate_size\": 512, \"moe_intermediate_size\": 512,"
@@ -178,7 +178,8 @@ static void steps_take_what_was_measured(void **state)
     costs_init(o, 4096, &costs);
     for (size_t i = 0; i < sizeof measured / sizeof *measured; i++) {
         uint32_t world = measured[i].world;
-        struct job_shape job = {&costs, &cluster, false, 16, 4096, 4 * world};
+        struct job_shape job = {.costs = &costs, .cluster = &cluster, .is_serial = true,
+                                .sequence_length = 4096, .global_batch = 4 * world};
         struct plan_choice c = {.world = world, .fsdp = world, .ep = world, .expert_shard = 1,
                                 .sp = 1, .tp = 1, .micro_batch = 4, .base = BASE_BF16};
         assert_true(plan_is_whole(&job, &c));
@@ -187,6 +188,11 @@ static void steps_take_what_was_measured(void **state)
                "optimizer %.1f\n", world, 1e3 * t.total, measured[i].ms, 1e3 * t.compute,
                1e3 * t.all_to_all_exposed, 1e3 * t.gather_exposed, 1e3 * t.optimizer);
         assert_true(fabs(1e3 * t.total / measured[i].ms - 1) < 0.15);
+        job.is_serial = false; /* what travels is hidden, but for its ends */
+        struct plan_time hidden = plan_time(&job, &c);
+        assert_true(hidden.all_to_all_exposed <= t.all_to_all_exposed);
+        assert_true(world == 1 || hidden.all_to_all_exposed < 0.7 * t.all_to_all_exposed);
+        assert_true(world == 1 || hidden.all_to_all_exposed > 0);
     }
     fields_fini(&cluster_table, &cluster);
     free(o);

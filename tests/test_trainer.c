@@ -403,6 +403,24 @@ static void a_failed_checkpoint_costs_only_itself(void **state)
     assert_non_null(strstr(t.text[0], "No space left on device"));
 }
 
+/* What resumes from a checkpoint begins behind it, so its step is told before it counts. */
+static void a_checkpoint_does_not_count_before_its_step_is_told(void **state)
+{
+    (void)state;
+    struct trial t;
+    setenv("BALLAST_FAILPOINT", "checkpoint-after-rename:1:kill", 1);
+    start(&t, 1, "run", DATA TRAIN(8, ""));
+    finish(&t);
+    unsetenv("BALLAST_FAILPOINT");
+    assert_true(WIFSIGNALED(t.status[0]) && exists("run/step-4"));
+    assert_int_equal(t.n_reports, 4);
+    assert_true(t.loss[4] > 0 && t.validation[4] > 0 && t.seconds[PHASE_CHECKPOINT] > 0);
+    start(&t, 1, "run", DATA TRAIN(8, ""));
+    finish(&t);
+    assert_int_equal(t.n_reports, 4); /* 5 to 8, each once */
+    assert_true(t.loss[5] > 0);
+}
+
 static void send_settings(struct trial *t, uint32_t rank, uint32_t revision, uint64_t every)
 {
     Ballast__JobSpec spec = BALLAST__JOB_SPEC__INIT;
@@ -478,6 +496,7 @@ int main(void)
         CASE(weights_that_part_are_noticed),
         CASE(a_rank_that_skips_a_collective_is_named),
         CASE(a_failed_checkpoint_costs_only_itself),
+        CASE(a_checkpoint_does_not_count_before_its_step_is_told),
         CASE(changed_settings_hold_from_one_step_on_all_ranks),
     };
     cmocka_set_test_filter(getenv("TEST_FILTER"));

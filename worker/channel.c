@@ -26,7 +26,7 @@
 #define STEPS_WAITING_MAX 256u
 #define LOADS_WAITING_MAX 8u
 #define REPEAT_MS 1000 /* between two words that all goes on */
-#define CLOSE_MS 1000
+#define SETTLE_MS 1000
 
 /* ---- frames ----------------------------------------------------------------------------- */
 
@@ -388,16 +388,29 @@ void channel_send_load(struct channel *c, const Ballast__LoadReport *load)
     send_report(c, &c->loads, &m);
 }
 
-/* Until all is sent, the daemon is gone or CLOSE_MS are over. Returns whether it is gone. */
-static bool channel_drain(struct channel *c)
+/* Until all is sent, the daemon is gone or SETTLE_MS are over. With the lock. */
+static void wait_settled(struct channel *c)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += CLOSE_MS / 1000;
-    pthread_mutex_lock(&c->lock);
+    until.tv_sec += SETTLE_MS / 1000;
     while (!c->is_gone && (c->out.bytes || c->state.bytes || c->steps.n || c->loads.n))
         if (pthread_cond_timedwait(&c->changed, &c->lock, &until) == ETIMEDOUT)
             break;
+}
+
+void channel_settle(struct channel *c)
+{
+    pthread_mutex_lock(&c->lock);
+    wait_settled(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Returns whether the daemon is gone. */
+static bool channel_drain(struct channel *c)
+{
+    pthread_mutex_lock(&c->lock);
+    wait_settled(c);
     bool is_gone = c->is_gone;
     c->is_closing = true;
     if (c->steps.n_dropped || c->loads.n_dropped)

@@ -65,6 +65,9 @@ void channel_send_state(struct channel *c, const Ballast__RankState *state);
 void channel_send_step(struct channel *c, const Ballast__StepReport *step);
 void channel_send_load(struct channel *c, const Ballast__LoadReport *load);
 
+/* Waits until all that was sent has left this process, at most a second. */
+void channel_settle(struct channel *c);
+
 /* While on, the last state is sent again every second in which this process has made progress
  * (common/progress.h): the daemon then knows that it is alive. */
 void channel_repeat_state(struct channel *c, bool is_on);

@@ -374,6 +374,8 @@ static int commit(const struct ckpt_config *c, const char *tmp, const char *fold
     }
     if (rc < 0)
         return rc;
+    if (c->before_commit)
+        c->before_commit(c->context);
     failpoint("checkpoint-before-rename");
     if (rename(tmp, folder) < 0)
         return err_set(err, -errno, "%s: rename: %s", folder, strerror(errno));

@@ -52,6 +52,10 @@ struct ckpt_config { /* borrowed while it is used */
     uint64_t base_hash;             /* with adapters */
     struct shard *shard;
     struct coll *coll;
+
+    /* On rank 0, when all is written and before the checkpoint counts; NULL is fine. */
+    void (*before_commit)(void *context);
+    void *context; /* borrowed */
 };
 
 /* What a run must know to go on; everything else is the job file. */

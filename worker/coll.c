@@ -3,7 +3,9 @@
 
 int coll_end(struct coll *c, coll_ticket ticket, struct err *err)
 {
+    c->is_at_once = true;
     int rc = c->ops->finish(c, ticket, err);
+    c->is_at_once = false;
     return rc < 0 ? rc : c->ops->reclaim(c, ticket, err);
 }
 

@@ -6,9 +6,9 @@
  * A group is an ordered list of ranks; every member calls the same operations in the same order.
  * Sums are taken in the group's rank order, so a result has the same bits on every member and in
  * every run; NCCL takes an order of its own, as constant, unless the device is deterministic. Each
- * call returns 0 or a negative errno
- * (-ECANCELED after an abort or the end of a member, -ETIMEDOUT when a member does not come,
- * -EPROTO when members call different things) with a line that names rank, operation and number.
+ * call returns 0 or a negative errno (-ECANCELED after an abort or the end of a member, -ETIMEDOUT
+ * when a member does not come, -EPROTO when members call different things) with a line that names
+ * rank, operation and number.
  * After a failure the members no longer agree: only abort, trace and close are left.
  *
  * Tensors lie in the memory of the collectives' device: a call waits for the ops before it that
@@ -128,6 +128,7 @@ struct coll {
                          * whoever opened it, before the first call that takes some */
     uint32_t rank, world;
     int32_t  layer; /* said in errors and in the trace; -1: none. Set by whoever computes one */
+    bool     is_at_once; /* the present finish follows its start, and hides nothing; coll_end's */
     bool     is_blocking; /* parallel.overlap: false; whoever starts a call ends it at once. Set by
                            * whoever opened it */
     struct coll_group world_group;

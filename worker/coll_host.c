@@ -52,7 +52,7 @@ static void note_hidden(struct host *h, const struct open_call *o, uint64_t fini
     uint64_t end = call_arrived_ns(&o->call), begin = o->call.started_ns;
     end = end < finish_ns ? end : finish_ns;
     begin = begin > h->hidden_until_ns ? begin : h->hidden_until_ns;
-    if (end <= begin)
+    if (end <= begin || h->coll.is_at_once || h->coll.is_blocking)
         return;
     h->hidden_until_ns = end;
     if (h->coll.dev)

@@ -1,6 +1,6 @@
-/* gang.h - what the ranks of an attempt on several machines have told of themselves: it arrives once
+/* gang.h - what the ranks of an attempt on several machines have told of themselves
  *
- * The channel's thread keeps it, the training one waits for it. */
+ * It arrives once. The channel's thread keeps it, the training one waits for it. */
 #ifndef WORKER_GANG_H
 #define WORKER_GANG_H
 

@@ -265,19 +265,53 @@ static int validate(struct trainer *t, struct step_result *r, double *out_loss, 
     return rc;
 }
 
+struct step_end {
+    struct trainer *trainer;
+    struct step_result *result;
+    double   validation_loss;
+    uint64_t began_ns; /* of its checkpoint */
+    bool     is_told;
+};
+
+static void measure_checkpoint(const struct step_end *e)
+{
+    struct run *run = &e->trainer->run;
+    e->result->seconds[PHASE_CHECKPOINT] = seconds_since(e->began_ns);
+    usage_look(&run->usage, run->dev, run->coll);
+    if (run->usage.peak > e->result->memory_bytes)
+        e->result->memory_bytes = run->usage.peak;
+}
+
+static void tell_step(struct step_end *e)
+{
+    if (!e->is_told && e->trainer->run.coll->rank == 0)
+        send_step(e->trainer, e->result, e->validation_loss);
+    e->is_told = true;
+}
+
+/* What resumes from this checkpoint does not take its step again, so the step must have been
+ * reported before the checkpoint counts. */
+static void before_commit(void *context)
+{
+    struct step_end *e = context;
+    measure_checkpoint(e);
+    tell_step(e);
+    channel_settle(e->trainer->channel);
+}
+
 /* A checkpoint that fails costs the checkpoint, unless it is the last one. */
-static int checkpoint(struct trainer *t, bool is_last, struct step_result *r, struct err *err)
+static int checkpoint(struct trainer *t, bool is_last, struct step_end *e, struct err *err)
 {
     struct run *run = &t->run;
-    uint64_t began = clock_now_ns();
+    struct step_result *r = e->result;
+    e->began_ns = clock_now_ns();
     take_time(t);
     spans_begin(run->dev, PHASE_CHECKPOINT, -1);
+    run->ckpt.before_commit = before_commit;
+    run->ckpt.context = e;
     int rc = ckpt_save(&run->ckpt, &run->state, err);
     spans_end(run->dev);
-    r->seconds[PHASE_CHECKPOINT] = seconds_since(began);
-    usage_look(&run->usage, run->dev, run->coll);
-    if (run->usage.peak > r->memory_bytes)
-        r->memory_bytes = run->usage.peak;
+    measure_checkpoint(e);
     if (rc == 0) {
         run->checkpoint_step = run->state.step;
         t->warning[0] = '\0';
@@ -445,12 +479,12 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
         return rc;
     if (validates && (rc = validate(t, &r, &validation_loss, err)) < 0)
         return rc;
-    if (saves && (rc = checkpoint(t, is_last, &r, err)) < 0)
+    struct step_end end = {.trainer = t, .result = &r, .validation_loss = validation_loss};
+    if (saves && (rc = checkpoint(t, is_last, &end, err)) < 0)
         return rc;
     spans_settle(run->dev); /* what came after the step belongs to its trace */
     run_log_step(run, &r, validation_loss, &t->logged_ns);
-    if (run->coll->rank == 0)
-        send_step(t, &r, validation_loss);
+    tell_step(&end);
     send_running(t);
     *out_is_over = is_last;
     return 0;

@@ -1,0 +1,12 @@
+/* gpu_bytes.h - what kernels take of a GPU's memory besides tensors: for them, and for the plan
+ *
+ * Plain numbers, because CUDA sources include this, too. */
+#ifndef COMMON_GPU_BYTES_H
+#define COMMON_GPU_BYTES_H
+
+#define GPU_BLOCK_BYTES     (64ull << 20)  /* the least block of ops' scratch */
+#define GPU_LOGITS_BYTES    (512ull << 20) /* of the head's loss, at once, or more by rows */
+#define GPU_LOGITS_ROWS_MIN 128ull
+#define GPU_KDA_HEADS       32             /* of the recurrence, at once */
+
+#endif
