@@ -80,6 +80,18 @@ def the_unbroken_run(c):
     return rows
 
 
+def experts_move(c, whole):
+    """Their frozen weights go ahead, some at each boundary; the losses are the same bit by bit."""
+    job = c.submit(*lora(c, "moved", "rebalance.window_steps=4", "rebalance.horizon_steps=1000",
+                         "rebalance.min_gain=0.001"))
+    c.wait(job, "DONE")
+    expect(losses(c, job) == whole, "moving experts changed the losses")
+    done = [e for e in c.json("rebalance", "history", job)["items"] if e["state"] == "DONE"]
+    expect(done and sum(e["bytes"] for e in done) > 0, "no expert has moved")
+    expect(f"plan={done[0]['epoch']} ahead_s=" in c.ok("logs", job, "--rank", 0),
+           "the frozen weights did not go ahead")
+
+
 def a_worker_is_killed(c, whole):
     job = c.submit(*lora(c, "cut"))
     c.wait_step(job, 13)
@@ -202,6 +214,7 @@ def story():
         a_base_to_tune(c)
         before = digest_of(f"{c.folder}/base")
         whole = the_unbroken_run(c)
+        experts_move(c, whole)
         a_worker_is_killed(c, whole)
         the_adapter_is_pefts(c)
         first = another_job_goes_on_from_it(c, whole)

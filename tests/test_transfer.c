@@ -60,10 +60,22 @@ static void check_all(struct test_rank *r)
     }
 }
 
-static int move_to(struct test_rank *r, struct slots *to, struct transfer_result *result)
+static int go_ahead(struct test_rank *r, struct transfer *t)
+{
+    double seconds;
+    int rc = 0;
+    while (rc == 0 && !transfer_is_ahead(t))
+        rc = transfer_ahead(t, &seconds, &r->err);
+    return rc;
+}
+
+static int move_to(struct test_rank *r, struct slots *to, bool ahead,
+                   struct transfer_result *result)
 {
     struct transfer *t = NULL;
     int rc = transfer_create(r->shard, &r->slots, to, &t, &r->err);
+    if (rc == 0 && ahead)
+        rc = go_ahead(r, t);
     if (rc == 0)
         rc = transfer_run(t, result, &r->err);
     transfer_destroy(t);
@@ -94,7 +106,7 @@ static void there_and_back(struct test_rank *r)
             slots_shuffle(&to, seed0 + i);
         to.epoch = i + 1;
         slots_init_like(&wanted, &to);
-        RANK_CHECK(r, move_to(r, &to, &result) == 0);
+        RANK_CHECK(r, move_to(r, &to, i % 2, &result) == 0);
         RANK_CHECK(r, r->slots.epoch == i + 1 && is_same_map(&r->slots, &wanted));
         check_all(r);
         slots_fini(&wanted);
@@ -112,26 +124,22 @@ static void a_turned_bit(struct test_rank *r)
     slots_init_like(&first, &r->slots);
     slots_init_like(&to, &r->slots);
     slots_shuffle(&to, seed0);
-    RANK_CHECK(r, move_to(r, &to, &result) == -EBADMSG);
+    RANK_CHECK(r, move_to(r, &to, false, &result) == -EBADMSG);
     RANK_CHECK(r, strstr(r->err.text, "arrived damaged at rank"));
     RANK_CHECK(r, r->slots.epoch == 0 && is_same_map(&r->slots, &first));
     check_all(r);
     slots_init_like(&to, &r->slots); /* the next try is sound */
     slots_shuffle(&to, seed0);
-    RANK_CHECK(r, move_to(r, &to, &result) == 0 && r->slots.epoch == 1);
+    RANK_CHECK(r, move_to(r, &to, false, &result) == 0 && r->slots.epoch == 1);
     check_all(r);
     slots_fini(&first);
 }
 
-/* One expert goes from device 0 to device 1: what is sent is what was said. */
-static void one_home(struct test_rank *r)
+/* One expert goes from device 0 to device 1. */
+static void plan_one_home(struct test_rank *r, struct slots *to)
 {
-    struct slots to;
-    struct transfer_result result = {0};
-    uint64_t slice = 4 * r->map->expert.trained;
-    fill(r);
-    slots_init_like(&to, &r->slots);
-    struct placement *map = &to.layers[1].map;
+    slots_init_like(to, &r->slots);
+    struct placement *map = &to->layers[1].map;
     uint32_t slot = map->n_slots + 4; /* an empty one: 8 experts over 2 ranks, 2 spare */
     map->expert[map->home[0]] = PLACEMENT_EMPTY;
     map->share[map->home[0]] = 0;
@@ -139,10 +147,40 @@ static void one_home(struct test_rank *r)
     map->share[slot] = 1;
     map->home[0] = slot;
     RANK_CHECK(r, placement_check(map, &r->err) == 0);
-    slots_index(&to);
-    RANK_CHECK(r, move_to(r, &to, &result) == 0);
+    to->epoch = 1;
+    slots_index(to);
+}
+
+/* What is sent is what was said. */
+static void one_home(struct test_rank *r)
+{
+    struct slots to;
+    struct transfer_result result = {0};
+    uint64_t slice = 4 * r->map->expert.trained;
+    fill(r);
+    plan_one_home(r, &to);
+    RANK_CHECK(r, move_to(r, &to, false, &result) == 0);
     RANK_CHECK(r, result.sent_bytes == (r->rank == 0 ? 3 * slice : 0));
     check_all(r);
+}
+
+/* Frozen weights go before the boundary, which changes nothing until the rest has come. */
+static void one_home_ahead(struct test_rank *r)
+{
+    struct slots to;
+    struct transfer *t = NULL;
+    struct transfer_result result = {0};
+    uint64_t trained = r->map->expert.trained, frozen = r->map->expert.frozen;
+    fill(r);
+    plan_one_home(r, &to);
+    RANK_CHECK(r, transfer_create(r->shard, &r->slots, &to, &t, &r->err) == 0);
+    RANK_CHECK(r, t && !transfer_is_ahead(t) && go_ahead(r, t) == 0 && transfer_is_ahead(t));
+    check_all(r);
+    RANK_CHECK(r, r->slots.epoch == 0 && transfer_run(t, &result, &r->err) == 0);
+    RANK_CHECK(r, result.sent_bytes == (r->rank == 0 ? 4 * (3 * trained + frozen) : 0));
+    RANK_CHECK(r, r->slots.epoch == 1);
+    check_all(r);
+    transfer_destroy(t);
 }
 
 static void run(const struct layout_degrees *layouts, size_t n, bool some_frozen,
@@ -183,6 +221,7 @@ static void a_moved_home_costs_weights_and_state(void **state)
     (void)state;
     static const struct layout_degrees layouts[] = {{2, 1, 2, 0}};
     run(layouts, 1, false, one_home);
+    run(layouts, 1, true, one_home_ahead);
 }
 
 int main(int argc, char **argv)

@@ -3,14 +3,15 @@
 
 #include <math.h>
 
-enum { WISH, EPOCH, MINUS_EPOCH, SETTINGS, MINUS_SETTINGS, MEMORY, MINUS_BAD_OUTPUT,
-       BAD_TENSOR, WORDS };
+enum { WISH, EPOCH, MINUS_EPOCH, AHEAD, MINUS_AHEAD, SETTINGS, MINUS_SETTINGS, MEMORY,
+       MINUS_BAD_OUTPUT, BAD_TENSOR, WORDS };
 
 int boundary_agree(struct run *run, const struct boundary_word *mine, struct boundary_word *out,
                    struct err *err)
 {
     double x[WORDS] = {
         [WISH] = mine->wish, [EPOCH] = mine->epoch, [MINUS_EPOCH] = -(double)mine->epoch,
+        [AHEAD] = mine->ahead, [MINUS_AHEAD] = -(double)mine->ahead,
         [SETTINGS] = mine->settings, [MINUS_SETTINGS] = -(double)mine->settings,
         [MEMORY] = (double)mine->memory_bytes, [BAD_TENSOR] = (double)mine->bad.tensor,
         [MINUS_BAD_OUTPUT] = mine->bad.output < 0 ? -HUGE_VAL : -(double)mine->bad.output,
@@ -23,6 +24,7 @@ int boundary_agree(struct run *run, const struct boundary_word *mine, struct bou
     *out = (struct boundary_word){
         .wish = (enum run_wish)x[WISH],
         .epoch = x[EPOCH] == -x[MINUS_EPOCH] ? (uint32_t)x[EPOCH] : 0,
+        .ahead = x[AHEAD] == -x[MINUS_AHEAD] ? (uint32_t)x[AHEAD] : 0,
         .settings = x[SETTINGS] == -x[MINUS_SETTINGS] ? (uint32_t)x[SETTINGS] : 0,
         .memory_bytes = (uint64_t)x[MEMORY], 
         .bad = {isfinite(x[MINUS_BAD_OUTPUT]) ? (int64_t)-x[MINUS_BAD_OUTPUT] : -1,

@@ -12,6 +12,8 @@ struct boundary_word {
     enum run_wish wish;    /* the strongest of all ranks is granted */
     uint32_t epoch;        /* of the plan that this rank is ready for; granted, if all are ready for
                             * the same; 0: none */
+    uint32_t ahead;        /* of the plan of which this rank has all that may go ahead; granted, if
+                            * all have; 0: none */
     uint32_t settings;     /* the newest revision that this rank has; granted, if all have the
                             * same; 0: none */
     uint64_t memory_bytes; /* the largest */

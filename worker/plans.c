@@ -154,6 +154,17 @@ uint32_t plans_ready(const struct plans *p)
     return p->ready_epoch;
 }
 
+uint32_t plans_ahead(const struct plans *p)
+{
+    return p->ready && transfer_is_ahead(p->ready) ? p->ready_epoch : 0;
+}
+
+int plans_go_ahead(struct plans *p, double *out_seconds, struct err *err)
+{
+    assert(p->ready);
+    return transfer_ahead(p->ready, out_seconds, err);
+}
+
 int plans_carry_out(struct plans *p, struct transfer_result *out, struct err *err)
 {
     assert(p->ready);

@@ -25,6 +25,11 @@ void plans_take(struct plans *p, job_id job, uint32_t attempt, struct shard *sha
 /* The plan that this rank is ready for; 0: none. */
 uint32_t plans_ready(const struct plans *p);
 
+/* The same once nothing of it is left that may go ahead; 0: none, or something is. */
+uint32_t plans_ahead(const struct plans *p);
+/* At a boundary where all are ready for it: some of what may go ahead goes. Collective. */
+int plans_go_ahead(struct plans *p, double *out_seconds, struct err *err);
+
 /* Carries it out: the new placement is in force on all ranks, or an error is on all of them and
  * nothing has changed. Collective. */
 int plans_carry_out(struct plans *p, struct transfer_result *out, struct err *err);

@@ -175,7 +175,7 @@ static struct boundary_word my_word(struct run *run, const struct bad *bad)
     plans_take(run->plans, run->start->job_id, run->start->attempt, run->shard, &run->slots);
     return (struct boundary_word){
         .wish = (enum run_wish)atomic_load(&run->wishes->wish), .epoch = plans_ready(run->plans),
-        .settings = settings_look(run->settings),
+        .ahead = plans_ahead(run->plans), .settings = settings_look(run->settings),
         .memory_bytes = run->usage.peak, .bad = *bad,
     };
 }
@@ -251,6 +251,7 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
         return rc;
     r.wish = word.wish;
     r.epoch = word.epoch;
+    r.ahead = word.ahead;
     r.settings = word.settings;
     r.memory_bytes = word.memory_bytes;
     r.bad = word.bad;

@@ -22,6 +22,7 @@ struct step_result {
     double seconds[PHASES]; /* those after the step are whole, the others without what is within */
     enum run_wish wish; /* the strongest of all ranks */
     uint32_t epoch;     /* of the plan that all ranks are ready for; 0: none */
+    uint32_t ahead;     /* of the one whose frozen weights all have; 0: none */
     uint32_t settings;  /* revision that all ranks have; 0: none */
     bool is_bad;        /* loss or gradient is not a number; nothing was updated */
     struct bad bad;     /* and where that began */

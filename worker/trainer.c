@@ -429,6 +429,18 @@ static int migrate(struct trainer *t, struct step_result *r, struct err *err)
     return 0;
 }
 
+/* All ranks are ready for a plan, and it moves frozen weights, of which some go now. */
+static int go_ahead(struct trainer *t, struct step_result *r, struct err *err)
+{
+    spans_begin(t->run.dev, PHASE_MIGRATION, -1);
+    int rc = plans_go_ahead(t->plans, &r->seconds[PHASE_MIGRATION], err);
+    spans_end(t->run.dev);
+    if (rc == 0 && t->run.coll->rank == 0)
+        printf("step=%" PRIu64 " plan=%u ahead_s=%.4f\n", t->run.state.step, r->epoch,
+               r->seconds[PHASE_MIGRATION]);
+    return rc;
+}
+
 /* All ranks have them: from this boundary on they hold. */
 static void change_settings(struct trainer *t)
 {
@@ -463,7 +475,9 @@ static int one_step(struct trainer *t, bool *out_is_over, struct err *err)
     if (r.settings > run->settings_revision)
         change_settings(t);
     bool ends = run->state.step >= s->train_steps || r.wish != WISH_NONE;
-    if (r.epoch > 0 && !ends && (rc = migrate(t, &r, err)) < 0)
+    if (r.epoch > 0 && !ends)
+        rc = r.ahead == r.epoch ? migrate(t, &r, err) : go_ahead(t, &r, err);
+    if (rc < 0)
         return rc;
     if (r.is_bad && ((rc = bad_step(t, &r, err)) < 0 || run->nan_rule == NAN_ROLLBACK))
         return rc;

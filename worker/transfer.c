@@ -23,7 +23,11 @@
 /* What travels is counted in cache lines, so that everything stays aligned whatever it is. */
 #define LINE_BYTES 64u
 
-#define WITH_WEIGHTS (1u << SLOT_WEIGHTS | 1u << SLOT_FROZEN)
+/* Of frozen weights from a rank at one boundary: a few milliseconds of most networks. */
+#define AHEAD_BYTES ((size_t)256 << 20)
+
+#define FROZEN       (1u << SLOT_FROZEN)
+#define WITH_WEIGHTS (1u << SLOT_WEIGHTS | FROZEN)
 #define WITH_STATE   (1u << SLOT_MASTER | 1u << SLOT_M | 1u << SLOT_V)
 
 struct seal {
@@ -43,7 +47,9 @@ struct transfer {
     struct shard *s;
     struct slots *slots, to; /* in force; planned */
     struct move  *moves;
-    uint32_t n_moves, n_alloc, n_rounds;
+    uint32_t n_moves, n_alloc, n_rounds, n_ahead; /* the first n_ahead rounds may go ahead */
+    uint32_t next_round;
+    struct transfer_result so_far;
     size_t   part_bytes[SLOT_PARTS]; /* 0: there is no such part */
     char    *staging;
     char    *outgoing;    /* host memory of one move; NULL: the device's is the host's */
@@ -84,13 +90,31 @@ static bool travels(const struct transfer *t, const struct move *m)
 
 /* ---- the list ------------------------------------------------------------------------------- */
 
-static void add_move(struct transfer *t, struct move m)
+static void push_move(struct transfer *t, struct move m)
 {
     if (t->n_moves == t->n_alloc) {
         t->n_alloc = t->n_alloc ? 2 * t->n_alloc : 64;
         t->moves = xrealloc(t->moves, t->n_alloc * sizeof *t->moves);
     }
     t->moves[t->n_moves++] = m;
+}
+
+static bool goes_ahead(const struct transfer *t, const struct move *m)
+{
+    return m->parts == FROZEN && travels(t, m);
+}
+
+/* What travels frozen is a move of its own. */
+static void add_move(struct transfer *t, struct move m)
+{
+    if (travels(t, &m) && has_part(t, &m, SLOT_FROZEN)) {
+        struct move frozen = m;
+        frozen.parts = FROZEN;
+        push_move(t, frozen);
+        m.parts &= ~FROZEN;
+    }
+    if (move_bytes(t, &m, false) > 0)
+        push_move(t, m);
 }
 
 /* What slot of the new placement lacks: weights come from the device itself if it has them, else
@@ -132,18 +156,25 @@ static void list_moves(struct transfer *t)
             list_slot(t, l, i);
 }
 
-static void plan_rounds(struct transfer *t)
+/* Rounds from first on for the moves that go ahead, or for the others; returns how many. */
+static uint32_t plan_rounds(struct transfer *t, bool ahead, uint32_t first)
 {
-    uint32_t *ends = xcalloc(3 * (size_t)t->n_moves, sizeof *ends);
+    uint32_t *ends = xcalloc(3 * (size_t)t->n_moves + 1, sizeof *ends), n = 0;
     uint32_t *from = ends, *to = ends + t->n_moves, *round = to + t->n_moves;
-    for (uint32_t i = 0; i < t->n_moves; i++) {
-        from[i] = device_of(t, t->moves[i].from);
-        to[i] = device_of(t, t->moves[i].to);
-    }
-    t->n_rounds = rounds_plan(t->slots->n_devices, t->n_moves, from, to, round);
     for (uint32_t i = 0; i < t->n_moves; i++)
-        t->moves[i].round = round[i];
+        if (goes_ahead(t, &t->moves[i]) == ahead) {
+            from[n] = device_of(t, t->moves[i].from);
+            to[n++] = device_of(t, t->moves[i].to);
+        }
+    uint32_t n_rounds = rounds_plan(t->slots->n_devices, n, from, to, round);
+    n = 0;
+    for (uint32_t i = 0; i < t->n_moves; i++)
+        if (goes_ahead(t, &t->moves[i]) == ahead) {
+            t->moves[i].round = round[n] == ROUND_NONE ? ROUND_NONE : first + round[n];
+            n++;
+        }
     free(ends);
+    return n_rounds;
 }
 
 /* ---- parts ---------------------------------------------------------------------------------- */
@@ -261,7 +292,8 @@ int transfer_create(struct shard *s, struct slots *slots, struct slots *to, stru
     *to = (struct slots){0};
     measure_parts(t);
     list_moves(t);
-    plan_rounds(t);
+    t->n_ahead = plan_rounds(t, true, 0);
+    t->n_rounds = t->n_ahead + plan_rounds(t, false, t->n_ahead);
     size_t n = place_arrivals(t);
     bool is_apart = !s->dev->is_host && t->n_rounds > 0;
     if ((n > 0 && !(t->staging = pinned_alloc(s->dev, n))) ||
@@ -348,17 +380,43 @@ static void return_buffers(struct transfer *t)
     t->send = t->recv = NULL;
 }
 
+bool transfer_is_ahead(const struct transfer *t)
+{
+    return t->next_round >= t->n_ahead;
+}
+
+/* How many rounds follows from sizes alone, so it is the same on all ranks of the group. */
+int transfer_ahead(struct transfer *t, double *out_seconds, struct err *err)
+{
+    *out_seconds = 0;
+    if (transfer_is_ahead(t))
+        return 0;
+    uint64_t began = clock_now_ns();
+    size_t n = AHEAD_BYTES / row_bytes(t, SLOT_FROZEN);
+    uint32_t end = n > 0 ? t->next_round + (uint32_t)n : t->next_round + 1;
+    int rc = take_buffers(t, err);
+    t->s->coll->layer = -1;
+    for (; t->next_round < end && t->next_round < t->n_ahead && rc == 0; t->next_round++)
+        rc = run_round(t, t->next_round, &t->so_far, err);
+    return_buffers(t);
+    *out_seconds = (double)(clock_now_ns() - began) / NS_PER_S;
+    if (*out_seconds > t->so_far.seconds)
+        t->so_far.seconds = *out_seconds;
+    return rc;
+}
+
 /* Everything that comes here into staging. *out_mine: what this rank found wrong with it. */
 static int run_rounds(struct transfer *t, struct transfer_result *r, int *out_mine,
                       struct err *mine_err, struct err *err)
 {
     int rc = take_buffers(t, err), mine = failpoint("before-move");
+    uint32_t first = t->next_round;
     if (mine < 0)
         err_set(mine_err, mine, "rank %u failed before the moves", t->s->coll->rank);
     t->s->coll->layer = -1;
-    for (uint32_t round = 0; round < t->n_rounds && rc == 0; round++) {
+    for (uint32_t round = first; round < t->n_rounds && rc == 0; round++) {
         rc = run_round(t, round, r, err);
-        int failed = round == 0 ? failpoint("in-move") : 0;
+        int failed = round == first ? failpoint("in-move") : 0;
         if (failed < 0 && mine == 0)
             mine = err_set(mine_err, failed, "rank %u failed amid the moves", t->s->coll->rank);
     }
@@ -378,7 +436,7 @@ static int run_rounds(struct transfer *t, struct transfer_result *r, int *out_mi
 
 int transfer_run(struct transfer *t, struct transfer_result *out, struct err *err)
 {
-    struct transfer_result r = {0};
+    struct transfer_result r = t->so_far;
     struct err mine_err = {0};
     uint64_t began = clock_now_ns();
     int mine = 0, rc = run_rounds(t, &r, &mine, &mine_err, err);
@@ -396,7 +454,8 @@ int transfer_run(struct transfer *t, struct transfer_result *out, struct err *er
     *t->slots = t->to;
     t->to = old;
     failpoint("after-move");
-    r.seconds = (double)(clock_now_ns() - began) / NS_PER_S;
+    double seconds = (double)(clock_now_ns() - began) / NS_PER_S;
+    r.seconds = seconds > r.seconds ? seconds : r.seconds;
     *out = r;
     return 0;
 }

@@ -3,7 +3,10 @@
  * Where a home moves, master weight and optimizer state travel from the old home to the new one;
  * where an expert becomes served without having been, its weights do. Everything goes into memory
  * of its own and is verified there; only when all ranks have all of it is it taken. Moves stay
- * inside each expert group, between ranks that hold the same slice of an expert. */
+ * inside each expert group, between ranks that hold the same slice of an expert.
+ *
+ * Frozen weights cannot change, so they go ahead: some at each of the boundaries before, as many as
+ * hold up a step but little. In a fine-tuning job with adapters they are nearly all of a move. */
 #ifndef WORKER_TRANSFER_H
 #define WORKER_TRANSFER_H
 
@@ -13,7 +16,7 @@ struct transfer;
 
 struct transfer_result {
     uint64_t sent_bytes;  /* by this rank */
-    double   seconds;     /* all in all */
+    double   seconds;     /* that a step was held up: at this boundary, or at one before if longer */
     double   link_seconds; /* of rounds in which this rank sent */
 };
 
@@ -24,7 +27,13 @@ int  transfer_create(struct shard *s, struct slots *slots, struct slots *to, str
                      struct err *err);
 void transfer_destroy(struct transfer *t);
 
-/* The moves. On success the new placement is in force on every rank, copies included. On failure,
+/* What may go ahead, as much of it as goes at one boundary; *out_seconds is how long it took. The
+ * same calls on all ranks of an expert group, which may have less or nothing to send. Collective. */
+int  transfer_ahead(struct transfer *t, double *out_seconds, struct err *err);
+/* Nothing is left that may go ahead. */
+bool transfer_is_ahead(const struct transfer *t);
+
+/* The moves, and what has not gone ahead. On success the new placement is in force on every rank, copies included. On failure,
  * which is then one of all ranks, slots, weights and state are as they were. Collective. */
 int transfer_run(struct transfer *t, struct transfer_result *out, struct err *err);
 
