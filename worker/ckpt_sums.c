@@ -16,6 +16,7 @@
 #define FILE_BYTES_MAX  ((size_t)1 << 30)
 #define TEXT_BYTES      33
 #define PARTS           8 /* of 16 bits: their sums over ranks are exact in double */
+#define SUMS_AT_ONCE    ((size_t)1024) /* what collectives keep for a message stays taken */
 
 void ckpt_sums_add(struct ckpt_sums *s, const char *place, const char *tensor, struct st_sum sum)
 {
@@ -32,21 +33,35 @@ void ckpt_sums_fini(struct ckpt_sums *s)
     *s = (struct ckpt_sums){0};
 }
 
-int ckpt_sums_gather(struct ckpt_sums *s, struct coll *coll, struct err *err)
+static void split(const struct ckpt_sum *items, size_t n, double *out)
 {
-    double *parts = xcalloc(s->n * PARTS + 1, sizeof *parts);
-    for (size_t i = 0; i < s->n; i++)
-        for (int k = 0; k < PARTS; k++) {
-            uint64_t word = k < 4 ? s->items[i].sum.plain : s->items[i].sum.weighted;
-            parts[i * PARTS + (size_t)k] = (double)(word >> (16 * (k % 4)) & 0xffff);
-        }
-    int rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, parts, s->n * PARTS,
-                                       err);
-    for (size_t i = 0; i < s->n && rc == 0; i++) {
+    for (size_t i = 0; i < n * PARTS; i++) {
+        const struct st_sum *sum = &items[i / PARTS].sum;
+        uint64_t word = i % PARTS < 4 ? sum->plain : sum->weighted;
+        out[i] = (double)(word >> (16 * (i % 4)) & 0xffff);
+    }
+}
+
+static void join(struct ckpt_sum *items, size_t n, const double *parts)
+{
+    for (size_t i = 0; i < n; i++) {
         uint64_t words[2] = {0};
         for (int k = 0; k < PARTS; k++)
             words[k / 4] += (uint64_t)parts[i * PARTS + (size_t)k] << (16 * (k % 4));
-        s->items[i].sum = (struct st_sum){words[0], words[1]};
+        items[i].sum = (struct st_sum){words[0], words[1]};
+    }
+}
+
+int ckpt_sums_gather(struct ckpt_sums *s, struct coll *coll, struct err *err)
+{
+    double *parts = xcalloc(SUMS_AT_ONCE * PARTS, sizeof *parts);
+    int rc = 0;
+    for (size_t at = 0, n; at < s->n && rc == 0; at += n) {
+        n = s->n - at < SUMS_AT_ONCE ? s->n - at : SUMS_AT_ONCE;
+        split(s->items + at, n, parts);
+        rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, parts, n * PARTS, err);
+        if (rc == 0)
+            join(s->items + at, n, parts);
     }
     free(parts);
     return rc;

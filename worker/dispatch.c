@@ -258,11 +258,12 @@ static void plan_ways(struct dispatch *d)
 
 static int reserve_ways(struct dispatch *d, struct err *err)
 {
-    struct way *const ways[] = {&d->to_relays, &d->to_experts, &d->back};
-    size_t row_bytes = d->config.width * elem_size(d->config.dev);
+    struct way *const ways[] = {&d->to_relays, &d->to_experts, &d->back, &d->notes};
     int rc = 0;
     for (size_t i = 0; i < 2 * sizeof ways / sizeof *ways && rc == 0; i++) {
         struct way *w = ways[i / 2];
+        size_t row_bytes = w == &d->notes ? sizeof(struct route_note)
+                                          : d->config.width * elem_size(d->config.dev);
         rc = dispatch_reserve(d, w, w->out_max, w->in_max, row_bytes, err);
         w->turn = !w->turn;
     }
