@@ -121,8 +121,32 @@ uint64_t memory_chunk_rows(uint64_t rows_max, uint32_t n_chunks, uint64_t at_onc
     return n_chunks > 1 ? max(rows_max / 2, at_once) : rows_max;
 }
 
-/* What travels of a chunk: there, where the next one may be filled while others read the last, and
- * back. In rows. */
+/* Of a rank that passes on what other nodes have for its own: how many ranks it does so for, one of
+ * each node, and how many its node has. */
+struct relay {
+    uint64_t n_sources, n_here; /* both 0: tokens go straight */
+};
+
+static struct relay relay_of(const struct memory_input *in)
+{
+    uint64_t ep = in->degrees.ep, n = in->n_nodes;
+    if (n < 2 || n >= ep)
+        return (struct relay){0};
+    return (struct relay){n, (ep + n - 1) / n};
+}
+
+/* Of a chunk of n tokens what leaves for experts, twice, as the next one may be filled while others
+ * read the last; where it is passed on, to those who do so and by this rank. */
+static uint64_t leaving_rows(const struct memory_input *in, uint64_t n)
+{
+    uint64_t top_k = in->spec->top_k;
+    struct relay r = relay_of(in);
+    if (!r.n_sources)
+        return 2 * n * min(top_k, in->degrees.ep);
+    return 2 * n * min(top_k, r.n_sources) + r.n_sources * n * (1 + 2 * min(top_k, r.n_here));
+}
+
+/* What travels of a chunk: there and back. In rows. */
 static uint64_t travelling_rows(const struct memory_input *in, uint64_t rows_max)
 {
     const struct model_spec *m = in->spec;
@@ -132,7 +156,7 @@ static uint64_t travelling_rows(const struct memory_input *in, uint64_t rows_max
     uint64_t n = max((in->n_tokens + n_chunks - 1) / n_chunks, max(arrive / at_once, 1));
     n = min(n, in->n_tokens);
     arrive = max(arrive, n * m->top_k);
-    return 2 * n * min(m->top_k, n_ranks) + 3 * arrive + n * m->top_k;
+    return leaving_rows(in, n) + 3 * arrive + n * m->top_k;
 }
 
 /* Rows on their way, notes about them, and the places of the rows of every plan that is kept. */
@@ -145,11 +169,15 @@ static uint64_t dispatch_bytes(const struct memory_input *in)
     bool travels = in->degrees.ep > 1;
     if (!n_sparse(m))
         return 0;
-    uint64_t notes = 8 * max(n_pairs, n_rows) + (travels ? 2 * 8 * n_pairs : 0);
+    struct relay r = travels ? relay_of(in) : (struct relay){0};
+    uint64_t n_passed = r.n_sources * in->n_tokens * min(m->top_k, r.n_here);
+    uint64_t n_noted = max(max(n_pairs, n_rows), n_passed);
+    uint64_t notes = 8 * n_noted + (travels ? 2 * 8 * n_pairs : 0);
+    uint64_t n_sent = r.n_sources ? n_pairs + n_noted : n_pairs;
     uint64_t plan = 8 * (n_pairs + n_rows) + FLOAT_BYTES * n_rows +
-                    (travels ? 8 * (n_pairs + n_rows) : 0);
+                    (travels ? 8 * (n_sent + n_rows) : 0);
     uint64_t rows = travels ? travelling_rows(in, n_rows) * m->latent * in->elem_bytes : 0;
-    return notes + 8 * n_pairs * (travels ? 3 : 1) + n_plans * plan + rows;
+    return notes + 8 * n_pairs * (r.n_sources ? 6 : travels ? 3 : 1) + n_plans * plan + rows;
 }
 
 /* Copies of experts are sent from their homes and their gradients back; experts that move wait in

@@ -28,6 +28,8 @@ struct memory_input {
     const struct tensor_map *map; /* for the exact sizes of units; NULL: layers' mean */
     bool     on_gpu;
     uint32_t n_threads;     /* of a CPU; 0: one */
+    uint32_t n_nodes; /* on which an expert group lies as evenly as it goes, where its ranks pass
+                       * tokens on to others of their node; 0: they do not */
     bool     has_muon;       /* matrices have no second moment, and are gathered for a step */
     bool     has_z_loss, has_capacity; /* of the routers */
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
@@ -63,7 +65,7 @@ uint64_t memory_rows_max(const struct model_spec *m, uint64_t n_tokens, uint32_t
                          uint32_t n_slots);
 
 /* In how many chunks a rank's tokens go to experts, and how many rows of one a rank takes: where
- * there are several half of all, but at the least what one token of each rank may bring, at_once. */
+ * there are several half of all, but at least what one token of each rank may bring, at_once. */
 #define MEMORY_CHUNKS_MAX 4u
 uint32_t memory_chunks(uint64_t n_tokens, uint32_t ep);
 uint64_t memory_chunk_rows(uint64_t rows_max, uint32_t n_chunks, uint64_t at_once);

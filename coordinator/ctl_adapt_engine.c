@@ -176,11 +176,14 @@ Ballast__JobSpec *adapt_job(const struct adapt *a, const struct strategy_plan *p
 static uint64_t bytes_today(const struct adapt *a, const struct strategy_plan *p)
 {
     Ballast__JobSpec *spec = adapt_job(a, p);
+    struct job_machine on = {.on_gpu = !strcmp(spec->train_precision, "bf16"), .n_threads = 1};
     struct layout layout = {0};
     struct memory_plan memory = {0};
     const char *key;
-    if (layout_init(job_spec_degrees(spec), a->spec->n_experts, 0, &layout, NULL) < 0 ||
-        job_memory(spec, a->spec, layout.degrees, NULL, &memory, &key, NULL) < 0)
+    int rc = layout_init(job_spec_degrees(spec), a->spec->n_experts, 0, &layout, NULL);
+    if (rc == 0 && a->cluster.gpus_per_node > 0)
+        on.n_nodes = (layout.degrees.ep + a->cluster.gpus_per_node - 1) / a->cluster.gpus_per_node;
+    if (rc < 0 || job_memory(spec, a->spec, layout.degrees, &on, &memory, &key, NULL) < 0)
         memory.total = 0;
     layout_fini(&layout);
     adapt_job_free(spec);

@@ -44,17 +44,12 @@ static struct plan_choice choice_of(const struct plan *p)
     };
 }
 
-static int plan_step_time(const struct ctl *c, struct plan *p)
+static void plan_step_time(struct plan *p)
 {
     struct outline *o = NULL;
     struct err err;
     char *config = xasprintf("%s/config.json", p->spec->model_path);
-    int rc = CTL_OK;
-    if (!c->cluster)
-        fields_init(&cluster_table, &p->cluster);
-    else if (conf_read(c->cluster, &cluster_table, &p->cluster, &err) < 0)
-        rc = ctl_fail(c, CTL_USAGE, "%s", err.text);
-    if (rc == CTL_OK && outline_read(config, &o, &err) == 0) {
+    if (outline_read(config, &o, &err) == 0) {
         struct costs costs;
         costs_init(o, p->spec->data_sequence_length, &costs);
         struct job_shape job = {
@@ -68,25 +63,16 @@ static int plan_step_time(const struct ctl *c, struct plan *p)
     }
     free(o);
     free(config);
-    return rc;
 }
 
-static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct plan *p)
+static int read_cluster(const struct ctl *c, struct plan *p)
 {
-    const char *key;
     struct err err;
-    p->spec = spec;
-    if (hf_config_read(spec->model_path, &p->model, &err) < 0 ||
-        layout_init(job_spec_degrees(spec), p->model.n_experts, 0, &p->layout, &err) < 0 ||
-        job_memory(spec, &p->model, p->layout.degrees, NULL, &p->memory, &key, &err) < 0)
+    if (!c->cluster)
+        fields_init(&cluster_table, &p->cluster);
+    else if (conf_read(c->cluster, &cluster_table, &p->cluster, &err) < 0)
         return ctl_fail(c, CTL_USAGE, "%s", err.text);
-    enum recompute how = recompute_of(spec->parallel_activation_checkpointing);
-    p->counts = model_spec_count(&p->model);
-    p->n_tokens_step = (uint64_t)spec->train_global_batch * spec->data_sequence_length;
-    p->n_passes = spec->train_global_batch / (spec->train_micro_batch * spec->parallel_workers);
-    p->step_flops = (model_spec_flops(&p->counts) + recompute_flops(&p->model, how)) *
-                    (double)p->n_tokens_step;
-    return plan_step_time(c, p);
+    return CTL_OK;
 }
 
 static uint32_t node_of(const struct plan *p, uint32_t rank)
@@ -103,6 +89,31 @@ static uint32_t nodes_of_experts(const struct plan *p)
         most = n > most ? n : most;
     }
     return most;
+}
+
+static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct plan *p)
+{
+    struct job_machine on = {!strcmp(spec->train_precision, "bf16"), 1, 0};
+    const char *key;
+    struct err err;
+    int rc = read_cluster(c, p);
+    p->spec = spec;
+    if (rc != CTL_OK)
+        return rc;
+    if (hf_config_read(spec->model_path, &p->model, &err) < 0 ||
+        layout_init(job_spec_degrees(spec), p->model.n_experts, 0, &p->layout, &err) < 0)
+        return ctl_fail(c, CTL_USAGE, "%s", err.text);
+    on.n_nodes = nodes_of_experts(p);
+    if (job_memory(spec, &p->model, p->layout.degrees, &on, &p->memory, &key, &err) < 0)
+        return ctl_fail(c, CTL_USAGE, "%s", err.text);
+    enum recompute how = recompute_of(spec->parallel_activation_checkpointing);
+    p->counts = model_spec_count(&p->model);
+    p->n_tokens_step = (uint64_t)spec->train_global_batch * spec->data_sequence_length;
+    p->n_passes = spec->train_global_batch / (spec->train_micro_batch * spec->parallel_workers);
+    p->step_flops = (model_spec_flops(&p->counts) + recompute_flops(&p->model, how)) *
+                    (double)p->n_tokens_step;
+    plan_step_time(p);
+    return CTL_OK;
 }
 
 static void print_group(const char *name, const struct rank_group *g, const char *meaning)

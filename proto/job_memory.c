@@ -32,6 +32,7 @@ int job_memory_input(const Ballast__JobSpec *spec, const struct model_spec *mode
         .recompute = recompute_of(spec->parallel_activation_checkpointing),
         .elem_bytes = is_narrow ? 2 : 4, .on_gpu = on ? on->on_gpu : is_narrow,
         .n_threads = on ? on->n_threads : 1,
+        .n_nodes = on && strcmp(spec->parallel_hierarchical_all_to_all, "off") ? on->n_nodes : 0,
         .count_margins = !strcmp(spec->train_mode, "full") &&
                          !strcmp(spec->moe_bias_update, "quantile"),
         .has_muon = out_map->has_muon,

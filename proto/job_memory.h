@@ -10,9 +10,10 @@
 struct job_machine {
     bool     on_gpu;
     uint32_t n_threads; /* of a CPU */
+    uint32_t n_nodes;   /* on which an expert group lies, as evenly as it goes; 0: one */
 };
 
-/* on: NULL where it is not known yet; then what the precision implies, and one thread. */
+/* on: NULL where it is not known yet; then what the precision implies, one thread and one node. */
 int job_memory(const Ballast__JobSpec *spec, const struct model_spec *model,
                struct layout_degrees degrees, const struct job_machine *on,
                struct memory_plan *out, const char **out_key, struct err *err);

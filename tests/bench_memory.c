@@ -1,11 +1,12 @@
 /* bench_memory.c - planned and measured memory of a rank:
- * bench_memory MODEL TEXT RANKS MICRO_BATCH SEQUENCE_LENGTH [KEY=VALUE]...
+ * bench_memory MODEL TEXT RANKS[/NODES] MICRO_BATCH SEQUENCE_LENGTH [KEY=VALUE]...
  * bench_memory MODEL TEXT all MICRO_BATCH SEQUENCE_LENGTH
  *
  * Ranks are trainer processes ($BALLAST_BIN/ballast-worker) with this program as their daemon;
  * dense parameters and experts are cut over all ranks unless keys say otherwise; what is measured
- * is the largest rank's, over 6 steps. Prints a line for each run; its last number is planned over
- * measured. all: 1, 2 and 4 ranks with all that changes a plan, and the worst of them. */
+ * is the largest rank's, over 6 steps. Ranks of several nodes, in a row, share memory still. Prints
+ * a line for each run; its last number is planned over measured. all: 1, 2 and 4 ranks with all
+ * that changes a plan, and the worst of them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,7 @@
 
 struct job {
     const char *model, *text, *micro_batch, *length;
-    uint32_t    ranks;
+    uint32_t    ranks, nodes;
     const char *name;      /* of the row */
     const char *sets[12];  /* of the job file */
     size_t      n_sets;
@@ -76,7 +77,7 @@ static Ballast__JobSpec *make_spec(const struct job *j)
     return spec;
 }
 
-static int spawn(Ballast__JobSpec *spec, uint32_t rank, uint32_t ranks)
+static int spawn(Ballast__JobSpec *spec, uint32_t rank, uint32_t ranks, uint32_t nodes)
 {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
@@ -93,9 +94,14 @@ static int spawn(Ballast__JobSpec *spec, uint32_t rank, uint32_t ranks)
     uint8_t id[16] = "memory", *bytes;
     uint32_t pid = (uint32_t)getpid();
     memcpy(id + 8, &pid, sizeof pid);
-    Ballast__GangMember member = BALLAST__GANG_MEMBER__INIT, *gang[RANKS_HERE_MAX];
-    for (uint32_t i = 0; i < ranks; i++)
-        gang[i] = &member;
+    Ballast__GangMember members[RANKS_HERE_MAX], *gang[RANKS_HERE_MAX];
+    char names[RANKS_HERE_MAX][8];
+    for (uint32_t i = 0; i < ranks; i++) {
+        members[i] = (Ballast__GangMember)BALLAST__GANG_MEMBER__INIT;
+        snprintf(names[i], sizeof names[i], "n%u", i * nodes / ranks % RANKS_HERE_MAX);
+        members[i].node = names[i];
+        gang[i] = &members[i];
+    }
     Ballast__Start s = BALLAST__START__INIT;
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
     char *root = (char *)"/";
@@ -140,8 +146,9 @@ static uint64_t follow(int fd)
     return most;
 }
 
-static uint64_t planned(const Ballast__JobSpec *spec)
+static uint64_t planned(const Ballast__JobSpec *spec, uint32_t nodes)
 {
+    struct job_machine on = {.n_threads = 1, .n_nodes = nodes}; /* of experts cut over all */
     static struct model_spec model;
     struct layout layout;
     struct memory_plan plan;
@@ -149,7 +156,7 @@ static uint64_t planned(const Ballast__JobSpec *spec)
     struct err err;
     if (hf_config_read(spec->model_path, &model, &err) < 0 ||
         layout_init(job_spec_degrees(spec), model.n_experts, 0, &layout, &err) < 0 ||
-        job_memory(spec, &model, layout.degrees, NULL, &plan, &key, &err) < 0) {
+        job_memory(spec, &model, layout.degrees, &on, &plan, &key, &err) < 0) {
         fprintf(stderr, "%s\n", err.text);
         exit(2);
     }
@@ -162,8 +169,8 @@ static double run(const struct job *j, int *out_failed)
     Ballast__JobSpec *spec = make_spec(j);
     int fds[RANKS_HERE_MAX];
     for (uint32_t r = 0; r < j->ranks; r++)
-        fds[r] = spawn(spec, r, j->ranks);
-    double plan = (double)planned(spec), most = (double)follow(fds[0]);
+        fds[r] = spawn(spec, r, j->ranks, j->nodes);
+    double plan = (double)planned(spec, j->nodes), most = (double)follow(fds[0]);
     for (uint32_t r = 0; r < j->ranks; r++)
         close(fds[r]);
     for (int status; wait(&status) > 0;)
@@ -203,12 +210,14 @@ static const struct cut {
     const char *name;
     uint32_t    ranks;
     const char *fsdp, *ep, *shard;
+    uint32_t    nodes;
 } cuts[] = {
-    {"alone", 1, "1", "1", "1"},
-    {"all cut", 2, "2", "2", "auto"},
-    {"all cut", 4, "4", "4", "auto"},
-    {"halves, experts cut again", 4, "2", "2", "2"},
-    {"replicas", 4, "1", "1", "1"},
+    {"alone", 1, "1", "1", "1", 1},
+    {"all cut", 2, "2", "2", "auto", 1},
+    {"all cut", 4, "4", "4", "auto", 1},
+    {"over two nodes", 4, "4", "4", "auto", 2},
+    {"halves, experts cut again", 4, "2", "2", "2", 1},
+    {"replicas", 4, "1", "1", "1", 1},
 };
 
 static int run_all(struct job j)
@@ -226,6 +235,7 @@ static int run_all(struct job j)
                              xasprintf("parallel.expert_parallel_degree=%s", cuts[c].ep),
                              xasprintf("parallel.expert_shard_degree=%s", cuts[c].shard)};
             j.ranks = cuts[c].ranks;
+            j.nodes = cuts[c].nodes;
             j.name = name;
             j.n_sets = 0;
             for (int i = 0; i < 3; i++)
@@ -251,15 +261,18 @@ int main(int argc, char **argv)
 {
     bool is_all = argc == 6 && !strcmp(argv[3], "all");
     uint32_t ranks = argc >= 6 ? (uint32_t)atoi(argv[3]) : 0;
+    const char *slash = argc >= 6 ? strchr(argv[3], '/') : NULL;
+    uint32_t nodes = slash ? (uint32_t)atoi(slash + 1) : 1;
     int failed = 0;
-    if ((!is_all && (ranks < 1 || ranks > RANKS_HERE_MAX)) || argc > 6 + 12 ||
-        !getenv("BALLAST_BIN")) {
-        fprintf(stderr, "usage: BALLAST_BIN=FOLDER bench_memory MODEL TEXT RANKS|all MICRO_BATCH "
-                "SEQUENCE_LENGTH [KEY=VALUE]...\n");
+    if ((!is_all && (ranks < 1 || ranks > RANKS_HERE_MAX || nodes < 1 || nodes > ranks)) ||
+        argc > 6 + 12 || !getenv("BALLAST_BIN")) {
+        fprintf(stderr, "usage: BALLAST_BIN=FOLDER bench_memory MODEL TEXT RANKS[/NODES]|all "
+                "MICRO_BATCH SEQUENCE_LENGTH [KEY=VALUE]...\n");
         return 2;
     }
-    struct job j = {.model = argv[1], .text = argv[2], .ranks = ranks, .micro_batch = argv[4],
-                    .length = argv[5], .name = argc > 6 ? argv[6] : "as it is"};
+    struct job j = {.model = argv[1], .text = argv[2], .ranks = ranks, .nodes = nodes,
+                    .micro_batch = argv[4], .length = argv[5],
+                    .name = argc > 6 ? argv[6] : "as it is"};
     for (int i = 6; i < argc; i++)
         j.sets[j.n_sets++] = argv[i];
     if (is_all) {

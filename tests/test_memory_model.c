@@ -50,6 +50,7 @@ static const struct row {
     uint32_t n_spare;
     const struct lora_config *lora;
     bool packed, muon, is_blocking;
+    uint32_t n_nodes;
 } rows[] = {
     {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
     {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
@@ -59,6 +60,9 @@ static const struct row {
     {"halves and replicas", {4, 2, 2, 1}, RECOMPUTE_FULL, false},
     {"experts cut again", {4, 2, 2, 2}, RECOMPUTE_OFF, true},
     {"the same, one unit after another", {4, 2, 2, 2}, RECOMPUTE_OFF, .is_blocking = true},
+    {"all cut, over two nodes", {4, 4, 4, 1}, RECOMPUTE_OFF, .n_nodes = 2},
+    {"eight over two nodes", {8, 8, 8, 1}, RECOMPUTE_FULL, .n_nodes = 2},
+    {"a node each", {4, 4, 4, 1}, RECOMPUTE_OFF, .n_nodes = 4},
     {"all cut, computed again", {4, 4, 1, 4}, RECOMPUTE_FULL, false},
     {"room for copies of experts", {4, 2, 2, 2}, RECOMPUTE_OFF, false, 3},
     {"adapters", {1, 1, 1, 1}, RECOMPUTE_FULL, false, 0, &adapters},
@@ -94,7 +98,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
         .packed_experts = row->packed, .map = map, .has_muon = row->muon,
         .lora_rank = row->lora ? row->lora->r : 0,
         .recompute = row->recompute, .count_margins = row->count_margins,
-        .n_spare = row->n_spare, .is_blocking = row->is_blocking});
+        .n_spare = row->n_spare, .is_blocking = row->is_blocking, .n_nodes = row->n_nodes});
     int32_t tokens[N_TOKENS], cu_seqlens[2] = {0, N_TOKENS};
     struct model_loss loss;
     double state = (double)(plan.weights + plan.gradients + plan.optimizer);
@@ -117,6 +121,9 @@ static int compare(struct stack *s, void *arg, struct err *err)
     if (!row->muon && (plan.gathered > 0 || gathered > 0) && /* Muon's are of its step */
         (rc = near(row->shows, "gathered", (double)plan.gathered, gathered, err)) < 0)
         return rc;
+    if ((rc = near(row->shows, "dispatch", (double)plan.dispatch,
+                   (double)dispatch_bytes(s->dispatch), err)) < 0)
+        return rc;
     return near(row->shows, "activations", (double)plan.activations, activations, err);
 }
 
@@ -136,7 +143,8 @@ static void the_plan_is_near_what_is_taken(void **state)
             .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees,
             .tokens_max = N_TOKENS,
             .recompute = row.recompute, .count_margins = row.count_margins,
-            .n_spare = row.n_spare, .is_blocking = row.is_blocking,
+            .n_spare = row.n_spare, .is_blocking = row.is_blocking, .n_nodes = row.n_nodes,
+            .hierarchical = row.n_nodes > 0,
         };
         if (stack_run(&config, compare, &row, &err) < 0)
             fail_msg("%s", err.text);

@@ -164,15 +164,26 @@ static int open_slots(struct run *run, struct err *err)
     return rc < 0 ? -EPROTO : 0;
 }
 
+/* Of each rank of the expert group the first one on the same node; how many nodes there are. */
+static uint32_t find_nodes(const struct run *run, uint32_t *out_nodes)
+{
+    const struct rank_group *ep = &run->layout.ep;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < ep->n_ranks; i++) {
+        out_nodes[i] = 0;
+        while (strcmp(run->start->gang[ep->ranks[out_nodes[i]]]->node,
+                      run->start->gang[ep->ranks[i]]->node) != 0)
+            out_nodes[i]++;
+        n += out_nodes[i] == i;
+    }
+    return n;
+}
+
 static void open_dispatch(struct run *run)
 {
     const Ballast__JobSpec *s = run->spec;
-    const struct rank_group *ep = &run->layout.ep;
-    uint32_t *nodes = xcalloc(ep->n_ranks, sizeof *nodes);
-    for (uint32_t i = 0; i < ep->n_ranks; i++)
-        while (strcmp(run->start->gang[ep->ranks[nodes[i]]]->node,
-                      run->start->gang[ep->ranks[i]]->node) != 0)
-            nodes[i]++; /* the first one of the same node */
+    uint32_t *nodes = xcalloc(run->layout.ep.n_ranks, sizeof *nodes);
+    find_nodes(run, nodes);
     run->dispatch = dispatch_open(&(struct dispatch_config){
         .layout = &run->layout, .slots = &run->slots, .coll = run->coll, .dev = run->dev,
         .top_k = run->model_spec.top_k, .width = run->model_spec.latent, .nodes = nodes,
@@ -257,10 +268,13 @@ static int open_forms(struct run *run, struct err *err)
 static int plan_memory(struct run *run, struct err *err)
 {
     struct job_machine on = {!run->dev->is_host && strcmp(run->dev->ops->name, "cpu") != 0,
-                             run->dev->n_threads};
+                             run->dev->n_threads, 0};
+    uint32_t *nodes = xcalloc(run->layout.ep.n_ranks, sizeof *nodes);
     struct device_memory m;
     const char *key;
     char changes[JOB_FIT_TEXT_MAX];
+    on.n_nodes = find_nodes(run, nodes);
+    free(nodes);
     int rc = job_memory(run->spec, &run->model_spec, run->layout.degrees, &on, &run->plan, &key,
                         err);
     if (rc < 0)
