@@ -17,9 +17,10 @@
 #define COST_CUT       0.03 /* each doubling of a degree */
 #define COST_PASS      0.10 /* each halving of the micro-batch */
 #define COST_SPARE     0.02
+#define COST_BLOCKING  0.10 /* 0.03 to 0.21 on two cores */
 #define COST_WORKERS   1.0  /* each doubling: it takes more machines */
 
-enum { RECOMPUTE = 1, FSDP = 2, EP = 4, MICRO = 8, SPARE = 16, WORKERS = 32 };
+enum { RECOMPUTE = 1, FSDP = 2, EP = 4, MICRO = 8, SPARE = 16, WORKERS = 32, BLOCKING = 64 };
 
 struct set {
     unsigned changed;
@@ -84,6 +85,7 @@ static void try_set(struct search *s, struct set x)
     in.n_tokens = (uint64_t)x.micro * spec.data_sequence_length;
     in.recompute = x.recompute;
     in.n_spare = x.changed & SPARE ? 0 : in.n_spare;
+    in.is_blocking = in.is_blocking || x.changed & BLOCKING;
     if (layout_init(job_spec_degrees(&spec), s->model->n_experts, 0, &layout, &err) < 0)
         return;
     in.degrees = layout.degrees;
@@ -108,6 +110,17 @@ static void try_cuts(struct search *s, struct set x)
         }
 }
 
+/* With and without overlap: without it a unit's weights and gradients wait for no others. */
+static void try_overlap(struct search *s, struct set x)
+{
+    try_cuts(s, x);
+    if (s->in.is_blocking)
+        return;
+    x.changed |= BLOCKING;
+    x.cost += COST_BLOCKING;
+    try_cuts(s, x);
+}
+
 /* All ways to recompute from now's on, with and without spare slots. */
 static void try_others(struct search *s, struct set x)
 {
@@ -119,7 +132,7 @@ static void try_others(struct search *s, struct set x)
             y.recompute = (enum recompute)how;
             y.changed |= (how != (int)now ? RECOMPUTE : 0) | (spare ? SPARE : 0);
             y.cost += costs[how] - costs[now] + (spare ? COST_SPARE : 0);
-            try_cuts(s, y);
+            try_overlap(s, y);
         }
 }
 
@@ -170,6 +183,10 @@ static void add_set(char *text, const struct set *x)
         add_key(text, &has_one, "train.micro_batch", x->micro);
     if (x->changed & SPARE)
         add_key(text, &has_one, "rebalance.spare_slots_per_rank", 0);
+    if (x->changed & BLOCKING) {
+        add(text, "%sparallel.overlap: false", has_one ? ", " : "");
+        has_one = true;
+    }
     if (x->changed & RECOMPUTE)
         add(text, "%sparallel.activation_checkpointing: %s", has_one ? ", " : "",
             recompute_words[x->recompute]);

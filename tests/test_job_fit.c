@@ -63,10 +63,17 @@ static const struct row {
      "parallel.fsdp_shard_degree: ", "parallel.workers"},
     {"where all is cut, smaller passes", "workers: 4, fsdp_shard_degree: 4, "
      "expert_parallel_degree: 4", "4", 0.7, "train.micro_batch: 2", "fsdp_shard_degree"},
+    {"where a pass is one sequence, no overlap", "workers: 4, fsdp_shard_degree: 4, "
+     "expert_parallel_degree: 4", "1", 0.96,
+     "rebalance.spare_slots_per_rank: 0, parallel.overlap: false (", "micro_batch"},
+    {"which is off already", "workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4, "
+     "overlap: false", "1", 0.95, "parallel.activation_checkpointing: selective", "overlap"},
+    {"and saves nothing where nothing is cut", "workers: 1", "1", 0.97,
+     "parallel.activation_checkpointing: selective", "overlap"},
     {"then recomputing some", "workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4", "1",
      0.78, "parallel.activation_checkpointing: selective", "micro_batch"},
     {"and all", "workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4, "
-     "activation_checkpointing: selective", "1", 0.93, "parallel.activation_checkpointing: full",
+     "activation_checkpointing: selective", "1", 0.915, "parallel.activation_checkpointing: full",
      "micro_batch"},
     {"then more workers", "workers: 2, fsdp_shard_degree: 2, expert_parallel_degree: 2, "
      "activation_checkpointing: full", "1", 0.7, "parallel.workers: ", "checkpointing"},
