@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/hf_config.h"
 #include "common/mem.h"
 #include "proto/job_file.h"
 #include "worker/channel.h"
@@ -147,10 +148,23 @@ static void remove_made(const char *folder)
 
 /* ---- the job -------------------------------------------------------------------------------- */
 
+/* The default goes with every model but one that chooses experts in groups. */
+static const char *bias_rule(const char *model_path)
+{
+    static struct model_spec model;
+    struct err err;
+    if (hf_config_read(model_path, &model, &err) < 0) {
+        fprintf(stderr, "bench_train: %s\n", err.text);
+        exit(2);
+    }
+    return model.n_expert_groups > 1 ? "sign" : "quantile";
+}
+
 static char *job_text(const struct options *o, const char *folder)
 {
     const struct shape *s = o->shape;
     unsigned n_sequences = s ? s->n_sequences : 8;
+    const char *path = s ? folder : o->model;
     char *data = s ? xasprintf("[%s/tokens.bin], format: u16", folder)
                    : xasprintf("[%s]", o->text);
     char *job = xasprintf(
@@ -159,10 +173,11 @@ static char *job_text(const struct options *o, const char *folder)
         "  optimizer: {lr: 1e-4}, schedule: {name: constant}}\n"
         "parallel: {workers: %u, fsdp_shard_degree: %u, expert_parallel_degree: %u,\n"
         "  activation_checkpointing: %s, overlap: %s}\n"
-        "%scheckpoint: {path: %s/checkpoints, every_steps: 1000000}\n", s ? folder : o->model, data,
+        "moe: {bias_update: %s%s}\n"
+        "checkpoint: {path: %s/checkpoints, every_steps: 1000000}\n", path, data,
         s ? s->sequence_length : 256, n_sequences, n_sequences / o->n_ranks, o->dtype, o->n_ranks,
         o->n_ranks, o->n_ranks, o->recompute, o->is_blocking ? "false" : "true",
-        o->is_balanced ? "moe: {capacity_factor: 1, overflow: reroute}\n" : "", folder);
+        bias_rule(path), o->is_balanced ? ", capacity_factor: 1, overflow: reroute" : "", folder);
     free(data);
     return job;
 }
