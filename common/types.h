@@ -56,6 +56,7 @@ typedef uint64_t record_seq; /* from 1, gapless */
 /* model */
 #define LAYERS_MAX     1024u
 #define EXPERTS_MAX    8192u
+#define LOAD_WINDOWS_MAX 200u /* of one answer about the past */
 #define LOAD_COUNTS_MAX (1u << 20) /* of one layer in a load report: nodes x experts */
 #define TENSOR_DIMS_MAX 8
 #define SAFETENSORS_HEADER_BYTES_MAX (100u << 20)

@@ -68,13 +68,20 @@ const struct ctl_command ctl_commands[] = {
      "  ballast worker drain node3-0 --reason 'fan is loud'\n", ctl_worker_drain},
     {"worker resume", "NAME", 1, 1, "r", "give a drained worker work again",
      "  ballast worker resume node3-0\n", ctl_worker_resume},
-    {"experts", "ID", 1, 1, "lWm", "tokens per expert and layer: hot and cold ones, a heat map",
+    {"experts", "ID", 1, 1, "lWmycP", "tokens per expert and layer: hot and cold ones, a heat map",
      "IMBAL is the most loaded expert over the mean; DEVICES the same of devices, as experts are\n"
      "placed at present. On a terminal a heat map comes first.\n"
+     "\n"
+     "With --history a line per stored window: the imbalance of experts, which the router's bias\n"
+     "and auxiliary loss are to lower, beside that of devices under the placement of that time;\n"
+     "over layers the mean and the worst (its layer), and what the ranks measured step by step.\n"
+     "--plot draws both over time, --heatmap the load of each device; -c N: the newest N windows\n"
+     "(60, at most 200).\n"
      "\n"
      "  ballast experts 7\n"
      "  ballast experts 7 --window all --layer 3\n"
      "  ballast experts 7 --heatmap | less -R\n"
+     "  ballast experts 7 --history --window all --layer 3\n"
      "  ballast experts 7 --json | jq '.items[].imbalance'\n", ctl_experts},
     {"placement", "ID", 1, 1, "le", "which expert is in which slot, and what moved before",
      "  ballast placement 7\n"

@@ -45,7 +45,7 @@ struct ctl {
     const char **sets;
     size_t   n_sets;
     uint64_t job, count, rank; /* count 0: the command's own */
-    bool        has_layer, has_epoch, heatmap, once;
+    bool        has_layer, has_epoch, heatmap, history, once;
     uint64_t    layer, epoch, revision; /* revision 0: whatever is best now */
     const char *window;
     uint64_t timeout_ms;       /* 0: the command's own */
@@ -187,6 +187,13 @@ int ctl_follow(struct ctl *c, job_id id);
 int ctl_wait_for(struct ctl *c, job_id id, Ballast__JobState state);
 /* What --dry-run prints; needs no coordinator. */
 int ctl_plan(const struct ctl *c, const Ballast__JobSpec *spec);
+
+/* One cell of a heat map, from a quarter of the mean to four times it; and what shades mean. */
+void ctl_shade(const struct ctl *c, double over_mean);
+void ctl_shade_legend(const struct ctl *c);
+size_t ctl_terminal_width(void);
+/* `experts --history`: sends the request with as many windows as were asked for. */
+int ctl_load_history(struct ctl *c, Ballast__ExpertsRequest *request);
 
 int ctl_submit(struct ctl *c);
 int ctl_jobs(struct ctl *c);

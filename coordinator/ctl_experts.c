@@ -107,7 +107,20 @@ static void print_shade(bool has_color, size_t shade)
         putchar(letters[shade]);
 }
 
-static size_t terminal_width(void)
+void ctl_shade(const struct ctl *c, double over_mean)
+{
+    print_shade(ctl_wants_color(c), shade_of(over_mean));
+}
+
+void ctl_shade_legend(const struct ctl *c)
+{
+    printf("      1/4 of the mean ");
+    for (size_t i = 0; i < SHADES; i++)
+        print_shade(ctl_wants_color(c), i);
+    printf(" 4 times the mean\n");
+}
+
+size_t ctl_terminal_width(void)
 {
     struct winsize size;
     const char *columns_text = getenv("COLUMNS");
@@ -138,7 +151,7 @@ static void print_layer(const Ballast__LayerExperts *l, size_t n_cells, bool has
 
 static void show_map(const struct ctl *c, const Ballast__ExpertsReply *r)
 {
-    size_t width = terminal_width(), n_cells = width - 6 - 6;
+    size_t width = ctl_terminal_width(), n_cells = width - 6 - 6;
     bool has_color = ctl_wants_color(c);
     size_t n_experts = r->n_layers ? r->layers[0]->n_tokens : 0;
     if (!c->no_header) {
@@ -147,12 +160,8 @@ static void show_map(const struct ctl *c, const Ballast__ExpertsReply *r)
     }
     for (size_t i = 0; i < r->n_layers; i++)
         print_layer(r->layers[i], n_cells, has_color);
-    if (!c->no_header) {
-        printf("      1/4 of the mean ");
-        for (size_t i = 0; i < SHADES; i++)
-            print_shade(has_color, i);
-        printf(" 4 times the mean\n");
-    }
+    if (!c->no_header)
+        ctl_shade_legend(c);
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */
@@ -205,8 +214,12 @@ int ctl_experts(struct ctl *c)
         return CTL_USAGE;
     if (!is_known)
         return ctl_fail(c, CTL_USAGE, "--window: expected last, 1m, 1h or all");
+    if (!c->history && (c->plot || c->count))
+        return ctl_fail(c, CTL_USAGE, "--plot and --count go with --history");
     request.layer = c->has_layer ? (int32_t)c->layer : -1;
-    request.window = (char *)(c->window ? c->window : "1m");
+    request.window = (char *)(c->window ? c->window : c->history ? "1h" : "1m");
+    if (c->history)
+        return ctl_load_history(c, &request);
     int rc = ctl_call(c, BALLAST__METHOD__METHOD_EXPERTS, &request.base, &message);
     if (rc == CTL_OK)
         show(c, (const Ballast__ExpertsReply *)message);

@@ -56,9 +56,10 @@ static const struct option_row rows[] = {
     {'B', "previous", "FILE", "CSV of the placement in force: layer, device, expert", false, false},
     {'O', "placement-out", "FILE", "write the placement as CSV, fit for --previous", false, false},
     {'l', "layer", "L", "only of this layer", false, false},
-    {'W', "window", "WINDOW", "last (report), 1m, 1h or all (1m)", false, false},
+    {'W', "window", "WINDOW", "last (report), 1m, 1h or all (1m; with --history 1h)", false, false},
     {'m', "heatmap", NULL, "layers and experts as shades; without a terminal only when asked for",
      false, false},
+    {'y', "history", NULL, "how even experts and devices were, window by window", false, false},
     {'e', "epoch", "E", "the placement of that epoch instead of the present one", false, false},
     {'v', "revision", "R", "of the plan that was looked at; refused if things moved on", false,
      false},
@@ -207,6 +208,7 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
     case 'l': c->has_layer = true; return read_number(c, r, arg, &c->layer);
     case 'W': c->window = arg; return -1;
     case 'm': c->heatmap = true; return -1;
+    case 'y': c->history = true; return -1;
     case 'e': c->has_epoch = true; return read_number(c, r, arg, &c->epoch);
     case 'v': return read_revision(c, r, arg);
     case '1': c->once = true; return -1;

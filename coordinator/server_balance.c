@@ -5,12 +5,11 @@
 #include "coordinator/server_parts.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/placement.h"
-#include "common/split.h"
+#include "coordinator/device_load.h"
 
 #define ROWS_DEFAULT    1000u
 #define HISTORY_MAX     1000u
@@ -41,7 +40,8 @@ void balance_plan_read(Ballast__Method method, const ProtobufCMessage *payload,
     const Ballast__DbQueryRequest *query = (const Ballast__DbQueryRequest *)payload;
     switch (method) {
     case BALLAST__METHOD__METHOD_EXPERTS:
-        r->kind = STORE_LOADS;
+        r->kind = experts->history ? STORE_LOAD_HISTORY : STORE_LOADS;
+        r->limit = experts->history;
         r->job = experts->job_id;
         r->window = window_of(experts->window);
         r->layer = experts->layer;
@@ -72,18 +72,6 @@ void balance_plan_read(Ballast__Method method, const ProtobufCMessage *payload,
 
 /* ---- placements ------------------------------------------------------------------------------ */
 
-/* Of a job without a recorded one: 0, or -EINVAL if the experts do not fit. */
-static int in_order(const struct store_read *r, struct placement *out)
-{
-    const Ballast__JobSpec *spec = r->spec;
-    uint32_t n_devices = spec ? spec->parallel_expert_parallel_degree : 0;
-    if (!n_devices)
-        return -EINVAL;
-    uint32_t n_slots = (r->loads.n_experts + n_devices - 1) / n_devices +
-                       spec->rebalance_spare_slots_per_rank;
-    return placement_init(out, r->loads.n_experts, n_devices, n_slots, NULL);
-}
-
 static Ballast__PlacementLayer *layer_message(const struct placement *p, uint32_t layer,
                                               struct arena *a)
 {
@@ -104,7 +92,7 @@ static Ballast__Placement *in_order_message(const struct store_read *r, struct a
     Ballast__Placement *out = arena_alloc(a, sizeof *out);
     struct placement p;
     ballast__placement__init(out);
-    if (in_order(r, &p) < 0)
+    if (device_load_in_order(r->spec, r->loads.n_experts, &p) < 0)
         return out;
     out->n_devices = p.n_devices;
     out->n_slots = p.n_slots;
@@ -113,42 +101,6 @@ static Ballast__Placement *in_order_message(const struct store_read *r, struct a
         out->layers[out->n_layers++] = layer_message(&p, r->loads.layers[i]->layer, a);
     placement_fini(&p);
     return out;
-}
-
-/* ---- imbalance over devices ------------------------------------------------------------------ */
-
-static double imbalance_of(const struct placement *p, const Ballast__LayerExperts *l)
-{
-    double sum = 0, *load = xcalloc(l->n_tokens, sizeof *load);
-    for (size_t e = 0; e < l->n_tokens; e++)
-        sum += load[e] = (double)l->tokens[e];
-    struct split *split = split_create(p, NULL);
-    double most = split_solve(split, load, NULL);
-    split_destroy(split);
-    free(load);
-    return sum > 0 ? most * p->n_devices / sum : 1;
-}
-
-/* Of the load under the placement in force; copies share it as the ranks make them, as evenly as
- * they can. */
-static double device_imbalance(const struct store_read *r, const Ballast__LayerExperts *l)
-{
-    const Ballast__Placement *m = r->placement;
-    struct placement p;
-    for (size_t i = 0; m && i < m->n_layers; i++) {
-        const Ballast__PlacementLayer *layer = m->layers[i];
-        if (layer->layer != l->layer || layer->n_home != l->n_tokens)
-            continue;
-        p = (struct placement){.n_experts = (uint32_t)layer->n_home, .n_devices = m->n_devices,
-                               .n_slots = m->n_slots, .expert = layer->experts,
-                               .share = layer->share, .home = layer->home};
-        return imbalance_of(&p, l);
-    }
-    if (in_order(r, &p) < 0)
-        return (double)NAN;
-    double imbalance = imbalance_of(&p, l);
-    placement_fini(&p);
-    return imbalance;
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -162,8 +114,30 @@ static ProtobufCMessage *answer_experts(const struct store_read *r, struct arena
     reply->first_step = r->loads.first_step;
     reply->last_step = r->loads.last_step;
     reply->placement_epoch = r->loads.placement_epoch;
-    for (size_t i = 0; i < reply->n_layers; i++)
-        reply->layers[i]->imbalance_devices = device_imbalance(r, reply->layers[i]);
+    for (size_t i = 0; i < reply->n_layers; i++) {
+        Ballast__LayerExperts *l = reply->layers[i];
+        l->imbalance_devices = device_load_imbalance(r->placement, r->spec, l->layer, l->tokens,
+                                                     (uint32_t)l->n_tokens, NULL);
+    }
+    return &reply->base;
+}
+
+static ProtobufCMessage *answer_load_history(const struct store_read *r, struct arena *a)
+{
+    Ballast__ExpertsReply *reply = arena_alloc(a, sizeof *reply);
+    ballast__experts_reply__init(reply);
+    reply->windows = r->windows;
+    reply->n_windows = r->n_windows;
+    reply->truncated = r->is_truncated;
+    reply->first_step = r->windows[0]->first_step;
+    reply->last_step = r->windows[r->n_windows - 1]->last_step;
+    reply->placement_epoch = r->windows[r->n_windows - 1]->placement_epoch;
+    if (r->spec) {
+        reply->bias_update = r->spec->moe_bias_update;
+        reply->bias_update_rate = r->spec->moe_bias_update_rate;
+        reply->aux_loss_weight = r->spec->moe_aux_loss;
+        reply->aux_scope = r->spec->moe_aux_scope;
+    }
     return &reply->base;
 }
 
@@ -213,6 +187,8 @@ ProtobufCMessage *balance_answer(const struct store_read *r, struct arena *arena
     switch (r->kind) {
     case STORE_LOADS:
         return answer_experts(r, arena);
+    case STORE_LOAD_HISTORY:
+        return answer_load_history(r, arena);
     case STORE_PLACEMENT:
         return answer_placement(r, arena);
     case STORE_SQL:
@@ -228,10 +204,13 @@ ProtobufCMessage *balance_answer(const struct store_read *r, struct arena *arena
 
 bool balance_refuses(const struct store_read *r, struct arena *arena, Ballast__Status *out_status)
 {
-    bool wants_load = r->kind == STORE_LOADS || (r->kind == STORE_PLACEMENT && !r->placement);
-    if (r->rc == 0 && !(wants_load && !r->loads.n_layers))
+    bool is_history = r->kind == STORE_LOAD_HISTORY;
+    bool is_load = r->kind == STORE_LOADS || is_history;
+    bool wants_load = is_load || (r->kind == STORE_PLACEMENT && !r->placement);
+    bool has_load = is_history ? r->n_windows > 0 : r->loads.n_layers > 0;
+    if (r->rc == 0 && (has_load || !wants_load))
         return false;
-    if (r->rc == 0 && r->kind == STORE_LOADS && r->layer >= 0 && r->loads.last_step)
+    if (r->rc == 0 && is_load && r->layer >= 0 && r->loads.last_step)
         check_status(out_status, arena, BALLAST__CODE__NOT_FOUND, "NO_LAYER",
                      "layer %d of job %llu has no experts", (int)r->layer,
                      (unsigned long long)r->job);

@@ -34,6 +34,7 @@ enum store_read_kind {
     STORE_OUTPUT,  /* bytes: of a rank's log, from byte `from`, at most limit; jobs[0] */
     STORE_REBUILD, /* nothing: makes the query tables again from the log, for repair and tests */
     STORE_LOADS,   /* loads: of `window`, one layer or all; placement, spec, jobs[0] */
+    STORE_LOAD_HISTORY, /* windows: of `window`, the newest limit, newest last; spec, jobs[0] */
     STORE_PLACEMENT, /* placement: of epoch `from`, or the newest with is_newest; loads: the last
                       * window; entries: the newest limit; spec, jobs[0] */
     STORE_PLANS,   /* entries: the newest limit, newest last; is_auto_on, jobs[0] */
@@ -98,6 +99,8 @@ struct store_read {
     uint8_t              *bytes;
     size_t                n_bytes;
     struct store_loads    loads;
+    Ballast__LoadWindow **windows;
+    size_t                n_windows;
     Ballast__Placement   *placement;   /* NULL: experts are in order */
     Ballast__RebalanceEntry **entries;
     size_t                n_entries;

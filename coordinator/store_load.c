@@ -41,6 +41,21 @@ struct load_window load_window_at(sqlite3_stmt *s)
     };
 }
 
+int load_windows_read(sqlite3_stmt *s, struct load_window **out_windows, size_t *out_n,
+                      struct err *err)
+{
+    struct load_window *windows = NULL;
+    size_t n = 0;
+    int rc;
+    while ((rc = db_next(s, err)) > 0) {
+        windows = xrealloc(windows, (n + 1) * sizeof *windows);
+        windows[n++] = load_window_at(s);
+    }
+    *out_windows = windows;
+    *out_n = n;
+    return rc;
+}
+
 static void add_counts(struct load_sums *sums, uint32_t layer, uint32_t n_rows, sqlite3_stmt *s)
 {
     uint32_t width = (uint32_t)int_at(s, 1);
@@ -211,22 +226,6 @@ int load_write(struct store_tables *t, const struct turn_load *load, int64_t now
 
 /* ---- summing up ------------------------------------------------------------------------------ */
 
-/* The rows of a statement over LOAD_COLUMNS; gives *out_windows, freed with free(). */
-static int read_windows(sqlite3_stmt *s, struct load_window **out_windows, size_t *out_n,
-                        struct err *err)
-{
-    struct load_window *windows = NULL;
-    size_t n = 0;
-    int rc;
-    while ((rc = db_next(s, err)) > 0) {
-        windows = xrealloc(windows, (n + 1) * sizeof *windows);
-        windows[n++] = load_window_at(s);
-    }
-    *out_windows = windows;
-    *out_n = n;
-    return rc;
-}
-
 static void add_window(struct load_window *to, const struct load_window *w)
 {
     double reports = isnan(w->device_imbalance) ? 0 : (double)w->n_reports;
@@ -330,7 +329,7 @@ static int sum_up_next(struct store_tables *t, enum load_level level, int64_t no
     put_int(&b, n_experts);
     struct load_window *parts;
     size_t n_parts;
-    if ((rc = read_windows(b.s, &parts, &n_parts, err)) == 0)
+    if ((rc = load_windows_read(b.s, &parts, &n_parts, err)) == 0)
         rc = sum_up(t, job, level, parts, n_parts, err);
     free(parts);
     return rc < 0 ? rc : 1;

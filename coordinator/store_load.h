@@ -24,6 +24,10 @@ struct load_window {
 /* Of a statement over LOAD_COLUMNS. */
 struct load_window load_window_at(sqlite3_stmt *s);
 
+/* The rows of such a statement; gives *out_windows, freed with free() also on failure. */
+int load_windows_read(sqlite3_stmt *s, struct load_window **out_windows, size_t *out_n,
+                      struct err *err);
+
 /* Sums of counts, per layer. All zero is empty; ended with load_sums_fini. */
 struct load_sums {
     uint32_t  n_experts; /* set it first */

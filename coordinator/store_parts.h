@@ -20,7 +20,8 @@ enum statement {
     S_READ_NEWEST_OF, S_READ_PLACEMENT, S_READ_PLANS, S_READ_AUTO, S_READ_LAST_SEQ,
     /* stats */
     S_STATS_BEGIN, S_STATS_COMMIT, S_STATS_ROLLBACK,
-    S_STEP, S_READ_STEPS, S_READ_LAST_STEP, S_READ_VALIDATION, S_SEGMENT_NEW, S_SEGMENT_LAST,
+    S_STEP, S_READ_STEPS, S_READ_LAST_STEP, S_READ_VALIDATION, S_READ_AUX_LOSS,
+    S_SEGMENT_NEW, S_SEGMENT_LAST,
     S_LOAD_MARK, S_LOAD_WINDOW, S_LOAD_COUNTS, S_LOAD_TOTAL, S_LOAD_PARENT, S_LOAD_COVER,
     S_LOAD_DROP, S_LOAD_DROP_COUNTS,
     S_READ_LOAD_MARK, S_READ_LOAD_OPEN, S_READ_LOAD_BUCKET, S_READ_LOAD_TOTAL, S_READ_LOAD_OLD,
@@ -62,8 +63,15 @@ int  read_spec(struct store_tables *t, struct store_read *r);
 /* ---- store_read_balance ---------------------------------------------------------------------- */
 
 int  read_loads(struct store_tables *t, struct store_read *r);
+/* Of that epoch, -1: the newest; NULL if there is none: experts are in order then. */
+int  read_placement_of(struct store_tables *t, job_id job, int64_t epoch, struct arena *a,
+                       Ballast__Placement **out, struct err *err);
 int  read_placement(struct store_tables *t, struct store_read *r);
 int  read_plans(struct store_tables *t, struct store_read *r);
+
+/* ---- store_read_history ---------------------------------------------------------------------- */
+
+int  read_load_history(struct store_tables *t, struct store_read *r);
 
 /* ---- store_folder ---------------------------------------------------------------------------- */
 

@@ -322,8 +322,8 @@ static int run(struct store_tables *t, struct store_read *r)
 {
     int rc = 0;
     bool is_of_job = r->kind == STORE_STEPS || r->kind == STORE_OUTPUT ||
-                     r->kind == STORE_LOADS || r->kind == STORE_PLACEMENT ||
-                     r->kind == STORE_PLANS || (r->kind == STORE_EVENTS && r->job);
+                     r->kind == STORE_LOADS || r->kind == STORE_LOAD_HISTORY ||
+                     r->kind == STORE_PLACEMENT || r->kind == STORE_PLANS || (r->kind == STORE_EVENTS && r->job);
     if (is_of_job && (rc = read_one_job(t, r)) < 0)
         return rc;
     switch (r->kind) {
@@ -346,6 +346,8 @@ static int run(struct store_tables *t, struct store_read *r)
         return write_rebuild(t, &r->err);
     case STORE_LOADS:
         return read_loads(t, r);
+    case STORE_LOAD_HISTORY:
+        return read_load_history(t, r);
     case STORE_PLACEMENT:
         return read_placement(t, r);
     case STORE_PLANS:

@@ -30,18 +30,15 @@ static int sum_since(struct store_tables *t, struct store_read *r, const struct 
                      int64_t from_ns, enum load_level level, struct load_sums *sums,
                      uint64_t *n_steps)
 {
-    struct load_window *windows = NULL;
-    size_t n = 0;
+    struct load_window *windows;
+    size_t n;
     struct binder b = bind(t, S_READ_LOAD_SINCE);
     int rc;
     put_int(&b, r->job);
     put_int(&b, (uint64_t)from_ns);
     put_int(&b, last->n_experts);
     put_int(&b, level);
-    while ((rc = db_next(b.s, &r->err)) > 0) {
-        windows = xrealloc(windows, (n + 1) * sizeof *windows);
-        windows[n++] = load_window_at(b.s);
-    }
+    rc = load_windows_read(b.s, &windows, &n, &r->err);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         rc = load_sums_add(t, &windows[i], r->layer, sums, &r->err);
         *n_steps += windows[i].n_steps;
@@ -88,21 +85,24 @@ static int sum_window(struct store_tables *t, struct store_read *r, enum store_w
 
 /* ---- placements ------------------------------------------------------------------------------ */
 
-/* epoch -1: the newest. None is no failure: experts are in order then. */
-static int find_placement(struct store_tables *t, struct store_read *r, int64_t epoch)
+int read_placement_of(struct store_tables *t, job_id job, int64_t epoch, struct arena *a,
+                      Ballast__Placement **out, struct err *err)
 {
     struct binder b = bind(t, S_READ_PLACEMENT);
-    put_int(&b, r->job);
+    put_int(&b, job);
     put_int(&b, (uint64_t)epoch);
-    int rc = db_next(b.s, &r->err);
-    if (rc <= 0)
+    int rc = db_next(b.s, err);
+    if (rc < 0)
         return rc;
-    Ballast__Record *record = read_record_at(b.s, &r->arena);
+    *out = NULL;
+    if (rc == 0)
+        return 0;
+    Ballast__Record *record = read_record_at(b.s, a);
     sqlite3_reset(b.s);
     if (!record || record->what_case != BALLAST__RECORD__WHAT_PLACEMENT ||
         !record->placement->placement)
-        return err_set(&r->err, -EBADMSG, "a placement of the log is not readable");
-    r->placement = record->placement->placement;
+        return err_set(err, -EBADMSG, "a placement of the log is not readable");
+    *out = record->placement->placement;
     return 0;
 }
 
@@ -110,7 +110,7 @@ int read_loads(struct store_tables *t, struct store_read *r)
 {
     int rc = sum_window(t, r, r->window);
     if (rc == 0)
-        rc = find_placement(t, r, -1);
+        rc = read_placement_of(t, r->job, -1, &r->arena, &r->placement, &r->err);
     return rc < 0 ? rc : read_spec(t, r);
 }
 
@@ -162,7 +162,7 @@ int read_plans(struct store_tables *t, struct store_read *r)
 int read_placement(struct store_tables *t, struct store_read *r)
 {
     int64_t epoch = r->is_newest ? -1 : (int64_t)r->from;
-    int rc = find_placement(t, r, epoch);
+    int rc = read_placement_of(t, r->job, epoch, &r->arena, &r->placement, &r->err);
     if (rc == 0 && epoch > 0 && !r->placement)
         return err_set(&r->err, -ENOENT, "job %lu never had placement %ld", (unsigned long)r->job,
                        (long)epoch);

@@ -122,6 +122,8 @@ static const char *const sql[S_MAX] = {
                          "ORDER BY step DESC LIMIT 1",
     [S_READ_VALIDATION] = "SELECT validation_loss FROM steps WHERE job = ?1 AND "
                           "validation_loss IS NOT NULL ORDER BY step DESC LIMIT 1",
+    [S_READ_AUX_LOSS] = "SELECT avg(aux_loss) FROM steps WHERE job = ?1 AND "
+                        "step BETWEEN ?2 AND ?3",
     [S_LOAD_MARK] = "INSERT OR REPLACE INTO load_marks VALUES (?1, ?2, ?3, ?4)",
     [S_LOAD_WINDOW] = "INSERT INTO load_windows (job, level, at_ns, first_step, last_step, "
                       "n_steps, n_reports, attempt, placement_epoch, n_nodes, n_experts, "

@@ -23,6 +23,18 @@ def look(c):
         sum(e["tokens"]) == per_step * e["window_steps"] for e in experts),
         "every layer serves the same tokens each step")
 
+    history = c.json("experts", job, "--history")
+    expect(history["windows"], "there is a window of the past")
+    for window in history["windows"]:
+        expect([x["layer"] for x in window["imbalance"]] == [x["layer"] for x in experts],
+               "a history has the same layers")
+        expect(all(x[of] > 1 - 1e-9 for x in window["imbalance"] for of in ("experts", "devices")),
+               "max over mean of experts and devices")
+        expect(abs(sum(window["device_load"]) - len(window["device_load"])) < 1e-6,
+               "loads of devices are over their mean")
+    expect(history["router"]["bias_update"] == "quantile", "the router's part is told")
+    expect(" placement changed" in c.ok("experts", job, "--history", "--plot"), "it is drawn")
+
     rows = c.json("db", "query", f"""
         SELECT layer, count(DISTINCT expert) AS n, sum(tokens) * 1.0 / (SELECT sum(n_steps) FROM
         load_windows WHERE job = {job}) AS per_step FROM expert_load WHERE job = {job}

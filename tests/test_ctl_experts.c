@@ -186,6 +186,79 @@ static void a_wide_layer_is_folded(void **state)
     result_fini(&r);
 }
 
+/* Two windows with a placement between them. */
+static void tell_load_history(void)
+{
+    static uint32_t numbers[2] = {1, 3};
+    static double of_experts[2][2] = {{3, 2}, {1.5, 1.25}}, of_devices[2][2] = {{2, 1.5}, {1, 1}};
+    static double load[2][2] = {{1.75, 0.25}, {1, 1}};
+    static Ballast__LoadWindow windows[2], *window_pointers[2];
+    ballast__experts_reply__init(&experts);
+    for (uint32_t i = 0; i < 2; i++) {
+        Ballast__LoadWindow *w = window_pointers[i] = &windows[i];
+        ballast__load_window__init(w);
+        w->at_ns = 1764424193123000000;
+        w->first_step = 1 + 20 * i;
+        w->last_step = 20 + 20 * i;
+        w->n_steps = 20;
+        w->placement_epoch = i;
+        w->layers = numbers;
+        w->experts = of_experts[i];
+        w->devices = of_devices[i];
+        w->device_load = load[i];
+        w->n_layers = w->n_experts = w->n_devices = w->n_device_load = 2;
+        w->measured = i ? NAN : 2.125;
+        w->aux_loss = NAN;
+    }
+    experts.windows = window_pointers;
+    experts.n_windows = 2;
+    experts.bias_update = "sign";
+    experts.bias_update_rate = 0.001;
+    experts.aux_scope = "sequence";
+    will_say(M(EXPERTS), &experts.base);
+}
+
+static void evenness_over_time(void **state)
+{
+    (void)state;
+    fake_forget();
+    tell_load_history();
+    check("experts 7 --history", 0,
+          "STEPS  AT              PLACEMENT  EXPERTS     WORST  DEVICES     WORST  RANKS\n"
+          "1-20   11-29 13:49:53          0     2.50  3.00 (1)     1.75  2.00 (1)   2.12\n"
+          "21-40  11-29 13:49:53          1     1.38  1.50 (1)     1.00  1.00 (1)      -\n",
+          "router: bias sign at 0.001, no auxiliary loss");
+    experts.aux_loss_weight = 0.01;
+    experts.windows[1]->aux_loss = 1.0625;
+    check("experts 7 --history", 0, "RANKS     AUX\n", "auxiliary loss 0.01 (sequence)");
+    check("experts 7 --history", 0, " -  1.0625\n", NULL);
+    check("experts 7 --history --plot", 0, " 2.50|e \n", NULL);
+    check("experts 7 --history --plot", 0, " 1.00| d\n      -^\n", NULL);
+    check("experts 7 --history --heatmap", 0, "    0 *=\n    1  =\n", NULL);
+    struct json *v = run_json("experts 7 --history --json");
+    const struct json *first = json_at(json_get(v, "windows"), 0);
+    double x;
+    assert_string_equal(json_as_string(json_get(v, "kind")), "LoadHistory");
+    assert_string_equal(json_as_string(json_get(json_get(v, "router"), "bias_update")), "sign");
+    assert_int_equal(json_count(json_get(v, "windows")), 2);
+    assert_int_equal(json_kind_of(json_get(first, "aux_loss")), JSON_NULL);
+    const struct json *layer = json_at(json_get(first, "imbalance"), 1);
+    assert_true(json_as_double(json_get(layer, "layer"), &x) && x == 3);
+    assert_true(json_as_double(json_get(layer, "experts"), &x) && x == 2);
+    assert_true(json_as_double(json_get(layer, "devices"), &x) && x == 1.5);
+    assert_true(json_as_double(json_at(json_get(first, "device_load"), 1), &x) && x == 0.25);
+    json_destroy(v);
+    experts.bias_update = "quantile";
+    check("experts 7 --history", 0, NULL, "router: bias quantile, auxiliary");
+    experts.truncated = true;
+    check("experts 7 --history -c 2", 0, NULL, "older windows are left out");
+    check("experts 7 --plot", 2, "", "--plot and --count go with --history");
+    experts.windows[1]->n_devices = 1;
+    check("experts 7 --history", 9, "", "not whole");
+    experts.n_windows = 0;
+    check("experts 7 --history", 9, "", "no windows");
+}
+
 /* ---- placements and plans -------------------------------------------------------------------- */
 
 static void which_expert_is_where(void **state)
@@ -496,6 +569,7 @@ int main(void)
         cmocka_unit_test(hot_and_cold_experts),
         cmocka_unit_test(a_heat_map_of_shades),
         cmocka_unit_test(a_wide_layer_is_folded),
+        cmocka_unit_test(evenness_over_time),
         cmocka_unit_test(which_expert_is_where),
         cmocka_unit_test(plans_are_shown_and_applied),
         cmocka_unit_test(rows_as_table_csv_and_json),

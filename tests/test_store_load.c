@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,6 +167,7 @@ static void say_job(struct bench *b)
     submitted.spec = &spec;
     spec.name = "hybrid";
     spec.rebalance_auto = true;
+    spec.parallel_expert_parallel_degree = 2;
     if (write_record(&b->t, &r, &err) < 0)
         fail_msg("%s", err.text);
 }
@@ -374,6 +376,172 @@ static void times_are_kept_in_order(void **state)
     bench_remove(&b);
 }
 
+/* ---- history --------------------------------------------------------------------------------- */
+
+/* Epoch 1: experts 0 and 3 on the first of two devices, the others on the second. */
+static void say_placement(struct bench *b)
+{
+    static int32_t experts[6] = {0, 3, -1, 1, 2, 4};
+    static double share[6] = {1, 1, 0, 1, 1, 1};
+    static uint32_t home[EXPERTS] = {0, 3, 4, 1, 5};
+    Ballast__PlacementLayer layer[LAYERS], *layers[LAYERS];
+    Ballast__Placement placement = BALLAST__PLACEMENT__INIT;
+    Ballast__RecordPlacement placed = BALLAST__RECORD_PLACEMENT__INIT;
+    Ballast__Record r = BALLAST__RECORD__INIT;
+    struct err err = {0};
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        ballast__placement_layer__init(layers[l] = &layer[l]);
+        layer[l].layer = 1 + 2 * l;
+        layer[l].experts = experts;
+        layer[l].share = share;
+        layer[l].home = home;
+        layer[l].n_experts = layer[l].n_share = 6;
+        layer[l].n_home = EXPERTS;
+    }
+    placement.epoch = placed.epoch = 1;
+    placement.n_devices = 2;
+    placement.n_slots = 3;
+    placement.layers = layers;
+    placement.n_layers = LAYERS;
+    placed.placement = &placement;
+    r.seq = 2;
+    r.at_ns = b->now_ns;
+    r.job_id = JOB;
+    r.what_case = BALLAST__RECORD__WHAT_PLACEMENT;
+    r.placement = &placed;
+    if (write_record(&b->t, &r, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void say_aux_loss(struct bench *b, double aux_loss)
+{
+    Ballast__StepReport step = BALLAST__STEP_REPORT__INIT, *steps[] = {&step};
+    Ballast__StepReports reports = BALLAST__STEP_REPORTS__INIT;
+    struct err err = {0};
+    step.step = b->step;
+    step.aux_loss = aux_loss;
+    reports.attempt = 1;
+    reports.steps = steps;
+    reports.n_steps = 1;
+    assert_int_equal(db_run(tables_statement(&b->t, S_STATS_BEGIN), &err), 0);
+    assert_int_equal(write_steps(&b->t, &(struct turn_steps){JOB, &reports}, &err), 0);
+    assert_int_equal(db_run(tables_statement(&b->t, S_STATS_COMMIT), &err), 0);
+}
+
+/* Layer 1 is even on devices while all are in order; layer 3 never is. */
+static void send_known(struct bench *b, uint32_t epoch)
+{
+    static const uint32_t known[LAYERS][EXPERTS] = {{60, 20, 20, 50, 50}, {100, 0, 0, 0, 0}};
+    struct report r;
+    report_make(&r, b, 1, 0);
+    memcpy(r.tokens[0], known[0], sizeof known[0]);
+    memcpy(r.tokens[1], known[1], sizeof known[1]);
+    r.message.placement_epoch = epoch;
+    store(b, &r);
+    b->now_ns += S_NS;
+}
+
+static struct store_read history_of(struct bench *b, enum store_window window, int32_t layer,
+                                    uint32_t limit)
+{
+    struct store_read r = {.kind = STORE_LOAD_HISTORY, .job = JOB, .window = window,
+                           .layer = layer, .limit = limit};
+    read_run(&b->t, &r);
+    if (r.rc < 0)
+        fail_msg("%s", r.err.text);
+    return r;
+}
+
+static void near(double x, double expected)
+{
+    if (!(x > expected - 1e-9 && x < expected + 1e-9))
+        fail_msg("%.9g, expected %.9g", x, expected);
+}
+
+static void each_window_has_the_placement_of_its_time(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_make(&b);
+    say_job(&b);
+    struct store_read r = history_of(&b, STORE_1H, -1, 9);
+    assert_int_equal(r.n_windows, 0);
+    store_read_fini(&r);
+    send_known(&b, 0);
+    say_aux_loss(&b, 0.25);
+    say_placement(&b);
+    send_known(&b, 1);
+    r = history_of(&b, STORE_1H, -1, 9);
+    assert_int_equal(r.n_windows, 2);
+    assert_false(r.is_truncated);
+    for (uint32_t i = 0; i < 2; i++) {
+        const Ballast__LoadWindow *w = r.windows[i];
+        assert_int_equal(w->first_step, 20 * i + 1);
+        assert_int_equal(w->last_step, 20 * i + 20);
+        assert_int_equal(w->placement_epoch, i);
+        assert_int_equal(w->n_layers, 2);
+        assert_int_equal(w->layers[1], 3);
+        near(w->measured, 1.5);
+        near(w->experts[0], 1.5);
+        near(w->experts[1], 5);
+        near(w->devices[0], i ? 1.1 : 1);
+        near(w->devices[1], 2);
+        assert_int_equal(w->n_device_load, 2);
+        near(w->device_load[0], (i ? 210 : 200) / 150.0);
+        near(w->device_load[1], (i ? 90 : 100) / 150.0);
+    }
+    near(r.windows[0]->aux_loss, 0.25);
+    assert_true(isnan(r.windows[1]->aux_loss));
+    store_read_fini(&r);
+    r = history_of(&b, STORE_1M, 1, 1);
+    assert_int_equal(r.n_windows, 1);
+    assert_true(r.is_truncated);
+    assert_int_equal(r.windows[0]->last_step, 40);
+    assert_int_equal(r.windows[0]->n_layers, 1);
+    near(r.windows[0]->device_load[0], 1.1);
+    store_read_fini(&r);
+    r = history_of(&b, STORE_ALL, 2, 9);
+    assert_int_equal(r.n_windows, 0);
+    store_read_fini(&r);
+    bench_remove(&b);
+}
+
+/* Coarser windows where there are some, every step once, the newest limit. */
+static void a_long_history_is_of_coarse_windows(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_make(&b);
+    say_job(&b);
+    for (int i = 0; i < 5000; i++) { /* an hour, 23 minutes and 20 seconds */
+        send_known(&b, 0);
+        if (i % 60 == 0)
+            tend(&b);
+    }
+    tend(&b);
+    struct store_read r = history_of(&b, STORE_ALL, -1, LOAD_WINDOWS_MAX);
+    assert_in_range(r.n_windows, 1 + 22 + 1, 1 + 23 + 12);
+    assert_false(r.is_truncated);
+    uint64_t n_steps = 0;
+    for (size_t i = 0; i < r.n_windows; i++) {
+        assert_int_equal(r.windows[i]->first_step, n_steps + 1);
+        n_steps += r.windows[i]->n_steps;
+        near(r.windows[i]->experts[0], 1.5);
+    }
+    assert_int_equal(n_steps, b.step);
+    store_read_fini(&r);
+    r = history_of(&b, STORE_1H, -1, 10);
+    assert_int_equal(r.n_windows, 10);
+    assert_true(r.is_truncated);
+    assert_int_equal(r.windows[9]->last_step, b.step);
+    store_read_fini(&r);
+    r = history_of(&b, STORE_LAST, -1, 10);
+    assert_int_equal(r.n_windows, 1);
+    assert_int_equal(r.windows[0]->n_steps, 20);
+    store_read_fini(&r);
+    bench_remove(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -384,6 +552,8 @@ int main(void)
         cmocka_unit_test(old_windows_go),
         cmocka_unit_test(a_backlog_is_tidied_in_bounded_steps),
         cmocka_unit_test(times_are_kept_in_order),
+        cmocka_unit_test(each_window_has_the_placement_of_its_time),
+        cmocka_unit_test(a_long_history_is_of_coarse_windows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
