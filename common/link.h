@@ -59,6 +59,10 @@ struct link_stats {
 /* 0 if a daemon may listen on (or connect to) that address, else -EINVAL and why. */
 int link_address_check(const char *address, struct err *err);
 
+/* A loop for links, ended with uv_loop_close. -EMFILE where the process may have too few
+ * descriptors for it and a link; then there is none. */
+int link_loop_init(struct uv_loop_s *loop, struct err *err);
+
 /* Descriptors that connections leave to the rest of the process. */
 #define LINK_DESCRIPTORS_KEPT 64
 

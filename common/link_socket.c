@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <uv.h>
 #include <zmq.h>
 
 #include "common/link.h"
@@ -145,12 +146,28 @@ static rlim_t descriptors_max(void)
     return getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : RLIM_INFINITY;
 }
 
+static int check_descriptors(struct err *err)
+{
+    if (descriptors_max() >= DESCRIPTORS_MIN)
+        return 0;
+    return err_set(err, -EMFILE, "%d files may be open at once (ulimit -n), at least %d are "
+                   "needed", (int)descriptors_max(), DESCRIPTORS_MIN);
+}
+
+int link_loop_init(struct uv_loop_s *loop, struct err *err)
+{
+    int rc = check_descriptors(err);
+    if (rc == 0 && (rc = uv_loop_init(loop)) < 0)
+        err_set(err, rc, "no event loop: %s", uv_strerror(rc));
+    return rc;
+}
+
 int link_socket_open(bool is_server, struct link_socket *out, struct err *err)
 {
     *out = (struct link_socket){0};
-    if (descriptors_max() < DESCRIPTORS_MIN)
-        return err_set(err, -EMFILE, "%d files may be open at once (ulimit -n), at least %d are "
-                       "needed", (int)descriptors_max(), DESCRIPTORS_MIN);
+    int rc = check_descriptors(err);
+    if (rc < 0)
+        return rc;
     void *context = context_acquire();
     out->has_context = true;
     if (!(out->socket = zmq_socket(context, is_server ? ZMQ_ROUTER : ZMQ_DEALER)))

@@ -504,7 +504,9 @@ int server_run(const struct server_config *config, void (*reload)(void *context)
         if (rc < 0)
             return rc;
     }
-    uv_loop_init(&s.loop);
+    int opened = link_loop_init(&s.loop, err);
+    if (opened < 0)
+        return opened;
     uv_async_init(&s.loop, &s.done, on_done);
     uv_timer_init(&s.loop, &s.timer);
     s.done.data = s.timer.data = &s;

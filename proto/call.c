@@ -132,10 +132,14 @@ int caller_open(const struct caller_options *options, struct caller **out_caller
     struct caller *c = xcalloc(1, sizeof *c);
     c->options = *options;
     c->down_ns = clock_now_ns();
-    uv_loop_init(&c->loop);
+    int rc = link_loop_init(&c->loop, err);
+    if (rc < 0) {
+        free(c);
+        return rc;
+    }
     uv_timer_init(&c->loop, &c->timer);
     struct link_handler handler = {c, on_message, NULL, NULL, on_connection};
-    int rc = link_connect(&c->loop, options->address, &handler, &c->link, err);
+    rc = link_connect(&c->loop, options->address, &handler, &c->link, err);
     if (rc < 0) {
         caller_close(c);
         return rc;

@@ -347,6 +347,8 @@ static void a_process_without_descriptors_is_told(void **state)
     getrlimit(RLIMIT_NOFILE, &old);
     low = (struct rlimit){20, old.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    uv_loop_t loop;
+    assert_int_equal(link_loop_init(&loop, &err), -EMFILE);
     int rc = link_connect(&n.loop, n.address, &h, &n.client.link, &err);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
     assert_int_equal(rc, -EMFILE);

@@ -336,11 +336,9 @@ int control_run(const struct worker_config *config, struct err *err)
     int rc = make_state_dir(&c, err);
     if (rc < 0)
         goto out_lock;
-    rc = uv_loop_init(&c.loop);
-    if (rc < 0) {
-        err_set(err, rc, "no event loop: %s", uv_strerror(rc));
+    rc = link_loop_init(&c.loop, err);
+    if (rc < 0)
         goto out_lock;
-    }
     uv_timer_init(&c.loop, &c.timer);
     c.timer.data = &c;
     uv_timer_init(&c.loop, &c.gpu_timer);
