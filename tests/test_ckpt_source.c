@@ -229,7 +229,7 @@ struct fused {
 
 static struct safetensors *stored_fused(const struct fused *tensors, size_t n)
 {
-    struct st_tensor list[4];
+    struct st_tensor list[4] = {{0}};
     char names[4][100];
     float *values[4];
     struct st_layout l;
