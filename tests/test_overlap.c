@@ -11,6 +11,7 @@
 
 #include "common/lora_map.h"
 #include "common/mem.h"
+#include "tests/a_model.h"
 #include "worker/optim.h"
 #include "worker/stack.h"
 
@@ -26,20 +27,9 @@
 /* Dense and sparse layers, one of each last. */
 static struct model_spec model(void)
 {
-    return (struct model_spec){
-        .family = FAMILY_KIMI_K3, .n_layers = 4,
-        .layers = {{ATTENTION_KDA, MLP_DENSE}, {ATTENTION_MLA, MLP_MOE}, {ATTENTION_KDA, MLP_MOE},
-                   {ATTENTION_KDA, MLP_DENSE}},
-        .residual = RESIDUAL_ATTN_RES, .attn_res_block = 2, .hidden = 32, .vocab = 64,
-        .norm_eps = 1e-5f, .latent_norm_eps = 1e-6f, .init_std = 0.02f, .kda_heads = 2,
-        .kda_head_dim = 16, .conv_kernel = 4, .kda_gate_bounded = true,
-        .kda_gate_lower_bound = -5, .kda_gate_full_rank = true, .heads = 2, .q_lora_rank = 16,
-        .kv_lora_rank = 16, .qk_nope_dim = 16, .qk_rope_dim = 8, .v_dim = 16,
-        .mla_output_gate = true, .activation = ACTIVATION_SITU, .situ_beta = 4,
-        .situ_linear_beta = 25, .dense_inter = 48, .n_experts = 8, .top_k = 2, .expert_inter = 24,
-        .n_shared_experts = 1, .latent = 16, .latent_moe = true, .latent_norm = true,
-        .renormalize = true, .routed_scale = 1,
-    };
+    struct model_spec m = a_model();
+    m.layers[m.n_layers++] = m.layers[0];
+    return m;
 }
 
 /* ---- what a rank asks of the collectives ---------------------------------------------------- */

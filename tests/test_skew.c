@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "common/memory_model.h"
+#include "tests/skewed.h"
 #include "worker/ckpt.h"
 #include "worker/optim.h"
 #include "worker/stack.h"
@@ -109,21 +110,6 @@ static bool is_empty(const struct row *row, uint32_t rank)
     if (row->n_empty < 0)
         return rank >= row->degrees.world - (uint32_t)-row->n_empty;
     return rank > 0 && rank <= (uint32_t)row->n_empty;
-}
-
-/* The first top_k experts win, whatever the scores. */
-static void prefer_the_first(struct stack *s)
-{
-    const struct tensor_map *map = s->config->map;
-    for (size_t i = 0; i < map->n_entries; i++) {
-        struct shard_part p;
-        if (map->entries[i].role != ROLE_ROUTER_BIAS || !shard_part(s->shard, &map->entries[i], &p))
-            continue;
-        for (uint64_t e = 0; e < p.count; e++) {
-            float bias = e < s->config->spec->top_k ? 100 : 0;
-            shard_part_write(s->shard, &p, e, 1, &bias);
-        }
-    }
 }
 
 static int run(struct stack *s, void *arg, struct err *err)

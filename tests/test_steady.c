@@ -21,6 +21,7 @@
 #include "worker/stack.h"
 #include "worker/usage.h"
 #include "tests/a_model.h"
+#include "tests/skewed.h"
 #include "tests/folder.h"
 
 #define N_TOKENS 48
@@ -79,19 +80,9 @@ static const struct row {
      .is_blocking = true, .muon = true, .lora = &adapters},
 };
 
-/* The first top_k experts win, whatever the scores. */
 static int skew(struct stack *s, struct err *err)
 {
-    const struct tensor_map *map = s->config->map;
-    for (size_t i = 0; i < map->n_entries; i++) {
-        struct shard_part p;
-        if (map->entries[i].role != ROLE_ROUTER_BIAS || !shard_part(s->shard, &map->entries[i], &p))
-            continue;
-        for (uint64_t e = 0; e < p.count; e++) {
-            float bias = e < s->config->spec->top_k ? 100 : 0;
-            shard_part_write(s->shard, &p, e, 1, &bias);
-        }
-    }
+    prefer_the_first(s);
     return shard_refresh_all(s->shard, err);
 }
 
