@@ -1,9 +1,12 @@
 /* cuda_ops.c - every op of a device against its definition on the cpu, and how long it takes
  *
  * usage: cuda_ops [--device cuda:N|cpu] [--op NAME] [--elem f32|bf16] [--bench] [--deterministic]
+ *                 [--small]
+ *        cuda_ops --list
  *
  * One line per op and type of element: cases, the worst relative error, where it was, the
- * tolerance. Exit 1 where an error is above its tolerance or bytes beside a tensor changed. With
+ * tolerance. --small leaves out a model's own shapes, for tools under which all is slow, and lets
+ * --bench time the small ones. --list names the ops. Exit 1 where an error is above its tolerance or bytes beside a tensor changed. With
  * --device cpu it compares the cpu with itself, which proves the cases and must find no error. */
 #include "tests/cuda_ops_trial.h"
 
@@ -20,7 +23,7 @@
 
 struct options {
     const char *device, *op;
-    bool f32, bf16, bench, deterministic;
+    bool f32, bf16, bench, deterministic, small, list;
 };
 
 static struct op_family *families;
@@ -164,7 +167,8 @@ static void check_case(const struct op_case *c, struct device *dev, struct devic
 }
 
 /* Returns whether all was well. */
-static bool check_op(const char *op, struct device *dev, struct device *cpu, enum elem_type type)
+static bool check_op(const char *op, struct device *dev, struct device *cpu, enum elem_type type,
+                     bool small)
 {
     struct worst worst = {0};
     bool is_gpu = strcmp(dev->ops->name, "cpu") != 0;
@@ -172,7 +176,8 @@ static bool check_op(const char *op, struct device *dev, struct device *cpu, enu
     for (const struct op_family *f = families; f; f = f->next)
         for (size_t i = 0; i < f->n_cases; i++) {
             const struct op_case *c = &f->cases[i];
-            if (strcmp(c->op, op) || c->size == CASE_BENCH || (c->size == CASE_LARGE && !is_gpu))
+            if (strcmp(c->op, op) || c->size == CASE_BENCH ||
+                (c->size == CASE_LARGE && (small || !is_gpu)))
                 continue;
             check_case(c, dev, cpu, type, 0, &worst);
             if (c->size == CASE_SMALL)
@@ -234,6 +239,14 @@ static bool is_first_of_op(const struct op_family *family, size_t i)
     return false;
 }
 
+static void list_ops(void)
+{
+    for (const struct op_family *f = families; f; f = f->next)
+        for (size_t i = 0; i < f->n_cases; i++)
+            if (is_first_of_op(f, i))
+                printf("%s\n", f->cases[i].op);
+}
+
 static bool run_all(const struct options *o, struct device *dev, struct device *cpu)
 {
     bool is_well = true;
@@ -242,10 +255,10 @@ static bool run_all(const struct options *o, struct device *dev, struct device *
             const struct op_case *c = &f->cases[i];
             if (o->op && strcmp(o->op, c->op))
                 continue;
-            if (o->bench && c->size != CASE_SMALL)
+            if (o->bench && (c->size == CASE_SMALL) == o->small)
                 bench_case(c, dev);
             else if (!o->bench && is_first_of_op(f, i))
-                is_well = check_op(c->op, dev, cpu, dev->elem) && is_well;
+                is_well = check_op(c->op, dev, cpu, dev->elem, o->small) && is_well;
         }
     return is_well;
 }
@@ -268,7 +281,8 @@ static struct options read_options(int argc, char **argv)
     static const struct option long_options[] = {
         {"device", required_argument, NULL, 'd'}, {"op", required_argument, NULL, 'o'},
         {"elem", required_argument, NULL, 'e'},   {"bench", no_argument, NULL, 'b'},
-        {"deterministic", no_argument, NULL, 'x'}, {0},
+        {"deterministic", no_argument, NULL, 'x'}, {"small", no_argument, NULL, 's'},
+        {"list", no_argument, NULL, 'l'}, {0},
     };
     struct options o = {.device = "cuda:0", .f32 = true, .bf16 = true};
     int option;
@@ -282,13 +296,15 @@ static struct options read_options(int argc, char **argv)
             break;
         case 'b': o.bench = true; break;
         case 'x': o.deterministic = true; break;
+        case 's': o.small = true; break;
+        case 'l': o.list = true; break;
         default: exit(2);
         }
     if (!strcmp(o.device, "cpu"))
         o.bf16 = false;
     if (optind < argc || (!o.f32 && !o.bf16))
         trial_fail("usage: cuda_ops [--device cuda:N|cpu] [--op NAME] [--elem f32|bf16] [--bench] "
-             "[--deterministic]");
+             "[--deterministic] [--small]; or --list");
     return o;
 }
 
@@ -296,6 +312,10 @@ int main(int argc, char **argv)
 {
     struct options o = read_options(argc, argv);
     bool is_well = true;
+    if (o.list) {
+        list_ops();
+        return 0;
+    }
     if (o.f32)
         is_well = run_elem(&o, ELEM_F32) && is_well;
     if (o.bf16)

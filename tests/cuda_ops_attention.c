@@ -359,6 +359,7 @@ static const struct op_case cases[] = {
     {"index_scores", index_scores, {8192, 1, 64, 128, 8, 0, 8192}, CASE_BENCH},
     {"index_scores", index_scores, {8192, 1, 32, 128, 8, 0, 8192}, CASE_BENCH},
     {"index_scores", index_scores, {65536, 1, 64, 128, 8, 57344, 65536}, CASE_BENCH},
+    {"index_scores", index_scores, {65536, 1, 64, 128, 8, 0, 65536}, CASE_BENCH},
 
     {"index_select", index_select, {1, 1, 1, 1, 3}},
     {"index_select", index_select, {33, 1, 3, 16, 8}},
@@ -386,6 +387,7 @@ static const struct op_case cases[] = {
     {"sparse_attention", sparse_attention, {8192, 1, 64, 512, 64, 2048}, CASE_BENCH},
     {"sparse_attention", sparse_attention, {8192, 1, 128, 512, 64, 2048}, CASE_BENCH},
     {"sparse_attention", sparse_attention, {65536, 1, 64, 512, 64, 2048}, CASE_BENCH},
+    {"sparse_attention", sparse_attention, {65536, 1, 128, 512, 64, 2048}, CASE_BENCH},
 
     {"sparse_attention_backward", sparse_attention_backward, {1, 1, 1, 1, 0, 4}},
     {"sparse_attention_backward", sparse_attention_backward, {33, 1, 2, 16, 4, 8}},

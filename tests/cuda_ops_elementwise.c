@@ -155,6 +155,7 @@ static const struct op_case cases[] = {
     {"adamw", adamw, {7, 1}},
     {"adamw", adamw, {100003, 1}},
     {"adamw", adamw, {256 << 20, 1}, CASE_BENCH},
+    {"adamw", adamw, {1000000000, 1}, CASE_BENCH},
     {"newton_schulz", newton_schulz, {1, 1, 1, 5}},
     {"newton_schulz", newton_schulz, {3, 16, 16, 5}},
     {"newton_schulz", newton_schulz, {2, 24, 40, 5}},

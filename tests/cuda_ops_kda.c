@@ -186,6 +186,7 @@ static const struct op_case cases[] = {
     BOTH({8192, ONE, 32, 128, USUAL, 0}, CASE_BENCH),
     BOTH({65536, ONE, 32, 128, USUAL, 0}, CASE_BENCH),
     BOTH({8192, EIGHT, 32, 128, USUAL, 0}, CASE_BENCH),
+    BOTH({8192, EVEN, 32, 128, USUAL, 0}, CASE_BENCH),
     BOTH({8192, ONE, 96, 128, USUAL, 0}, CASE_BENCH),
     BOTH({16384, EVEN, 8, 128, USUAL, 0}, CASE_BENCH),
 };
