@@ -125,14 +125,22 @@ static int apply_assigned(struct coord *c, struct job *j, const Ballast__Record 
     return 0;
 }
 
-static void apply_requeue(struct job *j, const Ballast__RecordState *s)
+static void apply_requeue(struct job *j)
 {
     j->n_restarts = j->n_failures_in_row = 0;
     j->started_at_ns = j->ended_at_ns = 0;
     j->ran_ms = 0;
-    memset(j->requeue_key, 0, sizeof j->requeue_key);
-    if (s->idempotency_key.len == sizeof j->requeue_key)
-        memcpy(j->requeue_key, s->idempotency_key.data, sizeof j->requeue_key);
+}
+
+static void apply_key(struct job *j, const Ballast__RecordState *s)
+{
+    Ballast__JobState next = s->state == BALLAST__JOB_STATE__JOB_STOPPING ? s->then : s->state;
+    if (s->idempotency_key.len != IDEMPOTENCY_KEY_BYTES)
+        return;
+    if (next == BALLAST__JOB_STATE__JOB_QUEUED)
+        memcpy(j->queue_key, s->idempotency_key.data, sizeof j->queue_key);
+    else if (next == BALLAST__JOB_STATE__JOB_PAUSED)
+        memcpy(j->pause_key, s->idempotency_key.data, sizeof j->pause_key);
 }
 
 static int apply_state(struct coord *c, struct job *j, const Ballast__Record *r, struct err *err)
@@ -140,6 +148,7 @@ static int apply_state(struct coord *c, struct job *j, const Ballast__Record *r,
     const Ballast__RecordState *s = r->state;
     if (!job_may_move(j, s->state))
         return damaged(r, err, "a change of state that is not allowed");
+    bool had_ended = job_has_ended(j);
     job_move(j, s->state);
     job_text(&j->reason, s->reason);
     job_text(&j->exit, s->exit);
@@ -159,8 +168,9 @@ static int apply_state(struct coord *c, struct job *j, const Ballast__Record *r,
     }
     if (s->state != BALLAST__JOB_STATE__JOB_RUNNING)
         rebalance_attempt_over(&j->rebalance);
-    if (s->state == BALLAST__JOB_STATE__JOB_QUEUED)
-        apply_requeue(j, s);
+    if (had_ended)
+        apply_requeue(j);
+    apply_key(j, s);
     sync_waiting(c, j);
     return 0;
 }

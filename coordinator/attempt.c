@@ -138,8 +138,9 @@ static void send_stop(struct coord *c, struct turn *t, const struct job *j,
     bool saves = j->state == BALLAST__JOB_STATE__JOB_STOPPING &&
         j->stop_mode == BALLAST__STOP_MODE__STOP_CHECKPOINT;
     s->mode = saves ? BALLAST__STOP_MODE__STOP_CHECKPOINT : BALLAST__STOP_MODE__STOP_NOW;
-    s->grace_ms = (uint32_t)((saves ? c->config.checkpoint_grace_ns : c->config.stop_grace_ns) /
-                             NS_PER_MS);
+    s->grace_ms = (uint32_t)((!saves ? c->config.stop_grace_ns
+                              : job_is_pausing(j) ? c->config.pause_grace_ns
+                              : c->config.checkpoint_grace_ns) / NS_PER_MS);
     s->reason = arena_strdup(&t->arena, j->reason);
     if (w->peer)
         turn_notice(t, w->peer, w->epoch, BALLAST__METHOD__METHOD_STOP, &s->base);
@@ -252,25 +253,62 @@ static void stop_all(struct coord *c, struct turn *t, struct job *j)
     core_wake_at(c, t->now_ns);
 }
 
-void attempt_end(struct coord *c, struct turn *t, struct job *j, Ballast__JobState then,
-                 Ballast__StopMode mode, const char *reason, const char *exit)
+/* A job that is PAUSED says where it is and what to type. */
+static char *reason_of(struct turn *t, const struct job *j, Ballast__JobState state,
+                       const char *reason)
 {
-    Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
-    placing_over(c, t, j, reason);
-    s.reason = arena_strdup(&t->arena, reason);
-    s.exit = arena_strdup(&t->arena, exit);
-    if (job_gang_over_ns(j) <= t->now_ns && job_may_move(j, then)) {
-        s.state = then;
+    if (state != BALLAST__JOB_STATE__JOB_PAUSED)
+        return arena_strdup(&t->arena, reason);
+    const char *place = j->checkpoint_step
+        ? arena_printf(&t->arena, " from step %" PRIu64, j->checkpoint_step) : "";
+    return arena_printf(&t->arena, "%s; ballast job resume %" PRIu64 " lets it go on%s", reason,
+                        j->id, place);
+}
+
+void attempt_stop(struct coord *c, struct turn *t, struct job *j,
+                  const Ballast__RecordState *wish)
+{
+    Ballast__RecordState s = *wish;
+    placing_over(c, t, j, s.reason);
+    if (job_gang_over_ns(j) <= t->now_ns && job_may_move(j, s.then)) {
+        s.state = s.then;
+        s.then = BALLAST__JOB_STATE__JOB_UNKNOWN;
+        s.stop_mode = BALLAST__STOP_MODE__STOP_UNKNOWN;
+        s.reason = reason_of(t, j, s.state, s.reason);
         emit_state(c, t, j, &s);
         release_gang(c, j);
         return;
     }
     s.state = BALLAST__JOB_STATE__JOB_STOPPING;
-    s.then = then;
-    s.stop_mode = mode;
     emit_state(c, t, j, &s);
     release_ended(c, j);
     stop_all(c, t, j);
+}
+
+void attempt_end(struct coord *c, struct turn *t, struct job *j, Ballast__JobState then,
+                 Ballast__StopMode mode, const char *reason, const char *exit)
+{
+    Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
+    s.then = then;
+    s.stop_mode = mode;
+    s.reason = arena_strdup(&t->arena, reason);
+    s.exit = arena_strdup(&t->arena, exit);
+    attempt_stop(c, t, j, &s);
+}
+
+/* A rank was lost before the checkpoint of a pause: the others cannot write theirs any more, so
+ * the job waits with the last one. A failure that would come again ends it. */
+static void hurry_pause(struct coord *c, struct turn *t, struct job *j, bool retryable,
+                        const char *why, const char *exit)
+{
+    if (!job_is_pausing(j))
+        return;
+    if (!retryable)
+        attempt_end(c, t, j, BALLAST__JOB_STATE__JOB_FAILED, BALLAST__STOP_MODE__STOP_NOW, why,
+                    exit);
+    else if (j->stop_mode == BALLAST__STOP_MODE__STOP_CHECKPOINT)
+        attempt_end(c, t, j, j->then, BALLAST__STOP_MODE__STOP_NOW,
+                    arena_printf(&t->arena, "%s; %s", j->reason, why), "");
 }
 
 /* Another attempt, from the newest checkpoint. */
@@ -323,7 +361,7 @@ static void finish_if_over(struct coord *c, struct turn *t, struct job *j)
     Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
     s.state = is_done ? BALLAST__JOB_STATE__JOB_DONE : j->then;
     s.reason = is_done ? "finished before it could be stopped"
-                       : arena_strdup(&t->arena, j->reason);
+                       : reason_of(t, j, s.state, j->reason);
     s.exit = is_done ? "0" : arena_strdup(&t->arena, j->exit);
     emit_state(c, t, j, &s);
     release_gang(c, j);
@@ -391,6 +429,8 @@ static void on_rank_ended(struct coord *c, struct turn *t, struct job *j, struct
     if (j->state == BALLAST__JOB_STATE__JOB_RECOVERING && has_failed && !s->retryable)
         attempt_end(c, t, j, BALLAST__JOB_STATE__JOB_FAILED, BALLAST__STOP_MODE__STOP_NOW,
                     end_text(t, w, s), exit_text(t, s));
+    if (has_failed || s->exit_code || s->exit_signal)
+        hurry_pause(c, t, j, !has_failed || s->retryable, end_text(t, w, s), exit_text(t, s));
     finish_if_over(c, t, j);
 }
 
@@ -487,6 +527,7 @@ void attempt_rank_lost(struct coord *c, struct turn *t, struct worker *w, enum r
         release_worker(c, j, rank);
     if (fate == RANK_ORPHAN && j->ranks)
         release_worker(c, j, rank); /* the new life of the worker has nothing to do with it */
+    hurry_pause(c, t, j, true, arena_printf(&t->arena, "rank %u: %s", rank, why), "");
     finish_if_over(c, t, j);
 }
 

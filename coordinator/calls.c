@@ -127,14 +127,19 @@ void call_submit(struct coord *c, struct turn *t, uint64_t peer, const char *use
 
 /* ---- cancel, hold, release, requeue ------------------------------------------------------- */
 
-void reply_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
-               const struct job *j)
+static Ballast__JobReply *describe(struct coord *c, struct turn *t, const struct job *j)
 {
     Ballast__JobReply *reply = arena_alloc(&t->arena, sizeof *reply);
     ballast__job_reply__init(reply);
     reply->seq = c->last_seq;
     reply->job = job_describe(j, t->now_ns, &t->arena);
-    turn_reply(t, peer, e, &reply->base);
+    return reply;
+}
+
+void reply_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
+               const struct job *j)
+{
+    turn_reply(t, peer, e, &describe(c, t, j)->base);
 }
 
 void refuse_state(struct turn *t, uint64_t peer, const Ballast__Envelope *e, const struct job *j,
@@ -146,7 +151,8 @@ void refuse_state(struct turn *t, uint64_t peer, const Ballast__Envelope *e, con
 
 static void cancel(struct coord *c, struct turn *t, struct job *j, const char *reason)
 {
-    if (job_has_ended(j) || j->state == BALLAST__JOB_STATE__JOB_STOPPING)
+    bool is_ending = j->state == BALLAST__JOB_STATE__JOB_STOPPING && !job_is_pausing(j);
+    if (job_has_ended(j) || is_ending)
         return; /* asked twice, or too late: as it is */
     attempt_end(c, t, j, BALLAST__JOB_STATE__JOB_CANCELLED, BALLAST__STOP_MODE__STOP_NOW,
                 *reason ? arena_printf(&t->arena, "cancelled: %s", reason) : "cancelled", "");
@@ -170,7 +176,7 @@ static void requeue(struct coord *c, struct turn *t, struct job *j, const Ballas
     j->wait = (struct wait_reason){0};
 }
 
-static bool has_key(const Ballast__Envelope *e, const uint8_t key[IDEMPOTENCY_KEY_BYTES])
+bool call_has_key(const Ballast__Envelope *e, const uint8_t key[IDEMPOTENCY_KEY_BYTES])
 {
     return e->idempotency_key.len == IDEMPOTENCY_KEY_BYTES &&
         !memcmp(e->idempotency_key.data, key, IDEMPOTENCY_KEY_BYTES);
@@ -191,7 +197,9 @@ void call_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Env
         break;
     case BALLAST__METHOD__METHOD_JOB_HOLD:
         if (!is_pending(j)) {
-            refuse_state(t, peer, e, j, "only a job that waits (QUEUED, RECOVERING) can be held");
+            refuse_state(t, peer, e, j, j->state == BALLAST__JOB_STATE__JOB_PAUSED
+                         ? "it does not start before it is resumed"
+                         : "only a job that waits (QUEUED, RECOVERING) can be held");
             return;
         }
         if (!j->held || strcmp(j->hold_reason, request->reason))
@@ -205,11 +213,13 @@ void call_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Env
         }
         break;
     default: /* METHOD_JOB_REQUEUE */
-        if (!job_has_ended(j) && !has_key(e, j->requeue_key)) {
-            refuse_state(t, peer, e, j, "only a job that has ended can be queued again");
+        if (!job_has_ended(j) && !call_has_key(e, j->queue_key)) {
+            refuse_state(t, peer, e, j, j->state == BALLAST__JOB_STATE__JOB_PAUSED
+                         ? "ballast job resume lets it go on"
+                         : "only a job that has ended can be queued again");
             return;
         }
-        if (!has_key(e, j->requeue_key))
+        if (!call_has_key(e, j->queue_key))
             requeue(c, t, j, e);
         break;
     }
@@ -223,6 +233,14 @@ static bool is_satisfied(const struct job *j, uint32_t states)
     return job_has_ended(j) || (j->states_seen & states);
 }
 
+static void answer_wait(struct coord *c, struct turn *t, uint64_t peer,
+                        const Ballast__Envelope *e, const struct job *j, uint32_t states)
+{
+    Ballast__JobReply *reply = describe(c, t, j);
+    reply->reached = j->states_seen & states;
+    turn_reply(t, peer, e, &reply->base);
+}
+
 void call_job_wait(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                    const Ballast__JobWaitRequest *request)
 {
@@ -234,13 +252,13 @@ void call_job_wait(struct coord *c, struct turn *t, uint64_t peer, const Ballast
     }
     uint32_t states = 0;
     for (size_t i = 0; i < request->n_states; i++)
-        if (request->states[i] > 0 && request->states[i] <= BALLAST__JOB_STATE__JOB_CANCELLED)
+        if (request->states[i] > 0 && request->states[i] <= JOB_STATE_MAX)
             states |= 1u << request->states[i];
     uint64_t wait_ms = request->wait_ms < DEADLINE_MS_MAX ? request->wait_ms : DEADLINE_MS_MAX;
     if (e->deadline_ms && e->deadline_ms < wait_ms)
         wait_ms = e->deadline_ms;
     if (is_satisfied(j, states) || !wait_ms) {
-        reply_job(c, t, peer, e, j);
+        answer_wait(c, t, peer, e, j, states);
         return;
     }
     if (c->n_waits == c->n_waits_alloc) {
@@ -269,7 +287,7 @@ uint64_t calls_answer_waits(struct coord *c, struct turn *t)
                 next_ns = w->deadline_ns;
             c->waits[n++] = *w;
         } else if (j) {
-            reply_job(c, t, w->peer, &w->request, j);
+            answer_wait(c, t, w->peer, &w->request, j, w->states);
         }
     }
     c->n_waits = n;
@@ -335,7 +353,7 @@ void call_worker(struct coord *c, struct turn *t, uint64_t peer, const Ballast__
         set_drained(c, t, w, false, request->reason);
         if (e->idempotency_key.len == sizeof w->resume_key)
             memcpy(w->resume_key, e->idempotency_key.data, sizeof w->resume_key);
-    } else if (!has_key(e, w->resume_key)) {
+    } else if (!call_has_key(e, w->resume_key)) {
         turn_refuse(t, peer, e, BALLAST__CODE__FAILED_PRECONDITION, "WORKER_STATE",
                     "worker %s is not drained", w->name);
         return;

@@ -28,6 +28,7 @@ struct coord_config coord_config_default(void)
         .start_timeout_ns = 900 * NS_PER_S,
         .stop_grace_ns = 5 * NS_PER_S,
         .checkpoint_grace_ns = 60 * NS_PER_S,
+        .pause_grace_ns = 900 * NS_PER_S,
         .prepare_timeout_ns = 60 * NS_PER_S,
         .key_keep_ns = 24 * 3600 * NS_PER_S,
         .version = "",
@@ -135,6 +136,10 @@ void coord_message(struct coord *c, struct turn *t, uint64_t peer, const char *u
     case BALLAST__METHOD__METHOD_JOB_RELEASE:
     case BALLAST__METHOD__METHOD_JOB_REQUEUE:
         call_job(c, t, peer, e, (const Ballast__JobRequest *)payload);
+        break;
+    case BALLAST__METHOD__METHOD_JOB_PAUSE:
+    case BALLAST__METHOD__METHOD_JOB_RESUME:
+        call_job_pause(c, t, peer, user, e, (const Ballast__JobRequest *)payload);
         break;
     case BALLAST__METHOD__METHOD_JOB_SET:
         call_job_set(c, t, peer, user, e, (const Ballast__JobSetRequest *)payload);
@@ -335,6 +340,8 @@ job_id coord_wants_job(const struct coord *c, Ballast__Method method,
     case BALLAST__METHOD__METHOD_JOB_HOLD:
     case BALLAST__METHOD__METHOD_JOB_RELEASE:
     case BALLAST__METHOD__METHOD_JOB_REQUEUE:
+    case BALLAST__METHOD__METHOD_JOB_PAUSE:
+    case BALLAST__METHOD__METHOD_JOB_RESUME:
         ids = &((const Ballast__JobRequest *)payload)->job_id;
         n_ids = 1;
         break;

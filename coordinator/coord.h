@@ -47,6 +47,7 @@ struct coord_config {
     uint64_t start_timeout_ns;      /* STARTING for longer: the attempt has failed */
     uint64_t stop_grace_ns;         /* STOP_NOW until SIGKILL */
     uint64_t checkpoint_grace_ns;   /* STOP_CHECKPOINT until SIGKILL */
+    uint64_t pause_grace_ns;        /* the same of a pause, which may cost no step */
     uint64_t prepare_timeout_ns;    /* a plan that a rank has not prepared by then is given up; or
                                      * ten steps, if they take longer */
     uint64_t key_keep_ns;           /* idempotency keys are remembered at least this long */
@@ -55,7 +56,7 @@ struct coord_config {
 };
 
 /* 1 s, 1000 a second, 2 / 3 / 4 intervals and 10 s, 30 s, 300 s, 2 s, 1 s to 60 s, 15 min, 5 s,
- * 60 s, 60 s, 24 h; seed 0, version and commit "". */
+ * 60 s, 15 min, 60 s, 24 h; seed 0, version and commit "". */
 struct coord_config coord_config_default(void);
 
 struct coord;

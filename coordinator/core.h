@@ -4,6 +4,7 @@
  * apply.c    records: the one function that applies them
  * emit.c     the ways to make them; dump.c: the durable state in words
  * calls.c    what clients ask for; calls_rebalance.c: of the placement of experts
+ * pausing.c  a job that gives its workers back for a while
  * settings.c changed settings of a job: asked for, recorded, told to its ranks
  * attach.c   workers come, beat, fall silent and go
  * placing.c  experts move: loads come in, plans are proposed, followed, recorded
@@ -80,6 +81,8 @@ void call_submit(struct coord *c, struct turn *t, uint64_t peer, const char *use
                  const Ballast__Envelope *e, const Ballast__SubmitRequest *request);
 void call_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
               const Ballast__JobRequest *request);
+/* Whether the call was made before: an answer was lost. */
+bool call_has_key(const Ballast__Envelope *e, const uint8_t key[IDEMPOTENCY_KEY_BYTES]);
 void call_job_wait(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                    const Ballast__JobWaitRequest *request);
 void call_job_list(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
@@ -115,6 +118,11 @@ void attach_load(struct coord *c, struct turn *t, uint64_t peer, const Ballast__
 void attach_goodbye(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                     const Ballast__Goodbye *goodbye);
 uint64_t attach_tick(struct coord *c, struct turn *t);
+
+/* ---- pausing.c ---------------------------------------------------------------------------- */
+
+void call_job_pause(struct coord *c, struct turn *t, uint64_t peer, const char *user,
+                    const Ballast__Envelope *e, const Ballast__JobRequest *request);
 
 /* ---- settings.c --------------------------------------------------------------------------- */
 
@@ -187,6 +195,10 @@ void attempt_rank_lost(struct coord *c, struct turn *t, struct worker *w, enum r
 /* Ends a job that has not ended: at once if no rank lives, else by way of STOPPING. */
 void attempt_end(struct coord *c, struct turn *t, struct job *j, Ballast__JobState then,
                  Ballast__StopMode mode, const char *reason, const char *exit);
+
+/* The same, with the whole record: then, stop_mode, reason, exit and the key of the call. */
+void attempt_stop(struct coord *c, struct turn *t, struct job *j,
+                  const Ballast__RecordState *wish);
 
 /* Every rank's end is known: its worker forgets the attempt. */
 void attempt_ack_ended(struct turn *t, const struct worker *w, const Ballast__RankState *state);

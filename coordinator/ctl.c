@@ -33,6 +33,14 @@ const struct ctl_command ctl_commands[] = {
      "  ballast job release 7\n", ctl_job_release},
     {"job requeue", "ID", 1, 1, "r", "queue a job that has ended again, from its newest checkpoint",
      "  ballast job requeue 7\n", ctl_job_requeue},
+    {"job pause", "ID", 1, 1, "r", "let a job give its workers back, keeping its place",
+     "Its ranks finish their step, write a checkpoint and end. Others may use the workers\n"
+     "meanwhile; resume queues the job again, and it goes on from that checkpoint.\n"
+     "\n"
+     "  ballast job pause 7 --reason 'maintenance'\n"
+     "  ballast wait 7 --for=state=PAUSED\n", ctl_job_pause},
+    {"job resume", "ID", 1, 1, "r", "let a paused job go on from its checkpoint",
+     "  ballast job resume 7\n", ctl_job_resume},
     {"job set", "ID KEY=VALUE...", 2, 33, "", "change settings of a job that has not ended",
      "All ranks of a running job take them at one step. Keys of the job file that can be changed:\n"
      "checkpoint.every_steps, checkpoint.keep, train.validation_every_steps,\n"

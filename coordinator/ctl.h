@@ -13,7 +13,7 @@
 #include "common/mem.h"
 #include "common/problems.h"
 #include "common/types.h"
-#include "proto/ballast.pb-c.h"
+#include "proto/job_states.h"
 #include "proto/call.h"
 
 enum ctl_exit {
@@ -150,7 +150,6 @@ void ctl_bytes_text(uint64_t n_bytes, char out_text[32]);
 const char *ctl_state_name(Ballast__JobState state);
 const char *ctl_state_short(const Ballast__Job *job);
 const char *ctl_state_color(Ballast__JobState state);
-bool ctl_state_is_ended(Ballast__JobState state);
 const char *ctl_worker_state_name(Ballast__WorkerState state);
 /* What a bit of GpuHealth.throttle_reasons means; false beyond the last. */
 bool ctl_throttle_reason(unsigned bit, const char **out_name);
@@ -201,6 +200,8 @@ int ctl_job_show(struct ctl *c);
 int ctl_job_cancel(struct ctl *c);
 int ctl_job_hold(struct ctl *c);
 int ctl_job_release(struct ctl *c);
+int ctl_job_pause(struct ctl *c);
+int ctl_job_resume(struct ctl *c);
 int ctl_job_requeue(struct ctl *c);
 int ctl_job_set(struct ctl *c);
 int ctl_wait(struct ctl *c);

@@ -159,8 +159,8 @@ int ctl_follow(struct ctl *c, job_id id)
         arena_reset(&c->arena);
         rc = poll_state(&f, &job);
         if (rc == CTL_OK) /* steps that came with the end are shown too */
-            rc = poll_steps(&f, ctl_state_is_ended(job->state) ? 0 : HOLD_MS);
-    } while (rc == CTL_OK && !ctl_state_is_ended(job->state));
+            rc = poll_steps(&f, job_state_is_ended(job->state) ? 0 : HOLD_MS);
+    } while (rc == CTL_OK && !job_state_is_ended(job->state));
     if (ctl_interrupts)
         return detach(&f);
     end_line(&f);

@@ -277,6 +277,16 @@ int ctl_job_release(struct ctl *c)
     return act(c, BALLAST__METHOD__METHOD_JOB_RELEASE);
 }
 
+int ctl_job_pause(struct ctl *c)
+{
+    return act(c, BALLAST__METHOD__METHOD_JOB_PAUSE);
+}
+
+int ctl_job_resume(struct ctl *c)
+{
+    return act(c, BALLAST__METHOD__METHOD_JOB_RESUME);
+}
+
 int ctl_job_requeue(struct ctl *c)
 {
     return act(c, BALLAST__METHOD__METHOD_JOB_REQUEUE);
@@ -312,13 +322,13 @@ int ctl_exit_of_job(const Ballast__Job *job)
 /* Has the job been in state, as far as its present one tells? */
 static bool has_reached(const Ballast__Job *job, Ballast__JobState state)
 {
-    return job->state == state ||
-           (job->state == BALLAST__JOB_STATE__JOB_DONE && !ctl_state_is_ended(state));
+    bool was_on_the_way = state != BALLAST__JOB_STATE__JOB_PAUSED && !job_state_is_ended(state);
+    return job->state == state || (job->state == BALLAST__JOB_STATE__JOB_DONE && was_on_the_way);
 }
 
 /* Holds calls until the job has (or has passed) state; UNKNOWN waits for any end. */
 static int wait_until(struct ctl *c, job_id id, Ballast__JobState state,
-                      const Ballast__Job **out_job)
+                      const Ballast__Job **out_job, bool *out_reached)
 {
     Ballast__JobWaitRequest request = BALLAST__JOB_WAIT_REQUEST__INIT;
     request.job_id = id;
@@ -335,10 +345,12 @@ static int wait_until(struct ctl *c, job_id id, Ballast__JobState state,
                           &message);
         if (rc != CTL_OK)
             return rc;
-        const Ballast__Job *job = ((const Ballast__JobReply *)message)->job;
+        const Ballast__JobReply *reply = (const Ballast__JobReply *)message;
+        const Ballast__Job *job = reply->job;
         if (!job)
             return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no job");
-        if (ctl_state_is_ended(job->state) || (request.n_states && has_reached(job, state))) {
+        *out_reached = request.n_states && (reply->reached || has_reached(job, state));
+        if (job_state_is_ended(job->state) || *out_reached) {
             *out_job = job;
             return CTL_OK;
         }
@@ -348,7 +360,8 @@ static int wait_until(struct ctl *c, job_id id, Ballast__JobState state,
 int ctl_wait_for(struct ctl *c, job_id id, Ballast__JobState state)
 {
     const Ballast__Job *job = NULL;
-    int rc = wait_until(c, id, state, &job);
+    bool reached = false;
+    int rc = wait_until(c, id, state, &job, &reached);
     if (rc == CTL_WAIT_TIMEOUT)
         return ctl_fail(c, CTL_WAIT_TIMEOUT, "job %" PRIu64 ": the time to wait is over", id);
     if (rc != CTL_OK)
@@ -362,7 +375,7 @@ int ctl_wait_for(struct ctl *c, job_id id, Ballast__JobState state)
                      job->reason);
         return code;
     }
-    if (has_reached(job, state))
+    if (reached)
         return CTL_OK;
     return ctl_fail(c, CTL_FAILED, "job %" PRIu64 " will not be %s: it is %s (%s)", id,
                     ctl_state_name(state), ctl_state_name(job->state), job->reason);
@@ -375,14 +388,14 @@ static bool read_state(const struct ctl *c, Ballast__JobState *out)
     const char *word = c->wait_for;
     if (!strncmp(word, "state=", 6))
         word += 6;
-    for (int s = BALLAST__JOB_STATE__JOB_QUEUED; s <= BALLAST__JOB_STATE__JOB_CANCELLED; s++)
+    for (int s = BALLAST__JOB_STATE__JOB_QUEUED; s <= (int)JOB_STATE_MAX; s++)
         if (!strcasecmp(word, ctl_state_name((Ballast__JobState)s))) {
             *out = (Ballast__JobState)s;
             return true;
         }
     field_quote(c->wait_for, quoted);
     ctl_fail(c, CTL_USAGE, "--for: %s is not state=STATE with one of QUEUED, STARTING, RUNNING, "
-             "RECOVERING, PREEMPTING, STOPPING, DONE, FAILED, CANCELLED", quoted);
+             "RECOVERING, PREEMPTING, STOPPING, PAUSED, DONE, FAILED, CANCELLED", quoted);
     return false;
 }
 

@@ -193,6 +193,7 @@ static const struct {
     [BALLAST__JOB_STATE__JOB_DONE]       = {"DONE", "CD", "34"},
     [BALLAST__JOB_STATE__JOB_FAILED]     = {"FAILED", "F", "31"},
     [BALLAST__JOB_STATE__JOB_CANCELLED]  = {"CANCELLED", "CA", "35"},
+    [BALLAST__JOB_STATE__JOB_PAUSED]     = {"PAUSED", "S", "33"},
 };
 
 static size_t known(Ballast__JobState state)
@@ -215,12 +216,6 @@ const char *ctl_state_short(const Ballast__Job *job)
 const char *ctl_state_color(Ballast__JobState state)
 {
     return job_states[known(state)].color;
-}
-
-bool ctl_state_is_ended(Ballast__JobState state)
-{
-    return state == BALLAST__JOB_STATE__JOB_DONE || state == BALLAST__JOB_STATE__JOB_FAILED ||
-           state == BALLAST__JOB_STATE__JOB_CANCELLED;
 }
 
 void ctl_print_line(const char *key, const char *format, ...)

@@ -31,9 +31,9 @@ static void dump_job(FILE *out, const struct job *j)
     ballast__job_spec__pack(j->spec, bytes);
     keys_digest(bytes, n_bytes, digest);
     free(bytes);
-    fprintf(out, " spec=%02x%02x%02x%02x requeue=%02x%02x coll=%02x%02x\n", digest[0], digest[1],
-            digest[2], digest[3], j->requeue_key[0], j->requeue_key[1], j->coll_id[0],
-            j->coll_id[1]);
+    fprintf(out, " spec=%02x%02x%02x%02x keys=%02x%02x,%02x%02x coll=%02x%02x\n", digest[0],
+            digest[1], digest[2], digest[3], j->queue_key[0], j->queue_key[1], j->pause_key[0],
+            j->pause_key[1], j->coll_id[0], j->coll_id[1]);
 }
 
 static int by_name(const void *a, const void *b)

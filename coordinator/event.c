@@ -23,7 +23,7 @@ const char *event_worker_state(Ballast__WorkerState state)
 
 Ballast__JobState event_job_state_parse(const char *word)
 {
-    for (int s = BALLAST__JOB_STATE__JOB_QUEUED; s <= BALLAST__JOB_STATE__JOB_CANCELLED; s++)
+    for (int s = BALLAST__JOB_STATE__JOB_QUEUED; s <= (int)JOB_STATE_MAX; s++)
         if (!strcmp(event_job_state((Ballast__JobState)s), word))
             return (Ballast__JobState)s;
     return BALLAST__JOB_STATE__JOB_UNKNOWN;

@@ -3,7 +3,7 @@
 #define COORDINATOR_EVENT_H
 
 #include "common/mem.h"
-#include "proto/ballast.pb-c.h"
+#include "proto/job_states.h"
 
 /* Lives in the arena. */
 Ballast__Event *event_of_record(const Ballast__Record *record, struct arena *arena);

@@ -13,20 +13,22 @@
 
 static const uint32_t allowed[] = {
     [S(UNKNOWN)]    = BIT(QUEUED),
-    [S(QUEUED)]     = BIT(STARTING) | BIT(CANCELLED),
+    [S(QUEUED)]     = BIT(STARTING) | BIT(CANCELLED) | BIT(PAUSED),
     [S(STARTING)]   = BIT(RUNNING) | BIT(RECOVERING) | BIT(STOPPING) | BIT(FAILED),
     [S(RUNNING)]    = BIT(DONE) | BIT(RECOVERING) | BIT(STOPPING) | BIT(FAILED),
-    [S(RECOVERING)] = BIT(STARTING) | BIT(STOPPING) | BIT(FAILED) | BIT(CANCELLED),
+    [S(RECOVERING)] = BIT(STARTING) | BIT(STOPPING) | BIT(FAILED) | BIT(CANCELLED) | BIT(PAUSED),
     [S(PREEMPTING)] = 0,
-    [S(STOPPING)]   = BIT(DONE) | BIT(FAILED) | BIT(CANCELLED),
+    [S(STOPPING)]   = BIT(DONE) | BIT(FAILED) | BIT(CANCELLED) | BIT(PAUSED) | BIT(QUEUED) |
+                      BIT(STOPPING),
     [S(DONE)]       = BIT(QUEUED),
     [S(FAILED)]     = BIT(QUEUED),
     [S(CANCELLED)]  = BIT(QUEUED),
+    [S(PAUSED)]     = BIT(QUEUED) | BIT(CANCELLED),
 };
 
 bool job_may_move(const struct job *j, Ballast__JobState next)
 {
-    return next > 0 && next <= S(CANCELLED) && (allowed[j->state] & (1u << next));
+    return next > 0 && next <= JOB_STATE_MAX && (allowed[j->state] & (1u << next));
 }
 
 static void drop_start_spec(struct job *j)
@@ -41,7 +43,8 @@ void job_move(struct job *j, Ballast__JobState next)
     assert(job_may_move(j, next));
     drop_start_spec(j);
     j->state = next;
-    j->states_seen = next == S(QUEUED) ? BIT(QUEUED) : j->states_seen | (1u << next);
+    bool goes_on = next == S(STARTING) || next == S(RUNNING) || job_state_is_ended(next);
+    j->states_seen = (goes_on ? j->states_seen : 0) | 1u << next;
 }
 
 const char *job_state_name(Ballast__JobState state)
@@ -52,8 +55,9 @@ const char *job_state_name(Ballast__JobState state)
         [S(RECOVERING)] = "RECOVERING", [S(PREEMPTING)] = "PREEMPTING",
         [S(STOPPING)] = "STOPPING",     [S(DONE)] = "DONE",
         [S(FAILED)] = "FAILED",         [S(CANCELLED)] = "CANCELLED",
+        [S(PAUSED)] = "PAUSED",
     };
-    return state > 0 && state <= S(CANCELLED) ? names[state] : names[0];
+    return state > 0 && state <= JOB_STATE_MAX ? names[state] : names[0];
 }
 
 void job_text(char **text, const char *new_text)

@@ -2,13 +2,14 @@
  *
  *   QUEUED ──▶ STARTING ──▶ RUNNING ──▶ DONE        every rank has finished
  *     ▲         │  ▲  │        │ │
- *     │         │  │  └────────┼─┴────▶ STOPPING ──▶ CANCELLED, FAILED, DONE
+ *     │         │  │  └────────┼─┴────▶ STOPPING ──▶ CANCELLED, FAILED, DONE, PAUSED, QUEUED
  *     │         ▼  │           ▼           ▲
  *     │       RECOVERING ◀─────┘ ──────────┘        a rank was lost: the next attempt
- *     └── requeue of an ended job
+ *     └── requeue of an ended job, resume of one that is PAUSED
  *
- * QUEUED, RECOVERING may also end at once (CANCELLED, FAILED): nothing is left to stop. Held is a
- * fact beside QUEUED and RECOVERING: it waits for a person.
+ * QUEUED, RECOVERING may also end or be PAUSED at once: nothing is left to stop. What comes after
+ * STOPPING may change while it is a pause: a cancel, a resume, another pause. Held is a fact
+ * beside QUEUED, RECOVERING and PAUSED: it waits for a person.
  *
  * A rank's fate is what the coordinator knows about its process, which decides when the next
  * attempt may start: never while two gangs of one job could make steps. */
@@ -19,7 +20,7 @@
 #include "common/mem.h"
 #include "common/types.h"
 #include "coordinator/rebalance.h"
-#include "proto/ballast.pb-c.h"
+#include "proto/job_states.h"
 
 #define COLL_ID_BYTES 16
 
@@ -84,7 +85,7 @@ struct job {
     char              *hold_reason;
     uint32_t           attempt, n_restarts, n_failures_in_row;
     uint64_t           checkpoint_step, step, ran_ms, backoff_ms;
-    uint32_t           states_seen; /* bits, since it was queued */
+    uint32_t           states_seen; /* bits, since it last waited or stopped */
     uint64_t          *after;       /* jobs that are not DONE yet */
     size_t             n_after;
     char             **gang;        /* names, in rank order; kept for display when it has ended */
@@ -92,7 +93,8 @@ struct job {
     uint32_t           n_gang;
     uint8_t            coll_id[COLL_ID_BYTES];
     record_seq         assigned_seq, last_seq; /* of its assignment, of its newest record */
-    uint8_t            requeue_key[IDEMPOTENCY_KEY_BYTES];
+    uint8_t            queue_key[IDEMPOTENCY_KEY_BYTES]; /* of the newest requeue or resume */
+    uint8_t            pause_key[IDEMPOTENCY_KEY_BYTES]; /* of the newest pause */
     int64_t            submitted_at_ns, started_at_ns, ended_at_ns; /* wall, display */
     struct rebalance   rebalance;  /* durable in part */
 
@@ -110,7 +112,7 @@ struct job {
 
 static inline bool job_has_ended(const struct job *j)
 {
-    return j->state >= BALLAST__JOB_STATE__JOB_DONE;
+    return job_state_is_ended(j->state);
 }
 
 /* The only ways a state changes. */
@@ -131,6 +133,13 @@ void job_text(char **text, const char *new_text);
 
 /* When the last attempt surely makes no step any more; UINT64_MAX: not before a rank's end. */
 uint64_t job_gang_over_ns(const struct job *j);
+
+/* It stops, but not for good: PAUSED or QUEUED comes next. */
+static inline bool job_is_pausing(const struct job *j)
+{
+    return j->state == BALLAST__JOB_STATE__JOB_STOPPING &&
+        (j->then == BALLAST__JOB_STATE__JOB_PAUSED || j->then == BALLAST__JOB_STATE__JOB_QUEUED);
+}
 
 /* Milliseconds RUNNING, over all attempts. */
 uint64_t job_ran_ms(const struct job *j, uint64_t now_ns);

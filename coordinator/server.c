@@ -460,6 +460,7 @@ static struct coord_config core_config(const struct server_config *c)
     core.start_timeout_ns = c->start_timeout_ns;
     core.stop_grace_ns = c->stop_grace_ns;
     core.checkpoint_grace_ns = c->checkpoint_grace_ns;
+    core.pause_grace_ns = c->pause_grace_ns;
     core.key_keep_ns = c->idempotency_keep_ns;
     core.version = BALLAST_VERSION;
     core.commit = BALLAST_COMMIT;

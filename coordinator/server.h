@@ -14,7 +14,8 @@ struct server_config {
     int      log_level;
     uint64_t heartbeat_interval_ns, lost_after_ns, restart_grace_ns, fence_after_ns;
     uint32_t heartbeats_per_second;
-    uint64_t backoff_base_ns, backoff_max_ns, start_timeout_ns, stop_grace_ns, checkpoint_grace_ns;
+    uint64_t backoff_base_ns, backoff_max_ns, start_timeout_ns, stop_grace_ns;
+    uint64_t checkpoint_grace_ns, pause_grace_ns;
     uint64_t idempotency_keep_ns;
     uint32_t requests_per_second; /* of one client, with bursts of as many */
     uint64_t disk_reserve_bytes;  /* with less free space no job is taken */

@@ -72,6 +72,7 @@ static size_t sheds_at(Ballast__Method method)
         return LIST_AT;
     case BALLAST__METHOD__METHOD_SUBMIT:
     case BALLAST__METHOD__METHOD_JOB_REQUEUE:
+    case BALLAST__METHOD__METHOD_JOB_RESUME:
     case BALLAST__METHOD__METHOD_JOB_SET:
         return SUBMIT_AT;
     default:

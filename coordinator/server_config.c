@@ -37,6 +37,8 @@ static const struct field fields[] = {
     DURATION("stop_grace", stop_grace_ns, "5s", 0, 600, "from STOP until SIGKILL"),
     DURATION("checkpoint_grace", checkpoint_grace_ns, "60s", 0, 86400,
              "from a stop with a checkpoint until SIGKILL"),
+    DURATION("pause_grace", pause_grace_ns, "15m", 0, 86400,
+             "from a pause until SIGKILL: a step and a checkpoint must fit"),
     DURATION("idempotency_keep", idempotency_keep_ns, "24h", 3600, 31 * 86400,
              "how long a repeated submit finds the job it has made"),
     {.path = "requests_per_second", .type = FIELD_U32, .offset = AT(requests_per_second),

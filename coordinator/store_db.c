@@ -131,6 +131,23 @@ static int run_step(sqlite3 *db, const struct schema *schema, uint32_t step, str
     return 0;
 }
 
+/* A table that others refer to may be made anew in a step, so the references are looked at when all
+ * is done. */
+static int run_steps(sqlite3 *db, const char *path, const struct schema *schema, uint32_t version,
+                     struct err *err)
+{
+    int64_t n_dangling = 0;
+    int rc = db_exec(db, "PRAGMA foreign_keys = OFF", err);
+    for (uint32_t step = version; rc == 0 && step < schema->n_steps; step++)
+        rc = run_step(db, schema, step, err);
+    if (rc == 0)
+        rc = read_pragma(db, "SELECT count(*) FROM pragma_foreign_key_check", &n_dangling, err);
+    if (rc == 0 && n_dangling)
+        rc = err_set(err, -EPROTO, "%s: %d rows refer to what is not there: start from the backup "
+                     "made when it was upgraded", path, (int)n_dangling);
+    return rc < 0 ? rc : db_exec(db, "PRAGMA foreign_keys = ON", err);
+}
+
 static int migrate(sqlite3 *db, const char *path, const struct schema *schema, struct err *err)
 {
     int64_t application = 0, version = 0, n_tables = 0;
@@ -152,10 +169,7 @@ static int migrate(sqlite3 *db, const char *path, const struct schema *schema, s
         return 0;
     if (!is_new && (rc = back_up(db, path, version, err)) < 0)
         return rc;
-    for (uint32_t step = (uint32_t)version; step < schema->n_steps; step++)
-        if ((rc = run_step(db, schema, step, err)) < 0)
-            return rc;
-    return 0;
+    return run_steps(db, path, schema, (uint32_t)version, err);
 }
 
 static int configure(sqlite3 *db, bool is_full, struct err *err)

@@ -70,6 +70,29 @@ static const char state_2[] =
     "  imbalance_after REAL, realised_gain_s REAL, record INTEGER NOT NULL,"
     "  PRIMARY KEY (job, epoch)) STRICT, WITHOUT ROWID;";
 
+/* Jobs may be PAUSED. A constraint cannot be changed, so the table is made anew. */
+static const char state_3[] =
+    "CREATE TABLE jobs_new ("
+    "  id INTEGER PRIMARY KEY, name TEXT NOT NULL, user TEXT NOT NULL,"
+    "  state TEXT NOT NULL CHECK (state IN ('QUEUED', 'STARTING', 'RUNNING', 'RECOVERING',"
+    "    'PREEMPTING', 'STOPPING', 'PAUSED', 'DONE', 'FAILED', 'CANCELLED')),"
+    "  reason TEXT NOT NULL DEFAULT '', priority INTEGER NOT NULL, gang_size INTEGER NOT NULL,"
+    "  attempt INTEGER NOT NULL DEFAULT 0, step INTEGER NOT NULL DEFAULT 0,"
+    "  checkpoint_step INTEGER NOT NULL DEFAULT 0, steps INTEGER NOT NULL,"
+    "  n_restarts INTEGER NOT NULL DEFAULT 0,"
+    "  held INTEGER NOT NULL DEFAULT 0 CHECK (held IN (0, 1)),"
+    "  submitted_at_ns INTEGER NOT NULL, started_at_ns INTEGER NOT NULL DEFAULT 0,"
+    "  ended_at_ns INTEGER NOT NULL DEFAULT 0, exit TEXT NOT NULL DEFAULT '',"
+    "  workers TEXT NOT NULL DEFAULT '',"
+    "  rebalance_auto INTEGER CHECK (rebalance_auto IN (0, 1)),"
+    "  CHECK ((ended_at_ns > 0) = (state IN ('DONE', 'FAILED', 'CANCELLED')))) STRICT;"
+    "INSERT INTO jobs_new SELECT id, name, user, state, reason, priority, gang_size, attempt,"
+    "  step, checkpoint_step, steps, n_restarts, held, submitted_at_ns, started_at_ns,"
+    "  ended_at_ns, exit, workers, rebalance_auto FROM jobs;"
+    "DROP TABLE jobs;"
+    "ALTER TABLE jobs_new RENAME TO jobs;"
+    "CREATE INDEX jobs_live ON jobs (id) WHERE ended_at_ns = 0;";
+
 static const char stats_1[] =
     "CREATE TABLE steps ("
     "  job INTEGER NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,"
@@ -114,7 +137,7 @@ static const char stats_2[] =
     "  job INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, last_step INTEGER NOT NULL,"
     "  at_ns INTEGER NOT NULL) STRICT;";
 
-static const char *const state_steps[] = {state_1, state_2};
+static const char *const state_steps[] = {state_1, state_2, state_3};
 /* What routers lose, and the choices beyond an expert's capacity. */
 static const char stats_3[] =
     "ALTER TABLE steps ADD COLUMN aux_loss REAL;"

@@ -33,8 +33,8 @@ static const char *const sql[S_MAX] = {
                        "reason = '', started_at_ns = CASE WHEN started_at_ns = 0 THEN ?4 "
                        "ELSE started_at_ns END WHERE id = ?1",
     [S_JOB_STATE] = "UPDATE jobs SET state = ?2, reason = ?3, exit = ?4, "
-                    "n_restarts = CASE WHEN ?2 = 'QUEUED' THEN 0 ELSE n_restarts + ?5 END, "
-                    "started_at_ns = CASE WHEN ?2 = 'QUEUED' THEN 0 ELSE started_at_ns END, "
+                    "n_restarts = CASE WHEN ended_at_ns > 0 THEN 0 ELSE n_restarts + ?5 END, "
+                    "started_at_ns = CASE WHEN ended_at_ns > 0 THEN 0 ELSE started_at_ns END, "
                     "held = CASE WHEN ?2 IN " ENDED " THEN 0 ELSE held END, "
                     "ended_at_ns = CASE WHEN ?2 IN " ENDED " THEN ?6 ELSE 0 END WHERE id = ?1",
     [S_JOB_PROGRESS] = "UPDATE jobs SET checkpoint_step = max(checkpoint_step, ?2), "

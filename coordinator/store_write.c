@@ -120,7 +120,7 @@ static int write_assigned(struct store_tables *t, const Ballast__Record *r, stru
 static bool ends_the_attempt(Ballast__JobState state)
 {
     return state == BALLAST__JOB_STATE__JOB_RECOVERING || state == BALLAST__JOB_STATE__JOB_QUEUED ||
-           state >= BALLAST__JOB_STATE__JOB_DONE;
+           state == BALLAST__JOB_STATE__JOB_PAUSED || job_state_is_ended(state);
 }
 
 static int write_state(struct store_tables *t, const Ballast__Record *r, struct err *err)

@@ -23,6 +23,8 @@ static const struct check_method methods[] = {
     REQUEST(JOB_HOLD, CLIENT, true, job_request, SMALL, job_reply),
     REQUEST(JOB_RELEASE, CLIENT, true, job_request, SMALL, job_reply),
     REQUEST(JOB_REQUEUE, CLIENT, true, job_request, SMALL, job_reply),
+    REQUEST(JOB_PAUSE, CLIENT, true, job_request, SMALL, job_reply),
+    REQUEST(JOB_RESUME, CLIENT, true, job_request, SMALL, job_reply),
     REQUEST(JOB_SET, CLIENT, true, job_set_request, SMALL, job_reply),
     REQUEST(JOB_WAIT, CLIENT, false, job_wait_request, SMALL, job_reply),
     REQUEST(WORKER_LIST, CLIENT, false, worker_list_request, SMALL, worker_list_reply),

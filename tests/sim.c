@@ -124,6 +124,7 @@ static struct coord_config quick_config(void)
     c.stop_grace_ns = 2 * NS_PER_S;
     c.prepare_timeout_ns = 3 * NS_PER_S;
     c.checkpoint_grace_ns = 5 * NS_PER_S;
+    c.pause_grace_ns = 10 * NS_PER_S;
     c.version = "sim";
     return c;
 }

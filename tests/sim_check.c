@@ -15,14 +15,16 @@
 static bool may_follow(Ballast__JobState from, Ballast__JobState to)
 {
     static const Ballast__JobState moves[][2] = {
-        {S(QUEUED), S(CANCELLED)},
+        {S(QUEUED), S(CANCELLED)}, {S(QUEUED), S(PAUSED)},
         {S(STARTING), S(RUNNING)}, {S(STARTING), S(RECOVERING)}, {S(STARTING), S(STOPPING)},
         {S(STARTING), S(FAILED)},
         {S(RUNNING), S(DONE)}, {S(RUNNING), S(RECOVERING)}, {S(RUNNING), S(STOPPING)},
         {S(RUNNING), S(FAILED)},
         {S(RECOVERING), S(STOPPING)}, {S(RECOVERING), S(FAILED)},
-        {S(RECOVERING), S(CANCELLED)},
+        {S(RECOVERING), S(CANCELLED)}, {S(RECOVERING), S(PAUSED)},
         {S(STOPPING), S(DONE)}, {S(STOPPING), S(FAILED)}, {S(STOPPING), S(CANCELLED)},
+        {S(STOPPING), S(STOPPING)}, {S(STOPPING), S(PAUSED)}, {S(STOPPING), S(QUEUED)},
+        {S(PAUSED), S(QUEUED)}, {S(PAUSED), S(CANCELLED)},
         {S(DONE), S(QUEUED)}, {S(FAILED), S(QUEUED)}, {S(CANCELLED), S(QUEUED)},
     };
     for (size_t i = 0; i < sizeof moves / sizeof moves[0]; i++)
@@ -243,7 +245,8 @@ static void check_steps(struct sim *s)
 
 static bool may_wait(const struct job *j, uint32_t n_hosts)
 {
-    return j->held || j->n_after || (j->state == S(QUEUED) && j->spec->parallel_workers > n_hosts);
+    return j->held || j->n_after || j->state == S(PAUSED) ||
+        (j->state == S(QUEUED) && j->spec->parallel_workers > n_hosts);
 }
 
 bool check_is_settled(struct sim *s, char *out_why, size_t n_why)

@@ -143,7 +143,7 @@ static void person(struct sim *s, struct sim_event *e)
         return;
     uint32_t client = (uint32_t)e->a;
     uint32_t host = (uint32_t)sim_random(s, s->n_hosts);
-    switch (sim_random(s, 20)) {
+    switch (sim_random(s, 24)) {
     default:
         if (s->n_ops < 40)
             submit_random(s, client);
@@ -187,6 +187,14 @@ static void person(struct sim *s, struct sim_event *e)
                          some_revision(s), false);
         break;
     case 11:
+    case 12:
+        client_job(s, client, BALLAST__METHOD__METHOD_JOB_PAUSE, some_job(s), "for lunch");
+        break;
+    case 13:
+    case 14:
+        client_job(s, client, BALLAST__METHOD__METHOD_JOB_RESUME, some_job(s), "");
+        break;
+    case 15:
         client_rebalance(s, client, BALLAST__METHOD__METHOD_REBALANCE_AUTO, some_job(s), 0,
                          sim_chance(s, 0.7));
         break;

@@ -16,6 +16,8 @@ static const struct method_row {
     {M(JOB_CANCEL), &ballast__job_request__descriptor, &ballast__job_reply__descriptor},
     {M(JOB_HOLD), &ballast__job_request__descriptor, &ballast__job_reply__descriptor},
     {M(JOB_RELEASE), &ballast__job_request__descriptor, &ballast__job_reply__descriptor},
+    {M(JOB_PAUSE), &ballast__job_request__descriptor, &ballast__job_reply__descriptor},
+    {M(JOB_RESUME), &ballast__job_request__descriptor, &ballast__job_reply__descriptor},
     {M(JOB_REQUEUE), &ballast__job_request__descriptor, &ballast__job_reply__descriptor},
     {M(JOB_WAIT), &ballast__job_wait_request__descriptor, &ballast__job_reply__descriptor},
     {M(WORKER_LIST), &ballast__worker_list_request__descriptor,

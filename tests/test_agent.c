@@ -305,6 +305,18 @@ static void a_stop_is_bounded(void **state)
     assert_int_equal(reported(b)->phase, PHASE(STOPPED));
 }
 
+static void who_cannot_save_says_why(void **state)
+{
+    struct bench *b = *state;
+    start(b, 7, 1);
+    stop(b, 7, 1, BALLAST__STOP_MODE__STOP_CHECKPOINT, 5000);
+    trainer_says(b, 7, 1, PHASE(FAILED), "the disk is full", true);
+    trainer_exits(b, 7, 1, 1, 0);
+    assert_int_equal(reported(b)->phase, PHASE(FAILED));
+    assert_string_equal(reported(b)->text, "the disk is full");
+    assert_true(reported(b)->retryable);
+}
+
 static void a_stop_for_a_start_that_never_came_is_final(void **state)
 {
     struct bench *b = *state;
@@ -821,6 +833,7 @@ int main(void)
         ATTACHED(a_trainer_that_hangs_is_killed),
         ATTACHED(an_end_is_said_until_it_is_recorded),
         ATTACHED(a_stop_is_bounded),
+        ATTACHED(who_cannot_save_says_why),
         ATTACHED(a_stop_for_a_start_that_never_came_is_final),
         ATTACHED(one_attempt_lives_at_a_time),
         ATTACHED(a_closed_channel_must_be_followed_by_the_end),

@@ -269,6 +269,21 @@ static void run_a_job(struct bench *b)
     expect_job(b, 1, JOB(RUNNING), NULL);
 }
 
+/* Replaying the records gives the same job. */
+static void check_replay(struct bench *b)
+{
+    struct coord_config config = coord_config_default();
+    struct coord *again = coord_create(&config);
+    struct err err;
+    for (size_t i = 0; i < b->n_log; i++)
+        assert_int_equal(coord_apply(again, b->log[i], &err), 0);
+    char *dump = coord_dump(b->c), *dump_again = coord_dump(again);
+    assert_string_equal(dump, dump_again);
+    free(dump);
+    free(dump_again);
+    coord_destroy(again);
+}
+
 /* ---- submit ------------------------------------------------------------------------------- */
 
 static void one_key_makes_one_job(void **state)
@@ -638,6 +653,190 @@ static void hold_release_requeue(void **state)
     expect_job(b, 1, JOB(STARTING), NULL);
 }
 
+/* ---- pause, resume ------------------------------------------------------------------------ */
+
+static void expect_code(struct bench *b, Ballast__Method method, job_id job, uint8_t key,
+                        Ballast__Code expected, const char *text)
+{
+    call_job(b, method, job, key);
+    const struct outgoing *o = sent(b, CLIENT, method);
+    assert_non_null(o);
+    assert_int_equal(o->envelope.status->code, expected);
+    if (text && !strstr(o->envelope.status->message, text))
+        fail_msg("%s", o->envelope.status->message);
+}
+
+static Ballast__RankState saved(uint32_t rank, uint64_t step)
+{
+    Ballast__RankState s = rank_state(1, 1, rank, PHASE(STOPPED));
+    s.checkpoint_step = s.step = step;
+    return s;
+}
+
+static void a_pause_saves_and_gives_the_workers_back(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    call_job(b, M(JOB_PAUSE), 1, 5);
+    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
+    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_CHECKPOINT);
+    assert_int_equal(s->grace_ms, 900000);
+    restart(b); /* the coordinator is killed meanwhile */
+    hello_with(b, W1, "w1", 1, &(Ballast__RankState[]){rank_state(1, 1, 0, PHASE(STOPPING))}[0]);
+    s = (const void *)sent(b, W1, M(STOP))->payload;
+    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_CHECKPOINT);
+    hello_with(b, W2, "w2", 1, &(Ballast__RankState[]){rank_state(1, 1, 1, PHASE(STOPPING))}[0]);
+    report(b, W1, saved(0, 7));
+    expect_job(b, 1, JOB(STOPPING), "paused by ann: because; waits for rank 1 on worker w2 to end");
+    report(b, W2, saved(1, 7));
+    expect_job(b, 1, JOB(PAUSED),
+               "paused by ann: because; ballast job resume 1 lets it go on from step 7");
+    submit(b, 2, 2); /* somebody else may have the workers */
+    expect_job(b, 2, JOB(STARTING), NULL);
+    check_replay(b);
+    restart(b);
+    expect_job(b, 1, JOB(PAUSED), NULL);
+    call_job(b, M(JOB_RESUME), 1, 6);
+    expect_job(b, 1, JOB(QUEUED), NULL);
+    size_t n = b->n_log;
+    call_job(b, M(JOB_RESUME), 1, 6); /* the answer was lost */
+    assert_int_equal(code(b, CLIENT, M(JOB_RESUME)), BALLAST__CODE__OK);
+    call_job(b, M(JOB_PAUSE), 1, 5); /* so was the first pause's: it is not done again */
+    assert_int_equal(code(b, CLIENT, M(JOB_PAUSE)), BALLAST__CODE__OK);
+    assert_int_equal(b->n_log, n);
+    hello_with(b, W1, "w1", 1, &(Ballast__RankState[]){rank_state(2, 1, 0, PHASE(FINISHED))}[0]);
+    hello_with(b, W2, "w2", 1, &(Ballast__RankState[]){rank_state(2, 1, 1, PHASE(FINISHED))}[0]);
+    expect_job(b, 1, JOB(STARTING), NULL);
+    struct arena arena = {0};
+    const Ballast__Job *j = coord_job(b->c, 1, &arena);
+    assert_int_equal(j->attempt, 2);
+    assert_int_equal(j->n_restarts, 0);
+    assert_int_equal(j->checkpoint_step, 7);
+    assert_true(j->started_at_ns > 0);
+    arena_fini(&arena);
+    check_replay(b);
+}
+
+static void a_pause_that_loses_a_rank_says_what_it_costs(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__RankState r = rank_state(1, 1, 0, PHASE(RUNNING));
+    r.checkpoint_step = 3;
+    report(b, W1, r);
+    call_job(b, M(JOB_PAUSE), 1, 5);
+    r = rank_state(1, 1, 1, PHASE(FAILED));
+    r.text = "the disk is full";
+    r.retryable = true;
+    report(b, W2, r);
+    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
+    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_NOW); /* it would wait for ever */
+    report(b, W1, rank_state(1, 1, 0, PHASE(STOPPED)));
+    expect_job(b, 1, JOB(PAUSED), "paused by ann: because; rank 1 on worker w2: the disk is full; "
+               "ballast job resume 1 lets it go on from step 3");
+}
+
+static void a_pause_of_what_cannot_go_on_is_a_failure(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    call_job(b, M(JOB_PAUSE), 1, 5);
+    Ballast__RankState r = rank_state(1, 1, 1, PHASE(FAILED));
+    r.text = "the loss is not a number";
+    report(b, W2, r);
+    report(b, W1, rank_state(1, 1, 0, PHASE(STOPPED)));
+    assert_int_equal(last_state(b, 1)->state, JOB(FAILED));
+}
+
+static void a_silent_worker_does_not_hold_a_pause_up(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    call_job(b, M(JOB_PAUSE), 1, 5);
+    report(b, W2, saved(1, 7));
+    for (int i = 0; i < 11; i++) {
+        pass(b, 1);
+        beat(b, W2, NULL);
+    }
+    expect_job(b, 1, JOB(PAUSED), NULL);
+}
+
+static void a_mind_may_change_before_the_ranks_have_ended(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    call_job(b, M(JOB_PAUSE), 1, 5);
+    call_job(b, M(JOB_PAUSE), 1, 15); /* asked twice */
+    call_job(b, M(JOB_RESUME), 1, 6);
+    expect_job(b, 1, JOB(STOPPING), NULL);
+    call_job(b, M(JOB_PAUSE), 1, 7);
+    call_job(b, M(JOB_RESUME), 1, 8);
+    check_replay(b);
+    report(b, W1, saved(0, 7));
+    report(b, W2, saved(1, 7));
+    expect_job(b, 1, JOB(STARTING), NULL); /* QUEUED for a moment */
+    call_job(b, M(JOB_PAUSE), 1, 9);
+    call_job(b, M(JOB_CANCEL), 1, 10);
+    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
+    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_NOW);
+    expect_code(b, M(JOB_RESUME), 1, 11, BALLAST__CODE__FAILED_PRECONDITION, "job 1 is STOPPING; "
+                "only a job that is PAUSED can be resumed");
+    expect_code(b, M(JOB_PAUSE), 1, 12, BALLAST__CODE__FAILED_PRECONDITION, "job 1 is STOPPING; "
+                "only a job that has not ended can be paused");
+    Ballast__RankState r = rank_state(1, 2, 0, PHASE(STOPPED));
+    report(b, W1, r);
+    r.rank = 1;
+    report(b, W2, r);
+    assert_int_equal(last_state(b, 1)->state, JOB(CANCELLED));
+    assert_string_equal(last_state(b, 1)->reason, "cancelled: because");
+    check_replay(b);
+}
+
+static void calls_about_a_paused_job(void **state)
+{
+    struct bench *b = *state;
+    submit(b, 1, 1);
+    expect_code(b, M(JOB_RESUME), 1, 2, BALLAST__CODE__FAILED_PRECONDITION, "job 1 is QUEUED");
+    call_job(b, M(JOB_HOLD), 1, 3);
+    call_job(b, M(JOB_PAUSE), 1, 4); /* it never ran */
+    expect_job(b, 1, JOB(PAUSED),
+               "paused by ann: because; ballast job resume 1 lets it go on");
+    expect_code(b, M(JOB_HOLD), 1, 5, BALLAST__CODE__FAILED_PRECONDITION,
+                "job 1 is PAUSED; it does not start before it is resumed");
+    expect_code(b, M(JOB_REQUEUE), 1, 6, BALLAST__CODE__FAILED_PRECONDITION,
+                "job 1 is PAUSED; ballast job resume lets it go on");
+    expect_code(b, M(JOB_PAUSE), 9, 6, BALLAST__CODE__NOT_FOUND, NULL);
+    hello(b, W1, "w1", 1);
+    expect_job(b, 1, JOB(PAUSED), NULL);
+    call_job(b, M(JOB_RESUME), 1, 7);
+    expect_job(b, 1, JOB(QUEUED), "held: because"); /* that it was held stays */
+    call_job(b, M(JOB_PAUSE), 1, 8);
+    call_job(b, M(JOB_RELEASE), 1, 9);
+    call_job(b, M(JOB_RESUME), 1, 10);
+    expect_job(b, 1, JOB(STARTING), NULL);
+    submit(b, 2, 1);
+    call_job(b, M(JOB_PAUSE), 2, 11);
+    call_job(b, M(JOB_CANCEL), 2, 12);
+    assert_int_equal(last_state(b, 2)->state, JOB(CANCELLED));
+    expect_code(b, M(JOB_PAUSE), 2, 13, BALLAST__CODE__FAILED_PRECONDITION, "job 2 is CANCELLED");
+    check_replay(b);
+}
+
+static void a_recovering_job_pauses_once_its_ranks_have_ended(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__RankState r = rank_state(1, 1, 1, PHASE(FAILED));
+    r.retryable = true;
+    report(b, W2, r);
+    call_job(b, M(JOB_PAUSE), 1, 5);
+    expect_job(b, 1, JOB(STOPPING), NULL);
+    report(b, W1, rank_state(1, 1, 0, PHASE(STOPPED)));
+    expect_job(b, 1, JOB(PAUSED), NULL);
+    call_job(b, M(JOB_RESUME), 1, 6);
+    expect_job(b, 1, JOB(STARTING), NULL); /* a person does not wait for a backoff */
+}
+
 static void a_wait_is_answered_by_the_state_or_by_time(void **state)
 {
     struct bench *b = *state;
@@ -852,21 +1051,6 @@ static void submit_valid(struct bench *b, uint8_t key, uint32_t n_workers, int32
     a_job_fini(&spec);
 }
 
-/* Replaying the records gives the same job. */
-static void check_replay(struct bench *b)
-{
-    struct coord_config config = coord_config_default();
-    struct coord *again = coord_create(&config);
-    struct err err;
-    for (size_t i = 0; i < b->n_log; i++)
-        assert_int_equal(coord_apply(again, b->log[i], &err), 0);
-    char *dump = coord_dump(b->c), *dump_again = coord_dump(again);
-    assert_string_equal(dump, dump_again);
-    free(dump);
-    free(dump_again);
-    coord_destroy(again);
-}
-
 static void settings_are_told_until_every_rank_has_them(void **state)
 {
     struct bench *b = *state;
@@ -978,6 +1162,13 @@ int main(void)
         TEST(cancel_is_bounded_and_may_be_repeated),
         TEST(the_time_limit_saves_and_ends),
         TEST(hold_release_requeue),
+        TEST(a_pause_saves_and_gives_the_workers_back),
+        TEST(a_pause_that_loses_a_rank_says_what_it_costs),
+        TEST(a_pause_of_what_cannot_go_on_is_a_failure),
+        TEST(a_silent_worker_does_not_hold_a_pause_up),
+        TEST(a_mind_may_change_before_the_ranks_have_ended),
+        TEST(calls_about_a_paused_job),
+        TEST(a_recovering_job_pauses_once_its_ranks_have_ended),
         TEST(a_wait_is_answered_by_the_state_or_by_time),
         TEST(a_second_life_waits_until_the_first_is_silent),
         TEST(an_overtaken_heartbeat_proves_nothing),

@@ -87,6 +87,7 @@ static void every_command_has_help(void **state)
     (void)state;
     static const char *const commands[] = {
         "submit", "jobs", "job show", "job cancel", "job hold", "job release", "job requeue",
+        "job pause", "job resume",
         "job set",
         "wait", "logs", "events", "metrics", "workers", "worker drain", "worker resume", "ping",
         "doctor", "version", "experts", "placement", "rebalance plan", "rebalance apply",
@@ -261,6 +262,7 @@ static void waiting_mirrors_the_job(void **state)
         Ballast__JobState state;
         const char *exit, *line;
         int code;
+        bool reached;
     } rows[] = {
         {"done", BALLAST__JOB_STATE__JOB_DONE, "0", "wait 7", 0},
         {"failed", BALLAST__JOB_STATE__JOB_FAILED, "1", "wait 7", 1},
@@ -271,12 +273,16 @@ static void waiting_mirrors_the_job(void **state)
         {"will not be", BALLAST__JOB_STATE__JOB_FAILED, "1", "wait 7 --for=state=DONE", 1},
         {"asked for", BALLAST__JOB_STATE__JOB_FAILED, "1", "wait 7 --for state=failed", 0},
         {"ran out", BALLAST__JOB_STATE__JOB_QUEUED, "", "wait 7 --timeout 0.3", 124},
+        {"paused", BALLAST__JOB_STATE__JOB_PAUSED, "", "wait 7 --for=state=paused", 0},
+        {"never", BALLAST__JOB_STATE__JOB_DONE, "0", "wait 7 --for=state=PAUSED", 1},
+        {"on", BALLAST__JOB_STATE__JOB_RUNNING, "", "wait 7 --for=state=STARTING", 0, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Ballast__Job j = job(rows[i].state, "because");
         Ballast__JobReply reply = BALLAST__JOB_REPLY__INIT;
         j.exit = (char *)rows[i].exit;
         reply.job = &j;
+        reply.reached = rows[i].reached;
         fake_forget();
         will_say(BALLAST__METHOD__METHOD_JOB_WAIT, &reply.base);
         struct result r = run(rows[i].line);

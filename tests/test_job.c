@@ -36,6 +36,12 @@ static void states_move_as_drawn(void **state)
         {S(STOPPING), S(CANCELLED), true}, {S(STOPPING), S(RUNNING), false},
         {S(DONE), S(QUEUED), true},        {S(DONE), S(RUNNING), false},
         {S(CANCELLED), S(DONE), false},    {S(RUNNING), S(UNKNOWN), false},
+        {S(QUEUED), S(PAUSED), true},      {S(RUNNING), S(PAUSED), false},
+        {S(STARTING), S(PAUSED), false},   {S(RECOVERING), S(PAUSED), true},
+        {S(STOPPING), S(PAUSED), true},    {S(STOPPING), S(QUEUED), true},
+        {S(STOPPING), S(STOPPING), true},  {S(PAUSED), S(QUEUED), true},
+        {S(PAUSED), S(CANCELLED), true},   {S(PAUSED), S(STARTING), false},
+        {S(PAUSED), S(FAILED), false},     {S(DONE), S(PAUSED), false},
     };
     struct job *j = a_job(1);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

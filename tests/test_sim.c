@@ -220,6 +220,46 @@ static void a_small_job_does_not_overtake_a_large_one(void **state)
     sim_destroy(s);
 }
 
+static void a_pause_costs_no_step(void **state)
+{
+    (void)state;
+    struct sim *s = calm_cluster(2);
+    client_submit(s, 0, 2, 6, 100);
+    run_to(s, 5.5);
+    s->n_trace = 0;
+    client_job(s, 0, BALLAST__METHOD__METHOD_JOB_PAUSE, 1, "lunch");
+    run_to(s, 5.503);
+    coord_sim_crash(s, 9);
+    sim_say(s, "coordinator: killed");
+    run_to(s, 7);
+    coord_sim_start(s);
+    run_to(s, 20);
+    client_job(s, 0, BALLAST__METHOD__METHOD_JOB_RESUME, 1, "");
+    run_to(s, 40);
+    sim_expect(s, "[   5.502] coordinator: job 1 STOPPING: paused by user: lunch\n"
+                  "[   5.503] coordinator: killed\n"
+                  "[   5.503] client: call 1 answered 0\n"
+                  "[   6.048] w0: trainer of job 1 attempt 1 ended, 0:0\n"
+                  "[   6.078] w1: trainer of job 1 attempt 1 ended, 0:0\n"
+                  "[   7.001] coordinator: epoch 2\n"
+                  "[   7.008] coordinator: job 1 checkpoint at step 3\n"
+                  "[   7.008] coordinator: job 1 PAUSED: paused by user: lunch; ballast job "
+                  "resume 1 lets it go on from step 3\n"
+                  "[  20.002] coordinator: job 1 QUEUED: resumed by user\n"
+                  "[  20.002] coordinator: job 1 STARTING attempt 2 on w0 w1\n"
+                  "[  20.003] client: call 2 answered 0\n"
+                  "[  20.003] w0: trainer of job 1 attempt 2 rank 0 started\n"
+                  "[  20.003] w1: trainer of job 1 attempt 2 rank 1 started\n"
+                  "[  22.005] coordinator: job 1 RUNNING\n"
+                  "[  24.005] coordinator: job 1 checkpoint at step 6\n"
+                  "[  24.021] w0: trainer of job 1 attempt 2 ended, 0:0\n"
+                  "[  24.083] w1: trainer of job 1 attempt 2 ended, 0:0\n"
+                  "[  24.085] coordinator: job 1 DONE: finished all steps, 6\n");
+    for (size_t step = 1; step <= 6; step++)
+        assert_int_equal(s->store.steps[1][step], step <= 3 ? 1 : 2);
+    sim_destroy(s);
+}
+
 static void submit_experts(struct sim *s, uint64_t steps)
 {
     Ballast__JobSpec spec = BALLAST__JOB_SPEC__INIT;
@@ -311,6 +351,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_submit_whose_answer_is_lost_makes_one_job),
         cmocka_unit_test(training_goes_on_while_the_coordinator_is_away),
         cmocka_unit_test(a_small_job_does_not_overtake_a_large_one),
+        cmocka_unit_test(a_pause_costs_no_step),
         cmocka_unit_test(experts_move_while_the_job_trains),
         cmocka_unit_test(a_death_before_the_move_leaves_the_old_placement),
         cmocka_unit_test(every_history_keeps_the_rules),

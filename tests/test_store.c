@@ -21,6 +21,7 @@
 #include "common/mem.h"
 #include "coordinator/store.h"
 #include "coordinator/store_db.h"
+#include "coordinator/store_schema.h"
 
 #define HOUR_NS (3600 * (int64_t)NS_PER_S)
 
@@ -513,6 +514,40 @@ static void files_of_other_versions(void **state)
     bench_remove(&b);
 }
 
+/* What a file of version 2 has, and tables that refer to jobs, survive the new constraint. */
+static void jobs_of_an_older_version_may_pause(void **state)
+{
+    (void)state;
+    struct schema v2 = schema_state;
+    struct bench b;
+    struct story s = {0};
+    sqlite3 *db;
+    char path[96];
+    struct err err = {0};
+    v2.n_steps = 2;
+    bench_make(&b);
+    snprintf(path, sizeof path, "%s/state.db", b.folder);
+    assert_int_equal(db_open(path, &v2, true, &db, &err), 0);
+    assert_int_equal(db_exec(db, "INSERT INTO jobs (id, name, user, state, priority, gang_size, "
+                             "steps, attempt, submitted_at_ns, started_at_ns) VALUES "
+                             "(9, 'old', 'ada', 'RUNNING', 0, 2, 5, 1, 7, 8);"
+                             "INSERT INTO attempts VALUES (9, 1, 'w0 w1', 8, 0, '')", &err), 0);
+    db_close(db);
+    bench_open(&b);
+    say_state(&s, 9, BALLAST__JOB_STATE__JOB_STOPPING, "paused by ada");
+    say_state(&s, 9, BALLAST__JOB_STATE__JOB_PAUSED, "paused by ada");
+    say_state(&s, 9, BALLAST__JOB_STATE__JOB_QUEUED, "resumed by ada");
+    assert_int_equal(tell(&b, &s), 0);
+    store_close(b.store);
+    b.store = NULL;
+    char *text = query(&b, "SELECT j.state || j.started_at_ns || a.reason FROM jobs j "
+                       "JOIN attempts a ON a.job = j.id WHERE a.ended_at_ns > 0");
+    assert_string_equal(text, "QUEUED8paused by ada"); /* it goes on: no new start */
+    free(text);
+    arena_fini(&s.arena);
+    bench_remove(&b);
+}
+
 /* The child acknowledges each commit through a pipe and is killed in the middle of things. */
 static void kill_one_round(struct bench *b, unsigned *seed, uint64_t *last_seq)
 {
@@ -782,6 +817,7 @@ int main(void)
         cmocka_unit_test(endless_output_is_capped),
         cmocka_unit_test(a_second_process_is_refused),
         cmocka_unit_test(files_of_other_versions),
+        cmocka_unit_test(jobs_of_an_older_version_may_pause),
         cmocka_unit_test(kill_9_loses_nothing_acknowledged),
         cmocka_unit_test(a_full_disk_is_survived),
         cmocka_unit_test(a_backup_under_load_opens_and_checks),

@@ -82,7 +82,7 @@ static void on_trainer_state(struct agent *a, struct agent_turn *t, struct attem
     case BALLAST__RANK_PHASE__RANK_FAILED:
         x->says_failed = true;
         x->is_retryable = s->retryable;
-        if (!x->stop_mode)
+        if (x->stop_mode < BALLAST__STOP_MODE__STOP_NOW)
             agent_set_text(x, s->text);
         agent_kill_by(x, t->now_ns + a->config.closed_grace_ns);
         break;
@@ -153,6 +153,12 @@ static const char *failure_text(struct agent_turn *t, const struct attempt *x)
     return arena_printf(&t->arena, "the trainer exited with %d %s", x->exit_code, when);
 }
 
+/* Told to save and end, by the coordinator, it could not: somebody must know why. */
+static bool failed_to_save(const struct agent *a, const struct attempt *x)
+{
+    return x->says_failed && x->stop_mode < BALLAST__STOP_MODE__STOP_NOW && !a->is_leaving;
+}
+
 void agent_trainer_exited(struct agent *a, struct agent_turn *t, job_id job, uint32_t attempt,
                           int exit_code, int exit_signal, const char *text)
 {
@@ -169,7 +175,7 @@ void agent_trainer_exited(struct agent *a, struct agent_turn *t, job_id job, uin
     else if (x->says_stopped && is_clean && !x->stop_mode) /* all ranks stop at one step */
         agent_end(a, t, x, BALLAST__RANK_PHASE__RANK_STOPPED, "another rank was told to stop",
                   true);
-    else if (x->stop_mode)
+    else if (x->stop_mode && !failed_to_save(a, x))
         agent_end(a, t, x, BALLAST__RANK_PHASE__RANK_STOPPED, x->text, true);
     else
         agent_end(a, t, x, BALLAST__RANK_PHASE__RANK_FAILED, failure_text(t, x),
