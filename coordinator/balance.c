@@ -55,7 +55,7 @@ struct balance_policy balance_defaults(void)
 
 const char *balance_kind_name(enum balance_kind kind)
 {
-    static const char *const name[] = { "stay", "copies", "steps", "fresh" };
+    static const char *const name[] = { "stay", "copies", "steps", "fresh", "given" };
     return name[kind];
 }
 
@@ -480,4 +480,29 @@ void balance_propose(struct balance *b, const struct placement *in_force, bool i
                                                 : forecast_belief(b->forecast)->mean;
         (void)ratio_of(b, out, load, out->share);
     }
+}
+
+void balance_weigh(const struct balance *b, const struct placement *in_force,
+                   struct placement *given, struct balance_verdict *verdict)
+{
+    const struct balance_policy *p = &b->policy;
+    const double *load = forecast_belief(b->forecast)->mean;
+    struct balance_verdict v = { 0 };
+    struct plan plan;
+    placement_keep_slots(given, in_force);
+    v.kind = differs(given, in_force) ? BALANCE_GIVEN : BALANCE_STAY;
+    placement_share_evenly(given);
+    placement_keep_homes(given, in_force);
+    plan_init(&plan, in_force, given, p->n_nodes, &p->costs);
+    v.ratio_before = ratio_of(b, in_force, load, NULL);
+    v.ratio_after = ratio_of(b, given, load, given->share);
+    v.gain = p->horizon_windows * (v.ratio_before - v.ratio_after);
+    v.cost = plan.seconds * (1 - p->hidden_share) / p->window_s;
+    v.n_moves = plan.n_moves;
+    v.n_rounds = plan.n_rounds;
+    v.n_bytes = plan.n_bytes;
+    plan_fini(&plan);
+    snprintf(v.reason, sizeof v.reason, "%s: max/mean %.3f -> %.3f", balance_kind_name(v.kind),
+             v.ratio_before, v.ratio_after);
+    *verdict = v;
 }

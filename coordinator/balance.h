@@ -32,6 +32,7 @@ enum balance_kind {
     BALANCE_COPIES, /* homes stay, other copies come, go or move */
     BALANCE_STEPS,  /* single swaps, each of which pays */
     BALANCE_FRESH,  /* placed anew, then renamed to stay near */
+    BALANCE_GIVEN,  /* a person's */
     BALANCE_KINDS
 };
 const char *balance_kind_name(enum balance_kind kind);
@@ -68,6 +69,12 @@ void balance_propose(struct balance *b, const struct placement *in_force, bool i
                      struct placement *out, struct balance_verdict *verdict);
 void balance_applied(struct balance *b, const struct placement *before,
                      const struct balance_verdict *verdict);
+
+/* What becomes of a placement from outside, of the same shape: slots and homes stay as in in_force
+ * where its devices allow it, shares fit the forecast. The verdict is BALANCE_GIVEN, or
+ * BALANCE_STAY where nothing differs. After a window at least. */
+void balance_weigh(const struct balance *b, const struct placement *in_force,
+                   struct placement *given, struct balance_verdict *verdict);
 
 /* Gain of the last applied plan as far as seen, in windows of even time; false before the first
  * window after it. predicted: what the plan had promised for as many windows. */

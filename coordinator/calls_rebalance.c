@@ -48,8 +48,29 @@ static void reply_again(struct turn *t, uint64_t peer, const Ballast__Envelope *
     turn_reply(t, peer, e, &reply->base);
 }
 
+static void propose(struct coord *c, struct turn *t, uint64_t peer, const char *user,
+                    const Ballast__Envelope *e, struct job *j, uint64_t revision)
+{
+    bool applies = e->method == BALLAST__METHOD__METHOD_REBALANCE_APPLY;
+    Ballast__RebalancePlanReply *reply = describe(t, j);
+    if (applies && revision && revision != reply->revision) {
+        turn_refuse(t, peer, e, BALLAST__CODE__ABORTED, "REVISION",
+                    "the load or the placement of job %" PRIu64 " has changed since revision %"
+                    PRIu64 ", it is %" PRIu64 " now; look at the plan again", j->id, revision,
+                    reply->revision);
+        return;
+    }
+    if (applies && propose_now(j->rebalance.propose)->n_changed) {
+        placing_begin(c, t, j, arena_printf(&t->arena, "asked for by %s; %s", user,
+                                            reply->reason), &e->idempotency_key);
+        reply->epoch = j->rebalance.newest_epoch;
+    }
+    turn_reply(t, peer, e, &reply->base);
+}
+
 static void plan_or_apply(struct coord *c, struct turn *t, uint64_t peer, const char *user,
-                          const Ballast__Envelope *e, struct job *j, uint64_t revision)
+                          const Ballast__Envelope *e, struct job *j,
+                          const Ballast__RebalanceRequest *request)
 {
     bool applies = e->method == BALLAST__METHOD__METHOD_REBALANCE_APPLY;
     const ProtobufCBinaryData *key = &e->idempotency_key;
@@ -63,20 +84,16 @@ static void plan_or_apply(struct coord *c, struct turn *t, uint64_t peer, const 
         turn_refuse(t, peer, e, BALLAST__CODE__FAILED_PRECONDITION, reason, "%s", why);
         return;
     }
-    Ballast__RebalancePlanReply *reply = describe(t, j);
-    if (applies && revision && revision != reply->revision) {
-        turn_refuse(t, peer, e, BALLAST__CODE__ABORTED, "REVISION",
-                    "the load or the placement of job %" PRIu64 " has changed since revision %"
-                    PRIu64 ", it is %" PRIu64 " now; look at the plan again", j->id, revision,
-                    reply->revision);
+    const Ballast__Placement *given = applies ? request->placement : NULL;
+    struct err err = {0};
+    if (given && propose_given(j->rebalance.propose, given, &err) < 0) {
+        turn_refuse(t, peer, e, BALLAST__CODE__INVALID_ARGUMENT, "PLACEMENT",
+                    "the placement does not fit job %" PRIu64 ": %s", j->id, err.text);
         return;
     }
-    if (applies && reply->n_moves) {
-        placing_begin(c, t, j, arena_printf(&t->arena, "asked for by %s; %s", user,
-                                            reply->reason), key);
-        reply->epoch = j->rebalance.newest_epoch;
-    }
-    turn_reply(t, peer, e, &reply->base);
+    propose(c, t, peer, user, e, j, request->revision);
+    if (given)
+        propose_forget(j->rebalance.propose);
 }
 
 static void set_auto(struct coord *c, struct turn *t, struct job *j, bool on, const char *user)
@@ -108,6 +125,6 @@ void call_rebalance(struct coord *c, struct turn *t, uint64_t peer, const char *
         set_auto(c, t, j, request->on, user);
         reply_job(c, t, peer, e, j);
     } else {
-        plan_or_apply(c, t, peer, user, e, j, request->revision);
+        plan_or_apply(c, t, peer, user, e, j, request);
     }
 }

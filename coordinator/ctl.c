@@ -91,19 +91,25 @@ const struct ctl_command ctl_commands[] = {
      "  ballast experts 7 --heatmap | less -R\n"
      "  ballast experts 7 --history --window all --layer 3\n"
      "  ballast experts 7 --json | jq '.items[].imbalance'\n", ctl_experts},
-    {"placement", "ID", 1, 1, "le", "which expert is in which slot, and what moved before",
+    {"placement", "ID", 1, 1, "leO", "which expert is in which slot, and what moved before",
      "  ballast placement 7\n"
      "  ballast placement 7 --epoch 0          where it began\n"
-     "  ballast placement 7 --layer 3 --json\n", ctl_placement},
+     "  ballast placement 7 --layer 3 --json\n"
+     "  ballast placement 7 --epoch 4 --placement-out p.csv   to go back there: rebalance apply\n",
+     ctl_placement},
     {"rebalance plan", "ID", 1, 1, "", "every move that would pay, its bytes, gain and cost",
      "Exit code 10: there is something to do; 0: nothing.\n"
      "\n"
      "  ballast rebalance plan 7\n"
      "  ballast rebalance plan 7 --json | jq .revision\n", ctl_rebalance_plan},
-    {"rebalance apply", "ID", 1, 1, "v", "propose the plan to the ranks",
+    {"rebalance apply", "ID", 1, 1, "vI", "propose the plan to the ranks",
      "With --revision it is refused (5) if loads or placement moved on since the plan was shown.\n"
+     "With --placement the ranks go to that placement, whatever the planner thinks of it: all\n"
+     "layers, or those that the file names.\n"
      "\n"
-     "  ballast rebalance apply 7 --revision 12\n", ctl_rebalance_apply},
+     "  ballast rebalance apply 7 --revision 12\n"
+     "  ballast rebalance apply 7 --placement p.csv   as `ballast placement` or `balance` writes it\n",
+     ctl_rebalance_apply},
     {"rebalance history", "ID", 1, 1, "", "plans and what became of them, imbalance and gain",
      "  ballast rebalance history 7\n", ctl_rebalance_history},
     {"rebalance auto", "on|off ID", 2, 2, "", "let the coordinator move experts by itself, or not",

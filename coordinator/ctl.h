@@ -49,7 +49,7 @@ struct ctl {
     uint64_t    layer, epoch, revision; /* revision 0: whatever is best now */
     const char *window;
     uint64_t timeout_ms;       /* 0: the command's own */
-    const char *loads, *previous, *placement_out;
+    const char *loads, *previous, *placement, *placement_out;
     uint64_t devices, nodes, slots_per_device, window_steps; /* 0: not given */
     const char *cluster, *train, *out; /* of adapt */
     uint64_t sequence_length;          /* 0: its own */

@@ -27,6 +27,8 @@ const double *loads_at(const struct loads *l, uint32_t window, uint32_t layer);
  * the caller ends with placements_free. */
 int  placements_read(const char *path, const struct loads *l, uint32_t n_devices, uint32_t n_slots,
                      struct placement **out, struct err *err);
+/* Marks in out_named, (LAYERS_MAX), the layers that the file has rows of. */
+int  placements_layers(const char *path, bool *out_named, struct err *err);
 void placements_free(struct placement *p, uint32_t n_layers);
 
 /* Writes what placements_read reads. */

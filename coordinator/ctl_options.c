@@ -55,6 +55,7 @@ static const struct option_row rows[] = {
      false},
     {'B', "previous", "FILE", "CSV of the placement in force: layer, device, expert", false, false},
     {'O', "placement-out", "FILE", "write the placement as CSV, fit for --previous", false, false},
+    {'I', "placement", "FILE", "CSV of a placement to have instead of the planner's", false, false},
     {'l', "layer", "L", "only of this layer", false, false},
     {'W', "window", "WINDOW", "last (report), 1m, 1h or all (1m; with --history 1h)", false, false},
     {'m', "heatmap", NULL, "layers and experts as shades; without a terminal only when asked for",
@@ -219,6 +220,7 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
     case 'S': return read_number(c, r, arg, &c->slots_per_device);
     case 'B': c->previous = arg; return -1;
     case 'O': c->placement_out = arg; return -1;
+    case 'I': c->placement = arg; return -1;
     default:  return -1; /* help and version are looked at when the command is known */
     }
 }

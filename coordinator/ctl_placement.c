@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "coordinator/ctl_given.h"
 
 /* ---- history --------------------------------------------------------------------------------- */
 
@@ -189,6 +190,8 @@ int ctl_placement(struct ctl *c)
     if (c->has_layer && !has_layer(r->placement, c->layer))
         return ctl_fail(c, CTL_NOT_FOUND, "layer %" PRIu64 " of job %s has no experts", c->layer,
                         c->args[0]);
+    if (c->placement_out && (rc = ctl_given_write(c, r->placement)) != CTL_OK)
+        return rc;
     if (ctl_is_json(c)) {
         show_placement_json(c, r);
         return CTL_OK;
@@ -287,6 +290,11 @@ static int call_rebalance(struct ctl *c, Ballast__Method method, const char *id,
     if (!(request.job_id = ctl_job_id(c, id)))
         return CTL_USAGE;
     request.revision = c->revision;
+    if (c->placement) {
+        int rc = ctl_given_read(c, request.job_id, &request.placement);
+        if (rc != CTL_OK)
+            return rc;
+    }
     request.on = method == BALLAST__METHOD__METHOD_REBALANCE_AUTO && !strcmp(c->args[0], "on");
     return ctl_call(c, method, &request.base, out_reply);
 }

@@ -163,22 +163,36 @@ static int fill_placement(struct csv *c, const struct place_row *row, size_t n, 
     return rc;
 }
 
+static const struct column place_column[] = {
+    [LAYER] = { "layer", NULL, true, false, 0, LAYERS_MAX - 1 },
+    [DEVICE] = { "device", "gpu", true, false, 0, RANKS_MAX - 1 },
+    [EXPERT] = { "expert", NULL, true, false, -1, EXPERTS_MAX - 1 },
+    [SLOT] = { "slot", NULL, false, false, 0, PLACEMENT_SLOTS_MAX },
+    [SHARE] = { "share", NULL, false, true, 0, 1 },
+    [HOME] = { "home", NULL, false, false, 0, 1 },
+    [NODE] = { "node", NULL, false, false, 0, RANKS_MAX - 1 },
+};
+
+int placements_layers(const char *path, bool *out_named, struct err *err)
+{
+    struct csv c;
+    double row[N_PLACE_COLUMNS];
+    int rc = csv_open(&c, path, place_column, N_PLACE_COLUMNS, err);
+    while (rc == 0 && (rc = csv_row(&c, row, err)) > 0) {
+        out_named[(uint32_t)row[LAYER]] = true;
+        rc = 0;
+    }
+    csv_close(&c);
+    return rc;
+}
+
 int placements_read(const char *path, const struct loads *l, uint32_t n_devices, uint32_t n_slots,
                     struct placement **out, struct err *err)
 {
-    static const struct column column[] = {
-        [LAYER] = { "layer", NULL, true, false, 0, LAYERS_MAX - 1 },
-        [DEVICE] = { "device", "gpu", true, false, 0, RANKS_MAX - 1 },
-        [EXPERT] = { "expert", NULL, true, false, -1, EXPERTS_MAX - 1 },
-        [SLOT] = { "slot", NULL, false, false, 0, PLACEMENT_SLOTS_MAX },
-        [SHARE] = { "share", NULL, false, true, 0, 1 },
-        [HOME] = { "home", NULL, false, false, 0, 1 },
-        [NODE] = { "node", NULL, false, false, 0, RANKS_MAX - 1 },
-    };
     struct csv c;
     struct place_row *row = NULL;
     size_t n = 0;
-    int rc = csv_open(&c, path, column, N_PLACE_COLUMNS, err);
+    int rc = csv_open(&c, path, place_column, N_PLACE_COLUMNS, err);
     if (rc == 0)
         rc = read_place_rows(&c, &row, &n, err);
     struct placement *p = xcalloc(l->n_layers, sizeof *p);

@@ -212,7 +212,7 @@ void placing_begin(struct coord *c, struct turn *t, struct job *j, const char *c
     const struct load_window *w = load_newest(r->load);
     Ballast__Record *record = emit_begin(c, t, j->id, BALLAST__RECORD__WHAT_PLAN);
     Ballast__RecordPlan *p = arena_alloc(&t->arena, sizeof *p);
-    assert(s->n_moves);
+    assert(s->n_changed);
     ballast__record_plan__init(p);
     /* Whole where nothing is recorded yet, so that records alone always tell the placement. */
     p->placement = propose_placement(r->propose, r->newest_epoch + 1, !r->placement, &t->arena);
@@ -415,6 +415,6 @@ void placing_think(struct coord *c, struct turn *t)
     unlist_first(c);
     if (c->n_placing)
         core_wake_at(c, t->now_ns + 1);
-    if (may_plan && propose_now(r->propose)->n_moves)
+    if (may_plan && propose_now(r->propose)->n_changed)
         placing_begin(c, t, j, propose_now(r->propose)->reason, NULL);
 }

@@ -2,6 +2,7 @@
 #include "coordinator/propose.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -173,7 +174,9 @@ void propose_observe(struct propose *p, const struct load_window *w,
 
 static bool changes(const struct layer *l)
 {
-    return l->verdict.kind != BALANCE_STAY && l->verdict.n_moves;
+    /* What is given may only drop copies, which moves nothing. */
+    return l->verdict.kind != BALANCE_STAY &&
+           (l->verdict.n_moves || l->verdict.kind == BALANCE_GIVEN);
 }
 
 static void add_up(const struct propose *p, struct proposal *s)
@@ -245,6 +248,50 @@ const struct proposal *propose_now(struct propose *p)
     while (!propose_think(p))
         ;
     return &p->newest;
+}
+
+static int check_given(const struct propose *p, const Ballast__Placement *given, struct err *err)
+{
+    const struct placement *have = &p->layers[0].in_force;
+    uint32_t n_known = 0;
+    if (given->n_devices != have->n_devices || given->n_slots != have->n_slots)
+        return err_set(err, -EINVAL, "it has %u devices with %u slots, this job has %u with %u",
+                       given->n_devices, given->n_slots, have->n_devices, have->n_slots);
+    if (given->n_layers && given->layers[0]->n_home != p->n_experts)
+        return err_set(err, -EINVAL, "it has %zu experts, this job has %u",
+                       given->layers[0]->n_home, p->n_experts);
+    for (uint32_t i = 0; i < p->n_layers; i++)
+        n_known += placed_find(given, p->layers[i].number) >= 0;
+    if (n_known < given->n_layers || !n_known)
+        return err_set(err, -EINVAL, "it names %zu layers, of which this job has experts in %u",
+                       given->n_layers, n_known);
+    return 0;
+}
+
+int propose_given(struct propose *p, const Ballast__Placement *given, struct err *err)
+{
+    assert(p->n_layers);
+    int rc = check_given(p, given, err);
+    if (rc < 0)
+        return rc;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        struct layer *l = &p->layers[i];
+        long at = placed_find(given, l->number);
+        placement_fini(&l->wanted);
+        if (at >= 0)
+            placed_layer(given, (size_t)at, &l->wanted);
+        else
+            placement_init_like(&l->wanted, &l->in_force);
+        balance_weigh(l->balance, &l->in_force, &l->wanted, &l->verdict);
+    }
+    p->n_thought = p->n_layers;
+    conclude(p);
+    return 0;
+}
+
+void propose_forget(struct propose *p)
+{
+    p->n_thought = 0;
 }
 
 Ballast__Placement *propose_placement(const struct propose *p, uint32_t epoch, bool all_layers,

@@ -6,6 +6,7 @@
 #ifndef COORDINATOR_PROPOSE_H
 #define COORDINATOR_PROPOSE_H
 
+#include "common/err.h"
 #include "common/mem.h"
 #include "coordinator/load.h"
 
@@ -44,6 +45,12 @@ bool propose_think(struct propose *p);
 
 /* Thinks to the end, if that is not done. Lives until the next propose_observe. */
 const struct proposal *propose_now(struct propose *p);
+
+/* Thinks of a placement from outside instead, which passed check_placement: the layers that it names.
+ * After a window at least. -EINVAL for another shape. Until propose_forget or a window comes. */
+int  propose_given(struct propose *p, const Ballast__Placement *given, struct err *err);
+/* What is proposed next is thought of anew. */
+void propose_forget(struct propose *p);
 
 /* The proposed placement as the ranks get it: the layers that change, or all. In the arena. */
 Ballast__Placement *propose_placement(const struct propose *p, uint32_t epoch, bool all_layers,

@@ -317,6 +317,8 @@ static int check_together(struct walk *w, const struct place *at, const Protobuf
         return check_experts_request(w, at, (const Ballast__ExpertsRequest *)m);
     if (d == &ballast__db_backup_request__descriptor)
         return check_backup_request(w, at, (const Ballast__DbBackupRequest *)m);
+    if (d == &ballast__rebalance_request__descriptor)
+        return check_placed(w, at, ((const Ballast__RebalanceRequest *)m)->placement);
     if (d == &ballast__placement_reply__descriptor)
         return check_placed(w, at, ((const Ballast__PlacementReply *)m)->placement);
     return 0;

@@ -36,7 +36,7 @@ static const struct check_method methods[] = {
     REQUEST(EXPERTS, CLIENT, false, experts_request, SMALL, experts_reply),
     REQUEST(PLACEMENT, CLIENT, false, placement_request, SMALL, placement_reply),
     REQUEST(REBALANCE_PLAN, CLIENT, false, rebalance_request, SMALL, rebalance_plan_reply),
-    REQUEST(REBALANCE_APPLY, CLIENT, true, rebalance_request, SMALL, rebalance_plan_reply),
+    REQUEST(REBALANCE_APPLY, CLIENT, true, rebalance_request, REPLY_MAX, rebalance_plan_reply),
     REQUEST(REBALANCE_AUTO, CLIENT, true, rebalance_request, SMALL, job_reply),
     REQUEST(REBALANCE_HISTORY, CLIENT, false, rebalance_request, SMALL, rebalance_history_reply),
     REQUEST(DB_QUERY, CLIENT, false, db_query_request, SQL_BYTES_MAX + SMALL, db_query_reply),

@@ -6,6 +6,37 @@ import sqlite3
 from cluster import Cluster, expect, tell, until
 
 
+def devices(c, job):
+    """Per layer and device its experts."""
+    return [[sorted(e for e in device if e >= 0) for device in layer["placement"]]
+            for layer in c.json("placement", job)["layers"]]
+
+
+def give(c, job):
+    """A placement from a file is carried out, whatever the planner would do."""
+    c.ok("rebalance", "auto", "off", job)
+    path = os.path.join(c.folder, "placement.csv")
+    c.ok("placement", job, "--placement-out", path)
+    with open(path) as f:
+        head, *rows = [line.split(",") for line in f.read().splitlines()]
+    device = head.index("device")
+    with open(path, "w") as f:  # device 0's experts to 1, 1's to 2, ...
+        for row in [head] + rows:
+            if row is not head:
+                row[device] = str((int(row[device]) + 1) % c.n_workers)
+            f.write(",".join(row) + "\n")
+    before = devices(c, job)
+    wrong = c.run("rebalance", "apply", job, "--placement", os.path.join(c.folder, "none.csv"))
+    expect(wrong.returncode == 2 and "none.csv" in wrong.stderr, f"no such file: {wrong.stderr}")
+    until(lambda: c.run("rebalance", "apply", job, "--placement", path).returncode == 0, 40,
+          "the placement is taken once a load under the one in force is known")
+    until(lambda: devices(c, job) == [layer[-1:] + layer[:-1] for layer in before], 40,
+          "every device has what the one before it had")
+    last = c.json("rebalance", "history", job)["items"][-1]
+    expect(last["state"] == "DONE" and not last["automatic"], f"a person's: {last}")
+    expect(last["moves"] >= len(before), f"moves in every layer: {last}")
+
+
 def look(c):
     job = c.submit(c.job(steps=4000))
     c.wait_step(job, 25)
@@ -54,6 +85,7 @@ def look(c):
           "a plan, or none, once the placement in force has been for a window")
     expect("auto" in c.run("rebalance", "history", job).stderr, "history says if it is automatic")
     expect(f"{job} tiny" in c.ok("top", "--once"), "top shows the job")
+    give(c, job)
 
     copy = os.path.join(c.folder, "copy.db")
     c.ok("db", "backup", copy)

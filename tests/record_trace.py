@@ -55,6 +55,9 @@ class TraceCluster(Cluster):
             with open(os.path.join(self.folder, "text", name + ".txt"), "wb") as f:
                 f.write(text)
 
+    def while_training(self, job):
+        """Whatever else is to be done to a job, again and again until it ends."""
+
     def train(self, part, text, model, steps, checkpoint, rebalance="auto: false"):
         path = os.path.join(self.folder, f"part-{part}.yaml")
         with open(path, "w") as f:
@@ -64,17 +67,24 @@ data: {{train: [text/{text}.txt], format: bytes, sequence_length: 128}}
 train:
   steps: {steps}
   global_batch: 16
-  micro_batch: 4
+  micro_batch: {min(4, 16 // self.n_workers)}
   seed: {part}
   optimizer: {{lr: 2e-3}}
   schedule: {{name: constant, warmup_steps: 5}}
-parallel: {{workers: 2, fsdp_shard_degree: 2, expert_parallel_degree: 2}}
+parallel:
+  workers: {self.n_workers}
+  fsdp_shard_degree: {self.n_workers}
+  expert_parallel_degree: {self.n_workers}
 checkpoint: {{path: {checkpoint}, every_steps: {steps}, keep: 1}}
 moe: {{bias_update: off}}
 rebalance: {{{rebalance}, window_steps: {WINDOW}}}
 """)
         job = self.submit(path)
-        until(lambda: self.show(job)["state"] in ("DONE", "FAILED"), 600, f"part {part} ends")
+
+        def is_over():
+            self.while_training(job)
+            return self.show(job)["state"] in ("DONE", "FAILED")
+        until(is_over, 600, f"part {part} ends")
         self.wait(job, "DONE")
         return job
 

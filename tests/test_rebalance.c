@@ -329,6 +329,57 @@ static void what_was_looked_at_is_applied_once(void **state)
     assert_string_equal(reason(b, M(REBALANCE_APPLY)), "PLAN_OPEN");
 }
 
+/* Experts 0 1 2 on device 0, 3 and a copy of 0 on device 1, or what the caller makes of it. */
+static Ballast__Code apply_given(struct bench *b, uint8_t key, uint32_t n_slots, int32_t last)
+{
+    int32_t experts[] = {0, 1, 2, 3, last, -1};
+    double share[] = {0.5, 1, 1, 1, 0.5, 0};
+    uint32_t home[] = {0, 1, 2, 3};
+    Ballast__PlacementLayer layer = BALLAST__PLACEMENT_LAYER__INIT, *layers = &layer;
+    Ballast__Placement placement = BALLAST__PLACEMENT__INIT;
+    Ballast__RebalanceRequest request = BALLAST__REBALANCE_REQUEST__INIT;
+    layer.layer = 3;
+    layer.experts = experts;
+    layer.share = share;
+    layer.home = home;
+    layer.n_experts = layer.n_share = 2 * (size_t)n_slots;
+    layer.n_home = 4;
+    placement.n_devices = 2;
+    placement.n_slots = n_slots;
+    placement.layers = &layers;
+    placement.n_layers = 1;
+    request.job_id = 1;
+    request.placement = &placement;
+    message(b, CLIENT, M(REBALANCE_APPLY), key, &request.base);
+    return sent(b, CLIENT, M(REBALANCE_APPLY))->envelope.status->code;
+}
+
+static void a_placement_of_a_person_is_carried_out(void **state)
+{
+    struct bench *b = *state;
+    loads(b, 1, 8, 0, 1000000); /* even: the planner would stay */
+    assert_int_equal(apply_given(b, 8, 2, 0), CODE(INVALID_ARGUMENT));
+    assert_string_equal(reason(b, M(REBALANCE_APPLY)), "PLACEMENT");
+    assert_string_equal(sent(b, CLIENT, M(REBALANCE_APPLY))->envelope.status->message,
+                        "the placement does not fit job 1: it has 2 devices with 2 slots, this job "
+                        "has 2 with 3");
+    assert_int_equal(apply_given(b, 9, 3, 0), CODE(OK));
+    assert_int_equal(reply(b, M(REBALANCE_APPLY))->epoch, 1);
+    const Ballast__RecordPlan *plan = recorded(b, WHAT(PLAN))->plan;
+    const Ballast__PlacementLayer *l = plan->placement->layers[0];
+    static const int32_t expected[] = {0, 1, 2, 0, 3, -1}; /* 3 stays in its slot */
+    assert_memory_equal(l->experts, expected, sizeof expected);
+    assert_int_equal(l->home[0], 0);
+    assert_int_equal(l->home[2], 2); /* its old device has it no more */
+    assert_int_equal(plan->n_moves, 2);
+    b->rank[1].rejected_epoch = 1;
+    say(b, W1);
+    b->rank[0].rejected_epoch = 1;
+    say(b, W0);
+    assert_int_equal(call(b, M(REBALANCE_PLAN), 0, 0, false), CODE(OK)); /* the planner's own again */
+    assert_int_equal(reply(b, M(REBALANCE_PLAN))->n_moves, 0);
+}
+
 static void automatic_mode_is_switched_at_once(void **state)
 {
     struct bench *b = *state;
@@ -489,6 +540,7 @@ int main(void)
         RUNNING(a_plan_that_is_looked_at_changes_nothing),
         RUNNING(an_even_load_is_left_alone),
         RUNNING(what_was_looked_at_is_applied_once),
+        RUNNING(a_placement_of_a_person_is_carried_out),
         AUTOMATIC(automatic_mode_is_switched_at_once),
         AUTOMATIC(a_plan_comes_into_force_and_its_gain_is_seen),
         AUTOMATIC(prepare_is_repeated_until_it_is_answered),
