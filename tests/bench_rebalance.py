@@ -11,6 +11,7 @@ rank (2); what else runs here goes to others where there are some. --set: of the
 """
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import time
@@ -39,7 +40,7 @@ class RebalanceCluster(TraceCluster):
             return
         os.makedirs(os.path.join(self.folder, "text"))
         for name, path in zip(("bible", "jargon"), self.texts):
-            os.symlink(os.path.abspath(path), os.path.join(self.folder, "text", name + ".txt"))
+            shutil.copy(path, os.path.join(self.folder, "text", name + ".txt"))
 
     def pin(self):
         """A core for each rank, and what is left for all else."""
