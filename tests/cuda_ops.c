@@ -2,12 +2,13 @@
  *
  * usage: cuda_ops [--device cuda:N|cpu] [--op NAME] [--elem f32|bf16] [--bench] [--deterministic]
  *                 [--small]
- *        cuda_ops --list
+ *        cuda_ops --list [--bench [--small]]
  *
  * One line per op and type of element: cases, the worst relative error, where it was, the
  * tolerance. --small leaves out a model's own shapes, for tools under which all is slow, and lets
- * --bench time the small ones. --list names the ops. Exit 1 where an error is above its tolerance or bytes beside a tensor changed. With
- * --device cpu it compares the cpu with itself, which proves the cases and must find no error. */
+ * --bench time the small ones. --list names the ops, or the shapes that --bench times. Exit 1 where
+ * an error is above its tolerance or bytes beside a tensor changed. With --device cpu it compares
+ * the cpu with itself, which proves the cases and must find no error. */
 #include "tests/cuda_ops_trial.h"
 
 #include <assert.h>
@@ -239,12 +240,22 @@ static bool is_first_of_op(const struct op_family *family, size_t i)
     return false;
 }
 
-static void list_ops(void)
+static bool is_timed(const struct options *o, const struct op_case *c)
 {
+    return (c->size == CASE_SMALL) == o->small;
+}
+
+static void list(const struct options *o)
+{
+    char shape[256];
     for (const struct op_family *f = families; f; f = f->next)
-        for (size_t i = 0; i < f->n_cases; i++)
-            if (is_first_of_op(f, i))
+        for (size_t i = 0; i < f->n_cases; i++) {
+            shape_text(&f->cases[i], shape, sizeof shape);
+            if (o->bench && is_timed(o, &f->cases[i]))
+                printf("%-26s %s\n", f->cases[i].op, shape);
+            else if (!o->bench && is_first_of_op(f, i))
                 printf("%s\n", f->cases[i].op);
+        }
 }
 
 static bool run_all(const struct options *o, struct device *dev, struct device *cpu)
@@ -255,7 +266,7 @@ static bool run_all(const struct options *o, struct device *dev, struct device *
             const struct op_case *c = &f->cases[i];
             if (o->op && strcmp(o->op, c->op))
                 continue;
-            if (o->bench && (c->size == CASE_SMALL) == o->small)
+            if (o->bench && is_timed(o, c))
                 bench_case(c, dev);
             else if (!o->bench && is_first_of_op(f, i))
                 is_well = check_op(c->op, dev, cpu, dev->elem, o->small) && is_well;
@@ -313,7 +324,7 @@ int main(int argc, char **argv)
     struct options o = read_options(argc, argv);
     bool is_well = true;
     if (o.list) {
-        list_ops();
+        list(&o);
         return 0;
     }
     if (o.f32)
