@@ -151,7 +151,14 @@ struct rotary_shape {
     bool    interleaved; /* pair i is dims 2i, 2i + 1; else i, i + dim / 2 */
 };
 
-/* The indexer of sparse attention, and latent attention in absorbed form over chosen keys. */
+/* The indexer of sparse attention, and latent attention in absorbed form over chosen keys.
+ *
+ * A document may come in pieces. Then a call has it from its start to the end of a piece, as one
+ * document: all its keys, but queries (and what else is of them: chosen keys, outputs, gradients)
+ * of the tokens first .. n_tokens alone. Pieces go backwards from the last one where gradients
+ * are made: later has what queries of later pieces gave to the keys, and gets what those of this
+ * one give. No query of an earlier piece sees the keys of this one, so their gradients are whole,
+ * and of keys they alone are assigned. */
 struct index_shape {
     int64_t n_tokens;
     const int32_t *cu_seqlens;
@@ -159,6 +166,8 @@ struct index_shape {
     int32_t n_heads, head_dim;
     float   scale; /* of the sum over heads: (n_heads head_dim)^-0.5, or as the model says */
     int32_t top_k;
+    int64_t first; /* of index_select and index_loss; 0 where there are several documents */
+    float  *later; /* (n_tokens, head_dim), of index_loss; NULL: there are no later ones */
 };
 
 struct sparse_shape {
@@ -166,6 +175,8 @@ struct sparse_shape {
     int32_t n_heads, latent_dim, rope_dim; /* keys: latent then rope; values: the latent */
     float   scale;
     int32_t top_k; /* columns of selected */
+    int64_t first;
+    float  *later; /* (n_tokens, latent_dim + rope_dim), of the backward; NULL: as above */
 };
 
 /* A part of a product that is r wide in between: what is added is z b^T. */
@@ -358,12 +369,12 @@ struct device_ops {
     /* Floats that kda_forward leaves in saved for kda_backward (chunk states and more). */
     size_t (*kda_saved_floats)(struct device *dev, const struct kda_shape *shape);
     /* q, k (normalised), v, g, o: (n, heads, d); beta (n, heads). initial_state and final_state:
-     * (n_docs, heads, d, d) or NULL (zero, not wanted). */
+     * (n_docs, heads, d, d) or NULL (zero, not wanted); both may be the same. */
     void (*kda_forward)(struct device *dev, elem_ptr o, float *final_state, float *saved,
                         const_elem_ptr q, const_elem_ptr k, const_elem_ptr v, const float *g,
                         const_elem_ptr beta, const float *initial_state,
                         const struct kda_shape *shape);
-    /* d_final_state and d_initial_state may be NULL. */
+    /* d_final_state and d_initial_state may be NULL, and may be the same. */
     void (*kda_backward)(struct device *dev, elem_ptr dq, elem_ptr dk, elem_ptr dv, float *dg,
                          elem_ptr dbeta, float *d_initial_state, const_elem_ptr d_o,
                          const float *d_final_state, const_elem_ptr q, const_elem_ptr k,

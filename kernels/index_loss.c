@@ -15,7 +15,7 @@
 #define BLOCK_KEYS 64 /* of the dense target */
 
 struct index_loss {
-    float *dq, *dk, *dw;
+    float *dq, *dw, *key_sums;
     float  weight;
     struct index_operands x;
     const float *lse;
@@ -172,14 +172,15 @@ static void key_ranges(void *arg, int64_t begin, int64_t end, struct cpu_thread 
             const float *da = s->da + (t - s->begin) * n_heads * s->n_keys_max + from;
             product(thread, sums, d, transposed(da, l.n), as_is(s->x.q + t * n_heads * d, d),
                     to - from, d, n_heads, 1, 0);
-            key_list_add(&l, from, to, s->dk, d, sums, d);
+            key_list_add(&l, from, to, s->key_sums, d, sums, d);
         }
     }
 }
 
 static double loss_of_block(struct device *dev, struct index_loss *s)
 {
-    int64_t n_queries = s->end - s->begin, n_keys = s->end - s->doc_begin;
+    int64_t n_queries = s->end - s->begin;
+    int64_t n_keys = s->x.shape->first + s->end - s->doc_begin;
     double loss = 0;
     if (!s->selected)
         cpu_for(dev, cpu_n_tasks(n_keys, BLOCK_KEYS), 1, dense_targets, s);
@@ -204,11 +205,12 @@ static double loss_of_documents(struct device *dev, struct index_loss *s)
     s->losses = cpu_shared(dev, (size_t)block * query_bytes);
     s->target = (float *)(s->losses + block);
     s->da = s->target + block * s->n_keys_max;
-    memset(s->dk, 0, (size_t)(shape->n_tokens * shape->head_dim) * sizeof(float));
+    if (!shape->later)
+        memset(s->key_sums, 0, (size_t)(shape->n_tokens * shape->head_dim) * sizeof(float));
     for (int32_t doc = 0; doc < shape->n_docs; doc++) {
-        int64_t end = shape->cu_seqlens[doc + 1];
+        int64_t end = shape->cu_seqlens[doc + 1] - shape->first;
         s->doc_begin = shape->cu_seqlens[doc];
-        s->key_range = sparse_key_range(end - s->doc_begin);
+        s->key_range = sparse_key_range(shape->cu_seqlens[doc + 1] - s->doc_begin);
         for (s->begin = s->doc_begin; s->begin < end; s->begin = s->end) {
             s->end = min_i64(end, s->begin + block);
             loss += loss_of_block(dev, s);
@@ -225,12 +227,17 @@ void cpu_index_loss(struct device *dev, double *acc_loss, float *dq, float *dk, 
                     const struct sparse_shape *core)
 {
     assert(shape->n_tokens == core->n_tokens && shape->top_k == core->top_k);
+    assert(shape->first == core->first && (shape->first == 0 || shape->n_docs == 1));
+    assert(shape->later || shape->first == 0);
+    int64_t n = shape->n_tokens - shape->first, d = shape->head_dim;
     struct index_loss s = {
-        .dq = dq, .dk = dk, .dw = dw, .weight = weight, .x = {q, k, w, shape}, .lse = lse,
+        .dq = dq, .dw = dw, .key_sums = shape->later ? shape->later : dk, .weight = weight, .x = {q, k, w, shape}, .lse = lse,
         .selected = selected,
         .sparse = {q_latent, q_rope, q_rope_stride, latent, k_rope, k_rope_stride, core},
     };
     *acc_loss += loss_of_documents(dev, &s);
+    if (shape->later)
+        memcpy(dk, shape->later + shape->first * d, (size_t)(n * d) * sizeof(float));
 }
 
 void cpu_index_loss_dense(struct device *dev, double *acc_loss, float *dq, float *dk, float *dw,
@@ -239,9 +246,9 @@ void cpu_index_loss_dense(struct device *dev, double *acc_loss, float *dq, float
                           int64_t k_rope_stride, const float *lse, const struct index_shape *shape,
                           const struct attention_shape *core)
 {
-    assert(shape->n_tokens == core->n_tokens);
+    assert(shape->n_tokens == core->n_tokens && shape->first == 0 && !shape->later);
     struct index_loss s = {
-        .dq = dq, .dk = dk, .dw = dw, .weight = weight, .x = {q, k, w, shape}, .lse = lse,
+        .dq = dq, .dw = dw, .key_sums = dk, .weight = weight, .x = {q, k, w, shape}, .lse = lse,
         .dense = {core_q, core_kv, k_rope, k_rope_stride}, .dense_shape = core,
     };
     *acc_loss += loss_of_documents(dev, &s);

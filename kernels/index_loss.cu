@@ -170,21 +170,12 @@ static loss_scratch loss_scratch_take(struct device *dev, int64_t block, int64_t
 }
 
 template <typename T>
-static float *key_sums_take(struct device *dev, const index_gradients<T> &g)
-{
-    size_t n_bytes = (size_t)(g.n * g.x.d) * sizeof(float);
-    float *acc = (float *)cuda_scratch_take(dev, n_bytes);
-    cudaMemsetAsync(acc, 0, n_bytes, cuda_stream(dev));
-    return acc;
-}
-
-template <typename T>
 static void finish(struct device *dev, double *acc_loss, const index_gradients<T> &g,
                    const float *acc)
 {
     cudaStream_t stream = cuda_stream(dev);
     sparse_store<T><<<(unsigned)ceil_div(g.n * g.x.d, 256), 256, 0, stream>>>(
-        whole_rows(g.dk, g.x.d), acc, g.n, g.x.d);
+        whole_rows(g.dk, g.x.d), acc + g.first * g.x.d, g.n, g.x.d);
     add_losses<<<1, 1024, 0, stream>>>(acc_loss, g.losses, g.n);
 }
 
@@ -201,11 +192,12 @@ static void selected_plain(struct device *dev, float *acc, const index_gradients
     loss_scratch s = loss_scratch_take(dev, block, n_max, x.n_heads);
     float *scores = (float *)cuda_scratch_take(
         dev, (size_t)(block * n_max * core.n_heads) * sizeof *scores);
-    key_parts parts = key_parts_take(dev, block, g.n, n_max, x.d);
+    key_parts parts = key_parts_take(dev, block, g.first + g.n, n_max, x.d);
     rows<const T> q = whole_rows(x.q, x.d);
     for (int64_t begin = 0; begin < g.n; begin += block) {
         int64_t m = g.n - begin < block ? g.n - begin : block;
-        sparse_work main_work = {lists, begin, core.n_heads}, work = {lists, begin, x.n_heads};
+        sparse_work main_work = {lists, begin, core.n_heads, g.first};
+        sparse_work work = {lists, begin, x.n_heads, g.first};
         sparse_dots<T><<<sparse_grid(n_max, core.n_heads, m), TILE_THREADS, 0, stream>>>(
             scores, core.q, core.keys, main_work, core.width, core.scale);
         sparse_target<<<dim3((unsigned)ceil_div(n_max, 256), (unsigned)m), 256, 0, stream>>>(
@@ -233,9 +225,10 @@ static void selected(struct device *dev, float *acc, const index_gradients<bf16>
 template <typename T>
 static void loss_of_selected(struct device *dev, double *acc_loss, const index_gradients<T> &g,
                              const key_lists &lists, const sparse_operands<T> &core,
-                             const float *lse)
+                             const float *lse, float *acc)
 {
-    float *acc = key_sums_take(dev, g);
+    if (!acc)
+        acc = sparse_sums_take(dev, g.n, g.x.d);
     selected(dev, acc, g, lists, core, lse);
     finish(dev, acc_loss, g, acc);
 }
@@ -248,11 +241,11 @@ static void loss_of_visible(struct device *dev, double *acc_loss, const index_gr
     key_lists lists = {nullptr, nullptr, x.docs.first, longest};
     int64_t block = sparse_block(g.n, longest * (2 + x.n_heads) * (int64_t)sizeof(float));
     cudaStream_t stream = cuda_stream(dev);
-    float *acc = key_sums_take(dev, g);
+    float *acc = sparse_sums_take(dev, g.n, x.d);
     loss_scratch s = loss_scratch_take(dev, block, longest, x.n_heads);
     for (int64_t begin = 0; begin < g.n; begin += block) {
         int64_t end = g.n - begin < block ? g.n : begin + block;
-        sparse_work work = {lists, begin, x.n_heads};
+        sparse_work work = {lists, begin, x.n_heads, 0};
         dim3 tiles((unsigned)ceil_div(end, TILE), (unsigned)ceil_div(end - begin, TILE));
         dim3 key_tiles((unsigned)ceil_div(x.d, TILE), (unsigned)ceil_div(end, TILE));
         dense_target<T><<<tiles, TILE_THREADS, 0, stream>>>(s.target, longest, lse, begin, end,
@@ -266,10 +259,11 @@ static void loss_of_visible(struct device *dev, double *acc_loss, const index_gr
 
 template <typename T>
 static index_gradients<T> index_gradients_of(struct device *dev, void *dq, void *dk, void *dw,
-                                             float weight, const index_view<T> &x, int64_t n)
+                                             float weight, const index_view<T> &x, int64_t n,
+                                             int64_t first)
 {
     double *losses = (double *)cuda_scratch_take(dev, (size_t)n * sizeof *losses);
-    return {(T *)dq, (T *)dk, (T *)dw, weight, losses, x, n};
+    return {(T *)dq, (T *)dk, (T *)dw, weight, losses, x, n, first};
 }
 
 extern "C" void cuda_index_loss(struct device *dev, double *acc_loss, void *dq, void *dk, void *dw,
@@ -279,8 +273,10 @@ extern "C" void cuda_index_loss(struct device *dev, double *acc_loss, void *dq, 
                                 int64_t k_rope_stride, const float *lse,
                                 const struct index_shape *shape, const struct sparse_shape *core)
 {
-    int64_t n = shape->n_tokens;
-    assert(n == core->n_tokens && shape->top_k == core->top_k && shape->top_k > 0);
+    int64_t n = shape->n_tokens - shape->first;
+    assert(shape->n_tokens == core->n_tokens && shape->first == core->first);
+    assert(shape->top_k == core->top_k && shape->top_k > 0);
+    assert(shape->first == 0 || (shape->n_docs == 1 && shape->later));
     assert(shape->n_heads > 0 && core->n_heads > 0);
     if (n == 0)
         return;
@@ -290,11 +286,12 @@ extern "C" void cuda_index_loss(struct device *dev, double *acc_loss, void *dq, 
                   loss_of_selected<T>(
                       dev, acc_loss,
                       index_gradients_of<T>(dev, dq, dk, dw, weight,
-                                            index_view_of<T>(dev, q, k, w, shape), n),
+                                            index_view_of<T>(dev, q, k, w, shape), n,
+                                            shape->first),
                       lists,
                       sparse_operands_of<T>(q_latent, q_rope, q_rope_stride, latent, k_rope,
                                             k_rope_stride, core),
-                      lse));
+                      lse, shape->later));
     cuda_check(dev, "index_loss", "n=%lld heads=%d d=%d top_k=%d", (long long)n, shape->n_heads,
                shape->head_dim, shape->top_k);
 }
@@ -308,6 +305,7 @@ extern "C" void cuda_index_loss_dense(struct device *dev, double *acc_loss, void
 {
     int64_t n = shape->n_tokens, longest = 0;
     assert(n == core->n_tokens && shape->n_heads > 0 && core->n_heads > 0);
+    assert(shape->first == 0 && !shape->later);
     for (int32_t doc = 0; doc < shape->n_docs; doc++) {
         int64_t length = shape->cu_seqlens[doc + 1] - shape->cu_seqlens[doc];
         longest = length > longest ? length : longest;
@@ -319,7 +317,7 @@ extern "C" void cuda_index_loss_dense(struct device *dev, double *acc_loss, void
                   loss_of_visible<T>(
                       dev, acc_loss,
                       index_gradients_of<T>(dev, dq, dk, dw, weight,
-                                            index_view_of<T>(dev, q, k, w, shape), n),
+                                            index_view_of<T>(dev, q, k, w, shape), n, 0),
                       longest,
                       attention_view_of<T>(dev, core_q, core_kv, k_rope, k_rope_stride, core),
                       lse));

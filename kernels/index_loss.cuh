@@ -11,7 +11,7 @@ struct index_gradients {
     float   weight;
     double *losses; /* (n) */
     index_view<T> x;
-    int64_t n;
+    int64_t n, first; /* queries, and keys before query 0 */
 };
 
 /* index (n) becomes d I times weight; returns the divergence to all threads of the block. */
@@ -34,8 +34,8 @@ __device__ __forceinline__ double divergence(float *index, const float *target, 
     return block_sum(loss, shared);
 }
 
-/* Over chosen keys in bf16 on tensor cores: all but the sum of the losses, with acc (n, d) float32
- * += dk. False where it does not fit, and nothing was launched. */
+/* Over chosen keys in bf16 on tensor cores: all but the sum of the losses, with acc (first + n, d)
+ * float32 += dk. False where it does not fit, and nothing was launched. */
 bool index_loss_tensor(struct device *dev, float *acc, const index_gradients<bf16> &g,
                        const key_lists &lists, const sparse_operands<bf16> &core,
                        const float *lse);

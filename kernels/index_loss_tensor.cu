@@ -335,7 +335,8 @@ bool index_loss_tensor(struct device *dev, float *acc, const index_gradients<bf1
     loss_work w = {lists, lse, nullptr, nullptr, n_groups, 0};
     w.target = (float *)cuda_scratch_take(dev, (size_t)(block * target_bytes));
     w.parts = (bf16 *)cuda_scratch_take(dev, (size_t)(block * part_bytes));
-    int32_t *place = (int32_t *)cuda_scratch_take(dev, (size_t)(g.n * block) * sizeof *place);
+    int32_t *place = (int32_t *)cuda_scratch_take(
+        dev, (size_t)((g.first + g.n) * block) * sizeof *place);
     key_parts places = {nullptr, place, block, DIM};
     allow_shared(target_of_heads, TARGET_BYTES + 1024);
     allow_shared(loss_of_query, query_bytes);
@@ -344,8 +345,8 @@ bool index_loss_tensor(struct device *dev, float *acc, const index_gradients<bf1
         target_of_heads<<<(unsigned)m * n_groups, SPARSE_THREADS, TARGET_BYTES + 1024, stream>>>(
             w, core);
         loss_of_query<<<(unsigned)m, SPARSE_THREADS, query_bytes, stream>>>(w, g);
-        sparse_find(dev, places, {lists, w.begin, x.n_heads}, m);
-        sparse_add_parts<DIM><<<(unsigned)(w.begin + m), part_rows<DIM>::threads, 0, stream>>>(
+        sparse_find(dev, places, {lists, w.begin, x.n_heads, g.first}, m);
+        sparse_add_parts<DIM><<<(unsigned)(g.first + w.begin + m), part_rows<DIM>::threads, 0, stream>>>(
             acc, w.parts, place, block, n_max, (int)m);
     }
     return true;

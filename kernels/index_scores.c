@@ -167,11 +167,12 @@ static void select_blocks(void *arg, int64_t begin, int64_t end, struct cpu_thre
                                                                      index_dots(shape, n_queries)));
         uint32_t *keys = (uint32_t *)(scores + n_queries * n_keys);
         if (n_keys > shape->top_k)
-            index_block(thread, scores, n_keys, scores + (n_queries + 1) * n_keys, &s->x, b.begin,
-                        n_queries, b.doc_begin, n_keys);
+            index_block(thread, scores, n_keys, scores + (n_queries + 1) * n_keys, &s->x,
+                        b.begin - shape->first, n_queries, b.doc_begin, n_keys);
         for (int64_t t = b.begin; t < b.end; t++)
-            select_row(s->selected + t * shape->top_k, keys, scores + (t - b.begin) * n_keys,
-                       b.doc_begin, t - b.doc_begin + 1, shape->top_k);
+            select_row(s->selected + (t - shape->first) * shape->top_k, keys,
+                       scores + (t - b.begin) * n_keys, b.doc_begin, t - b.doc_begin + 1,
+                       shape->top_k);
     }
 }
 
@@ -180,7 +181,9 @@ void cpu_index_select(struct device *dev, int32_t *selected, const float *q, con
 {
     assert(shape->top_k > 0);
     assert(shape->cu_seqlens[shape->n_docs] == shape->n_tokens);
-    struct select s = {.selected = selected, .x = {q, k, w, shape}, .end = shape->n_tokens};
+    assert(shape->first == 0 || shape->n_docs == 1);
+    struct select s = {.selected = selected, .x = {q, k, w, shape}, .begin = shape->first,
+                       .end = shape->n_tokens};
     int64_t n_blocks;
     s.blocks = blocks_of(dev, &s, &n_blocks);
     cpu_for(dev, n_blocks, 1, select_blocks, &s);

@@ -239,15 +239,19 @@ static void select_launch(struct device *dev, int32_t *selected, const float *sc
 }
 
 template <typename T>
-static void select_all(struct device *dev, int32_t *selected, const index_view<T> &x, int64_t n,
-                       int32_t k)
+static void select_all(struct device *dev, int32_t *selected, index_view<T> x, int64_t first,
+                       int64_t n, int32_t k)
 {
+    /* As if queries were there from token 0 on. */
+    selected -= first * k;
+    x.q -= first * x.n_heads * x.d;
+    x.w -= first * x.n_heads;
     int64_t stride = ceil_div(n, 4) * 4, block = SELECT_BYTES / (stride * (int64_t)sizeof(float));
     block = block < SELECT_QUERIES_MIN ? SELECT_QUERIES_MIN : block;
     block = block > SELECT_QUERIES_MAX ? SELECT_QUERIES_MAX : block;
-    block = block > n ? n : block;
+    block = block > n - first ? n - first : block;
     float *scores = (float *)cuda_scratch_take(dev, (size_t)(block * stride) * sizeof *scores);
-    for (int64_t begin = 0; begin < n; begin += block) {
+    for (int64_t begin = first; begin < n; begin += block) {
         int64_t end = begin + block < n ? begin + block : n;
         if (end > k) /* else each query of the block takes all that it sees */
             index_scores_launch<T>(dev, scores, stride, begin, end, end, false, x);
@@ -259,12 +263,14 @@ extern "C" void cuda_index_select(struct device *dev, int32_t *selected, const v
                                   const void *k, const void *w, const struct index_shape *shape)
 {
     assert(shape->top_k > 0 && shape->n_heads > 0);
-    if (shape->n_tokens == 0)
+    assert(shape->first == 0 || shape->n_docs == 1);
+    if (shape->n_tokens == shape->first)
         return;
     cuda_scratch_begin(dev);
     ELEM_DISPATCH(dev, T,
                   select_all<T>(dev, selected, index_view_of<T>(dev, q, k, w, shape),
-                                shape->n_tokens, shape->top_k));
-    cuda_check(dev, "index_select", "n=%lld heads=%d d=%d top_k=%d", (long long)shape->n_tokens,
-               shape->n_heads, shape->head_dim, shape->top_k);
+                                shape->first, shape->n_tokens, shape->top_k));
+    cuda_check(dev, "index_select", "first=%lld n=%lld heads=%d d=%d top_k=%d",
+               (long long)shape->first, (long long)shape->n_tokens, shape->n_heads,
+               shape->head_dim, shape->top_k);
 }

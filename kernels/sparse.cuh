@@ -69,6 +69,7 @@ struct sparse_work {
     key_lists lists;
     int64_t begin;
     int32_t n_heads;
+    int64_t first; /* keys before query 0 */
 
     /* Of query z of the block, in weights (block, heads, n_max). */
     __device__ __forceinline__ int64_t at(int64_t z, int64_t head, int64_t j) const
@@ -242,10 +243,19 @@ static __global__ void sparse_store(rows<T> out, const float *acc, int64_t n, in
         store(out.at(i / width, i % width), acc[i]);
 }
 
-static inline key_parts key_parts_take(struct device *dev, int64_t block, int64_t n, int64_t n_max,
-                                       int32_t width)
+/* (n, width), zero. */
+static inline float *sparse_sums_take(struct device *dev, int64_t n, int32_t width)
 {
-    size_t n_parts = (size_t)(block * n_max * width), n_places = (size_t)(n * block);
+    size_t n_bytes = (size_t)(n * width) * sizeof(float);
+    float *acc = (float *)cuda_scratch_take(dev, n_bytes);
+    cudaMemsetAsync(acc, 0, n_bytes, cuda_stream(dev));
+    return acc;
+}
+
+static inline key_parts key_parts_take(struct device *dev, int64_t block, int64_t n_keys,
+                                       int64_t n_max, int32_t width)
+{
+    size_t n_parts = (size_t)(block * n_max * width), n_places = (size_t)(n_keys * block);
     float *parts = (float *)cuda_scratch_take(dev, n_parts * sizeof *parts);
     int32_t *place = (int32_t *)cuda_scratch_take(dev, n_places * sizeof *place);
     return {parts, place, block, width};
@@ -255,7 +265,7 @@ static inline key_parts key_parts_take(struct device *dev, int64_t block, int64_
 static inline void sparse_find(struct device *dev, const key_parts &parts, const sparse_work &w,
                                int64_t n_queries)
 {
-    size_t n_places = (size_t)((w.begin + n_queries) * parts.block);
+    size_t n_places = (size_t)((w.first + w.begin + n_queries) * parts.block);
     dim3 grid((unsigned)ceil_div(w.lists.n_max, 256), (unsigned)n_queries);
     cudaMemsetAsync(parts.place, 0, n_places * sizeof *parts.place, cuda_stream(dev));
     sparse_places<<<grid, 256, 0, cuda_stream(dev)>>>(parts, w);
@@ -266,7 +276,7 @@ static inline void sparse_collect(struct device *dev, float *acc, const key_part
                                   const sparse_work &w, int64_t n_queries)
 {
     sparse_find(dev, parts, w, n_queries);
-    sparse_add<<<(unsigned)(w.begin + n_queries), 128, 0, cuda_stream(dev)>>>(
+    sparse_add<<<(unsigned)(w.first + w.begin + n_queries), 128, 0, cuda_stream(dev)>>>(
         acc, parts, w.lists.n_max, n_queries);
 }
 

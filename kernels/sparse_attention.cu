@@ -38,7 +38,7 @@ static void forward_plain(struct device *dev, T *o, float *lse, const sparse_ope
     rows<T> out = whole_rows(o, x.latent);
     for (int64_t begin = 0; begin < n; begin += block) {
         int64_t m = n - begin < block ? n - begin : block;
-        sparse_work w = {lists, begin, x.n_heads};
+        sparse_work w = {lists, begin, x.n_heads, 0};
         sparse_dots<T><<<sparse_grid(lists.n_max, x.n_heads, m), TILE_THREADS, 0, stream>>>(
             p, x.q, x.keys, w, x.width, x.scale);
         sparse_softmax<<<dim3((unsigned)x.n_heads, (unsigned)m), 256, 0, stream>>>(lse, p, w);
@@ -67,16 +67,16 @@ extern "C" void cuda_sparse_attention(struct device *dev, void *o, float *lse, c
                                       const struct sparse_shape *shape)
 {
     assert(shape->n_heads > 0 && shape->top_k > 0);
-    if (shape->n_tokens == 0)
+    int64_t n = shape->n_tokens - shape->first;
+    if (n == 0)
         return;
     cuda_scratch_begin(dev);
-    key_lists lists = key_lists_of(dev, selected, shape->top_k, shape->n_tokens);
+    key_lists lists = key_lists_of(dev, selected, shape->top_k, n);
     ELEM_DISPATCH(dev, T,
                   forward(dev, (T *)o, lse,
                           sparse_operands_of<T>(q_latent, q_rope, q_rope_stride, latent, k_rope,
                                                 k_rope_stride, shape),
-                          lists, shape->n_tokens));
+                          lists, n));
     cuda_check(dev, "sparse_attention", "n=%lld heads=%d latent=%d rope=%d top_k=%d",
-               (long long)shape->n_tokens, shape->n_heads, shape->latent_dim, shape->rope_dim,
-               shape->top_k);
+               (long long)n, shape->n_heads, shape->latent_dim, shape->rope_dim, shape->top_k);
 }

@@ -9,9 +9,16 @@
 #include "kernels/ops_cpu.h"
 #include "kernels/vmath.h"
 
+/* Sums of keys, a row each. */
+struct key_sums {
+    float *rows;
+    int64_t stride;
+};
+
 struct backward {
-    float *dq_latent, *dq_rope, *d_latent, *dk_rope;
-    int64_t dq_rope_stride, dk_rope_stride;
+    float *dq_latent, *dq_rope;
+    int64_t dq_rope_stride;
+    struct key_sums latent, rope;
     const float *d_o, *o, *lse;
     struct sparse_operands x;
     const int32_t *selected;
@@ -84,12 +91,12 @@ static void add_query(struct cpu_thread *thread, const struct backward *b, float
     product(thread, sums, s->latent_dim, p,
             as_is(b->d_o + t * s->n_heads * s->latent_dim, s->latent_dim), n, s->latent_dim,
             s->n_heads, 1, 1);
-    key_list_add(l, from, to, b->d_latent, s->latent_dim, sums, s->latent_dim);
+    key_list_add(l, from, to, b->latent.rows, b->latent.stride, sums, s->latent_dim);
     if (s->rope_dim == 0)
         return;
     product(thread, sums, s->rope_dim, ds, sparse_q_rope(&b->x, t), n, s->rope_dim, s->n_heads, 1,
             0);
-    key_list_add(l, from, to, b->dk_rope, b->dk_rope_stride, sums, s->rope_dim);
+    key_list_add(l, from, to, b->rope.rows, b->rope.stride, sums, s->rope_dim);
 }
 
 static void key_ranges(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
@@ -114,10 +121,19 @@ static void zero_rows(void *arg, int64_t begin, int64_t end, struct cpu_thread *
     const struct backward *b = arg;
     const struct sparse_shape *s = b->x.shape;
     for (int64_t i = begin; i < end; i++) {
-        memset(b->d_latent + i * s->latent_dim, 0, (size_t)s->latent_dim * sizeof(float));
+        memset(b->latent.rows + i * b->latent.stride, 0, (size_t)s->latent_dim * sizeof(float));
         if (s->rope_dim > 0)
-            memset(b->dk_rope + i * b->dk_rope_stride, 0, (size_t)s->rope_dim * sizeof(float));
+            memset(b->rope.rows + i * b->rope.stride, 0, (size_t)s->rope_dim * sizeof(float));
     }
+}
+
+/* The sums of the shape's own keys, n of d numbers. */
+static void store_sums(float *to, int64_t to_stride, struct key_sums sums, int64_t first,
+                       int64_t n, int64_t d)
+{
+    for (int64_t i = 0; i < n; i++)
+        memcpy(to + i * to_stride, sums.rows + (first + i) * sums.stride,
+               (size_t)d * sizeof(float));
 }
 
 void cpu_sparse_attention_backward(struct device *dev, float *dq_latent, float *dq_rope,
@@ -128,20 +144,32 @@ void cpu_sparse_attention_backward(struct device *dev, float *dq_latent, float *
                                    int64_t k_rope_stride, const int32_t *selected,
                                    const struct sparse_shape *shape)
 {
-    int64_t n = shape->n_tokens, block = min_i64(n, sparse_block(2 * weights_of_query(shape)));
+    int64_t n = shape->n_tokens - shape->first, width = shape->latent_dim + shape->rope_dim;
+    int64_t block = min_i64(n, sparse_block(2 * weights_of_query(shape)));
+    float *later = shape->later;
     struct backward b = {
-        .dq_latent = dq_latent, .dq_rope = dq_rope, .d_latent = d_latent, .dk_rope = dk_rope,
-        .dq_rope_stride = dq_rope_stride, .dk_rope_stride = dk_rope_stride, .d_o = d_o, .o = o,
-        .lse = lse,
+        .dq_latent = dq_latent, .dq_rope = dq_rope, .dq_rope_stride = dq_rope_stride,
+        .latent = {d_latent, shape->latent_dim}, .rope = {dk_rope, dk_rope_stride}, .d_o = d_o,
+        .o = o, .lse = lse,
         .x = {q_latent, q_rope, q_rope_stride, latent, k_rope, k_rope_stride, shape},
-        .selected = selected, .key_range = sparse_key_range(n),
+        .selected = selected, .key_range = sparse_key_range(shape->n_tokens),
     };
+    assert(later || shape->first == 0);
+    if (later) {
+        b.latent = (struct key_sums){later, width};
+        b.rope = (struct key_sums){later + shape->latent_dim, width};
+    }
     b.p = cpu_shared(dev, (size_t)(2 * block * weights_of_query(shape)) * sizeof(float));
     b.ds = b.p + block * weights_of_query(shape);
-    cpu_for(dev, n, cpu_grain(shape->latent_dim + shape->rope_dim), zero_rows, &b);
+    if (!later)
+        cpu_for(dev, n, cpu_grain(width), zero_rows, &b);
     for (b.begin = 0; b.begin < n; b.begin = b.end) {
         b.end = min_i64(n, b.begin + block);
         cpu_for(dev, b.end - b.begin, 1, query_range, &b);
-        cpu_for(dev, cpu_n_tasks(b.end, b.key_range), 1, key_ranges, &b);
+        cpu_for(dev, cpu_n_tasks(shape->first + b.end, b.key_range), 1, key_ranges, &b);
     }
+    if (!later)
+        return;
+    store_sums(d_latent, shape->latent_dim, b.latent, shape->first, n, shape->latent_dim);
+    store_sums(dk_rope, dk_rope_stride, b.rope, shape->first, n, shape->rope_dim);
 }

@@ -13,6 +13,7 @@ struct sparse_gradients {
     rows<T> dq, dk;
     const T *d_o;
     const float *lse, *along; /* (n, heads) */
+    int64_t first;            /* keys before query 0 */
 };
 
 /* p: scores become weights; ds: dP becomes dS. Grid: keys / 256, heads, queries. */
@@ -39,11 +40,11 @@ static void backward_plain(struct device *dev, const sparse_gradients<T> &g, flo
     size_t  weight_bytes = (size_t)(block * query_floats) * sizeof(float);
     float *p = (float *)cuda_scratch_take(dev, weight_bytes);
     float *ds = (float *)cuda_scratch_take(dev, weight_bytes);
-    key_parts parts = key_parts_take(dev, block, n, n_max, x.width);
+    key_parts parts = key_parts_take(dev, block, g.first + n, n_max, x.width);
     rows<const T> d_o = whole_rows(g.d_o, x.latent);
     for (int64_t begin = 0; begin < n; begin += block) {
         int64_t m = n - begin < block ? n - begin : block;
-        sparse_work w = {lists, begin, x.n_heads};
+        sparse_work w = {lists, begin, x.n_heads, g.first};
         dim3 dots = sparse_grid(n_max, x.n_heads, m);
         dim3 scores((unsigned)ceil_div(n_max, 256), (unsigned)x.n_heads, (unsigned)m);
         sparse_dots<T><<<dots, TILE_THREADS, 0, stream>>>(p, x.q, x.keys, w, x.width, x.scale);
@@ -66,24 +67,21 @@ static void gradients(struct device *dev, const sparse_gradients<float> &g, floa
 static void gradients(struct device *dev, const sparse_gradients<bf16> &g, float *acc,
                       const sparse_operands<bf16> &x, const key_lists &lists, int64_t n)
 {
-    if (!sparse_tensor_backward(dev, acc, g.dq, g.d_o, g.lse, g.along, x, lists, n))
+    if (!sparse_tensor_backward(dev, acc, g.dq, g.d_o, g.lse, g.along, x, lists, g.first, n))
         backward_plain(dev, g, acc, x, lists, n);
 }
 
 template <typename T>
-static void backward(struct device *dev, sparse_gradients<T> g, const T *o,
+static void backward(struct device *dev, sparse_gradients<T> g, float *acc, const T *o,
                      const sparse_operands<T> &x, const key_lists &lists, int64_t n)
 {
     int64_t n_rows = n * x.n_heads;
-    size_t acc_bytes = (size_t)(n * x.width) * sizeof(float);
     float *along = (float *)cuda_scratch_take(dev, (size_t)n_rows * sizeof *along);
-    float *acc = (float *)cuda_scratch_take(dev, acc_bytes);
     output_dots_of(dev, along, g.d_o, o, n_rows, x.latent);
     g.along = along;
-    cudaMemsetAsync(acc, 0, acc_bytes, cuda_stream(dev));
     gradients(dev, g, acc, x, lists, n);
     sparse_store<T><<<(unsigned)ceil_div(n * x.width, 256), 256, 0, cuda_stream(dev)>>>(
-        g.dk, acc, n, x.width);
+        g.dk, acc + g.first * x.width, n, x.width);
 }
 
 extern "C" void cuda_sparse_attention_backward(
@@ -94,18 +92,22 @@ extern "C" void cuda_sparse_attention_backward(
     const struct sparse_shape *shape)
 {
     assert(shape->n_heads > 0 && shape->n_heads <= 65535 && shape->top_k > 0);
-    int64_t n = shape->n_tokens;
+    assert(shape->later || shape->first == 0);
+    int64_t n = shape->n_tokens - shape->first;
     int32_t d = shape->latent_dim;
     if (n == 0)
         return;
     cuda_scratch_begin(dev);
+    float *acc = shape->later;
+    if (!acc)
+        acc = sparse_sums_take(dev, shape->n_tokens, d + shape->rope_dim);
     key_lists lists = key_lists_of(dev, selected, shape->top_k, n);
     ELEM_DISPATCH(dev, T,
                   backward<T>(dev,
                               {{(T *)dq_latent, (T *)dq_rope, d, dq_rope_stride, d},
                                {(T *)d_latent, (T *)dk_rope, d, dk_rope_stride, d},
-                               (const T *)d_o, lse, nullptr},
-                              (const T *)o,
+                               (const T *)d_o, lse, nullptr, shape->first},
+                              acc, (const T *)o,
                               sparse_operands_of<T>(q_latent, q_rope, q_rope_stride, latent,
                                                     k_rope, k_rope_stride, shape),
                               lists, n));

@@ -102,9 +102,10 @@ __device__ __forceinline__ uint32_t *panel_pair(char *panel, int row, int j)
 bool sparse_tensor_forward(struct device *dev, bf16 *o, float *lse,
                            const sparse_operands<bf16> &x, const key_lists &lists, int64_t n);
 
-/* dq is assigned; acc (n, 576) float32 += the gradients of keys, latent with values, then rope. */
+/* dq is assigned; acc (first + n, 576) float32 += the gradients of keys, latent with values, then
+ * rope. */
 bool sparse_tensor_backward(struct device *dev, float *acc, const rows<bf16> &dq, const bf16 *d_o,
                             const float *lse, const float *along, const sparse_operands<bf16> &x,
-                            const key_lists &lists, int64_t n);
+                            const key_lists &lists, int64_t first, int64_t n);
 
 #endif

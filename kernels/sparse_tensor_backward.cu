@@ -292,10 +292,10 @@ static void launch_keys(struct device *dev, const tensor_gradients &g,
                          cuda_stream(dev)>>>(g, x, lists, begin);
 }
 
-/* A block of m queries. */
+/* A block of m queries; before: keys before query 0. */
 static void gradients_of_block(struct device *dev, float *acc, const tensor_gradients &g,
                                const key_parts &places, const sparse_operands<bf16> &x,
-                               const key_lists &lists, int64_t begin, int64_t m)
+                               const key_lists &lists, int64_t before, int64_t begin, int64_t m)
 {
     constexpr size_t n_bytes = QUERY_BYTES + 1024;
     unsigned n_groups = head_groups(x.n_heads);
@@ -307,15 +307,15 @@ static void gradients_of_block(struct device *dev, float *acc, const tensor_grad
         launch_keys<64>(dev, g, x, lists, begin, m);
     else
         launch_keys<128>(dev, g, x, lists, begin, m);
-    sparse_find(dev, places, {lists, begin, x.n_heads}, m);
+    sparse_find(dev, places, {lists, begin, x.n_heads, before}, m);
     sparse_add_parts<SPARSE_WIDTH>
-        <<<(unsigned)(begin + m), part_rows<SPARSE_WIDTH>::threads, 0, stream>>>(
+        <<<(unsigned)(before + begin + m), part_rows<SPARSE_WIDTH>::threads, 0, stream>>>(
             acc, g.parts, places.place, places.block, lists.n_max, (int)m);
 }
 
 bool sparse_tensor_backward(struct device *dev, float *acc, const rows<bf16> &dq, const bf16 *d_o,
                             const float *lse, const float *along, const sparse_operands<bf16> &x,
-                            const key_lists &lists, int64_t n)
+                            const key_lists &lists, int64_t first, int64_t n)
 {
     if (!sparse_fits(x) || !fits_tensor(dq) || !is_aligned16(d_o) || x.n_heads > 128)
         return false;
@@ -326,12 +326,13 @@ bool sparse_tensor_backward(struct device *dev, float *acc, const rows<bf16> &dq
     bf16 *p = (bf16 *)cuda_scratch_take(dev, (size_t)(block * weight_bytes));
     bf16 *ds = (bf16 *)cuda_scratch_take(dev, (size_t)(block * weight_bytes));
     bf16 *parts = (bf16 *)cuda_scratch_take(dev, (size_t)(block * part_bytes));
-    int32_t *place = (int32_t *)cuda_scratch_take(dev, (size_t)(n * block) * sizeof *place);
+    int32_t *place = (int32_t *)cuda_scratch_take(
+        dev, (size_t)((first + n) * block) * sizeof *place);
     tensor_gradients g = {dq, d_o, lse, along, p, ds, parts, stride, n_heads_padded};
     key_parts places = {nullptr, place, block, SPARSE_WIDTH};
     for (int64_t begin = 0; begin < n; begin += block) {
         int64_t m = n - begin < block ? n - begin : block;
-        gradients_of_block(dev, acc, g, places, x, lists, begin, m);
+        gradients_of_block(dev, acc, g, places, x, lists, first, begin, m);
     }
     return true;
 }

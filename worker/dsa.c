@@ -35,7 +35,8 @@ static int32_t columns_of(const struct pass *p)
 static struct sparse_shape shape_of(const struct pass *p, float scale, int32_t columns)
 {
     return (struct sparse_shape){
-        .n_tokens = p->n,
+        .n_tokens = p->before + p->n,
+        .first = p->before,
         .n_heads = (int32_t)p->spec->heads,
         .latent_dim = (int32_t)p->spec->kv_lora_rank,
         .rope_dim = (int32_t)p->spec->qk_rope_dim,
@@ -44,15 +45,30 @@ static struct sparse_shape shape_of(const struct pass *p, float scale, int32_t c
     };
 }
 
-void dsa_carve(struct pass *p, enum carve what, struct dsa_saved *out)
+/* The first of the document's rows of keys, of which those of the pass begin at x. */
+static const elem *all_keys(const struct pass *p, const elem *x, int64_t width)
+{
+    return const_elem_at(p->dev, x, -p->before * width);
+}
+
+static float *all_sums(const struct pass *p, float *sums, int64_t width)
+{
+    return sums ? sums - p->before * width : NULL;
+}
+
+void dsa_carve_keys(struct pass *p, enum carve what, struct dsa_saved *out)
+{
+    out->columns = columns_of(p);
+    if (what != CARVE_AGAIN)
+        out->selected = activations_take_i32(p->act, p->n * out->columns);
+}
+
+void dsa_carve_queries(struct pass *p, enum carve what, struct dsa_saved *out)
 {
     int64_t wide = p->n * p->spec->heads * p->spec->kv_lora_rank;
 
-    out->columns = columns_of(p);
-    if (what != CARVE_AGAIN) {
-        out->selected = activations_take_i32(p->act, p->n * out->columns);
+    if (what != CARVE_AGAIN)
         out->o_latent = activations_take(p->act, wide);
-    }
     if (what != CARVE_KEPT)
         out->q_latent = activations_take(p->act, wide);
 }
@@ -64,13 +80,14 @@ struct index {
     float *k_stats;           /* (n, 2) */
 };
 
-static void carve_index(struct pass *p, struct index *out)
+/* k: where the keys go, NULL: to scratch. */
+static void carve_index(struct pass *p, elem *k, struct index *out)
 {
     int64_t d = p->spec->index_head_dim, h = p->spec->index_heads;
 
     out->q = activations_take(p->act, p->n * h * d);
     out->k_raw = activations_take(p->act, p->n * d);
-    out->k = activations_take(p->act, p->n * d);
+    out->k = k ? k : activations_take(p->act, p->n * d);
     out->k_stats = activations_take_f32(p->act, p->n * 2);
     out->w = activations_take(p->act, p->n * h);
 }
@@ -83,9 +100,9 @@ void dsa_count_forward(struct pass *p)
     struct activations_mark mark = activations_mark(p->act);
     struct index i;
 
-    carve_index(p, &i);
+    carve_index(p, NULL, &i);
     if (p->index_stage != INDEX_FROZEN) /* where it learns, its gradients beside it */
-        carve_index(p, &i);
+        carve_index(p, NULL, &i);
     activations_release(p->act, mark);
 }
 
@@ -108,7 +125,8 @@ static struct index_shape index_shape_of(const struct pass *p, int32_t columns)
 {
     const struct model_spec *m = p->spec;
     return (struct index_shape){
-        .n_tokens = p->n, .cu_seqlens = p->cu_seqlens, .n_docs = p->n_docs,
+        .n_tokens = p->before + p->n, .first = p->before,
+        .cu_seqlens = p->before ? p->cu_keys : p->cu_seqlens, .n_docs = p->n_docs,
         .n_heads = (int32_t)m->index_heads, .head_dim = (int32_t)m->index_head_dim,
         .scale = 1 / sqrtf((float)m->index_heads * (float)m->index_head_dim), .top_k = columns,
     };
@@ -136,10 +154,11 @@ static void choose(struct pass *p, const struct unit_view *u, const struct dsa_i
     struct index_shape shape = index_shape_of(p, s->columns);
     struct index i;
 
-    carve_index(p, &i);
+    carve_index(p, s->index_k, &i);
     if (i.w) { /* the last one taken */
         project(p, u, in, &i);
-        p->dev->ops->index_select(p->dev, s->selected, i.q, i.k, i.w, &shape);
+        p->dev->ops->index_select(p->dev, s->selected, i.q,
+                                  all_keys(p, i.k, p->spec->index_head_dim), i.w, &shape);
     }
     activations_release(p->act, mark);
 }
@@ -175,14 +194,16 @@ static void divergence(struct pass *p, const struct dsa_inputs *in, const elem *
     };
     const elem *q_rope = const_elem_at(p->dev, in->q, h.nope);
 
+    index.later = all_sums(p, s->index_later, index.head_dim);
     if (kv)
         p->dev->ops->index_loss_dense(p->dev, p->acc_index_loss, d->q, d->k, d->w, p->index_weight,
                                       i->q, i->k, i->w, in->q, kv, in->k_rope, h.rope, lse, &index,
                                       &dense);
     else
         p->dev->ops->index_loss(p->dev, p->acc_index_loss, d->q, d->k, d->w, p->index_weight, i->q,
-                                i->k, i->w, s->selected, s->q_latent, q_rope, h.q_stride,
-                                in->latent, in->k_rope, h.rope, lse, &index, &sparse);
+                                all_keys(p, i->k, index.head_dim), i->w, s->selected, s->q_latent,
+                                q_rope, h.q_stride, all_keys(p, in->latent, h.latent),
+                                all_keys(p, in->k_rope, h.rope), h.rope, lse, &index, &sparse);
 }
 
 void dsa_learn(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
@@ -191,8 +212,8 @@ void dsa_learn(struct pass *p, const struct unit_view *u, const struct dsa_input
     struct activations_mark mark = activations_mark(p->act);
     struct index i, d;
 
-    carve_index(p, &i);
-    carve_index(p, &d);
+    carve_index(p, s->index_k, &i);
+    carve_index(p, NULL, &d);
     if (d.w) { /* the last one taken */
         project(p, u, in, &i);
         divergence(p, in, kv, lse, &i, &d, s);
@@ -250,20 +271,31 @@ static void heads_gradients(const struct pass *p, const struct unit_view *u,
         lora_heads_gradients(p, u, w, y, y_stride, x);
 }
 
+void dsa_turn_queries(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
+                      struct dsa_saved *s)
+{
+    struct heads h = heads_of(p->spec);
+    struct lora_heads keys = keys_of(&h);
+
+    heads_x(p, u, &keys, s->q_latent, in->q, h.q_stride);
+}
+
 void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, elem *o,
                  float *lse, struct dsa_saved *s)
 {
     struct heads h = heads_of(p->spec);
-    struct lora_heads keys = keys_of(&h), values = values_of(&h);
+    struct lora_heads values = values_of(&h);
     struct sparse_shape shape = shape_of(p, in->scale, s->columns);
     const elem *q_rope = const_elem_at(p->dev, in->q, h.nope);
 
-    choose(p, u, in, s);
+    if (!s->is_chosen)
+        choose(p, u, in, s);
     if (p->act->failed)
         return;
-    heads_x(p, u, &keys, s->q_latent, in->q, h.q_stride);
+    dsa_turn_queries(p, u, in, s);
     p->dev->ops->sparse_attention(p->dev, s->o_latent, lse, s->q_latent, q_rope, h.q_stride,
-                                  in->latent, in->k_rope, h.rope, s->selected, &shape);
+                                  all_keys(p, in->latent, h.latent),
+                                  all_keys(p, in->k_rope, h.rope), h.rope, s->selected, &shape);
     heads_y(p, u, &values, o, h.v, s->o_latent);
 }
 
@@ -271,9 +303,9 @@ void dsa_again(struct pass *p, const struct unit_view *u, const struct dsa_input
                struct dsa_saved *s)
 {
     struct heads h = heads_of(p->spec);
-    struct lora_heads keys = keys_of(&h), values = values_of(&h);
+    struct lora_heads values = values_of(&h);
 
-    heads_x(p, u, &keys, s->q_latent, in->q, h.q_stride);
+    dsa_turn_queries(p, u, in, s);
     heads_y(p, u, &values, o, h.v, s->o_latent);
 }
 
@@ -287,12 +319,15 @@ void dsa_backward(struct pass *p, const struct unit_view *u, const struct dsa_in
     const elem *q_rope = const_elem_at(p->dev, in->q, h.nope);
     elem *dq_rope = elem_at(p->dev, d->q, h.nope);
 
+    shape.later = all_sums(p, s->later, h.latent + h.rope);
     heads_x(p, u, &values, d->o_latent, d_o, h.v);
     heads_gradients(p, u, &values, d_o, h.v, s->o_latent);
     p->dev->ops->sparse_attention_backward(p->dev, d->q_latent, dq_rope, h.q_stride,
                                            d->latent, d->k_rope, h.rope, d->o_latent, s->o_latent,
                                            lse, s->q_latent, q_rope, h.q_stride,
-                                           in->latent, in->k_rope, h.rope, s->selected, &shape);
+                                           all_keys(p, in->latent, h.latent),
+                                           all_keys(p, in->k_rope, h.rope), h.rope, s->selected,
+                                           &shape);
     heads_y(p, u, &keys, d->q, h.q_stride, d->q_latent);
     heads_gradients(p, u, &keys, in->q, h.q_stride, d->q_latent);
 }

@@ -10,13 +10,20 @@
 
 #include "worker/layer.h"
 
+/* In a piece of a document, rows of keys lie after those of the pieces before, and are counted from
+ * the first of them. */
 struct dsa_saved {
     int32_t *selected;            /* (n, columns) rows of keys; -1 after the last */
     int32_t  columns;
     elem    *q_latent, *o_latent; /* (n, heads, kv_lora_rank) */
+    elem    *index_k;             /* (n, index_head_dim); NULL: made where it is needed */
+    bool     is_chosen;           /* selected is there, and lse */
+    float   *later, *index_later; /* (n, latent + rope) and (n, index_head_dim): what later pieces
+                                   * gave to the keys' gradients; NULL: there are none */
 };
 
-/* Of the layer around it; strides as in mla.h. */
+/* Of the layer around it; strides as in mla.h. Keys and values are those of the pass; what pieces
+ * before made of their rows lies before them. */
 struct dsa_inputs {
     const elem *x;      /* (n, hidden) */
     const elem *cq;     /* (n, q_lora_rank), the query's normed latent */
@@ -26,9 +33,11 @@ struct dsa_inputs {
     float scale;        /* of scores */
 };
 
-void dsa_carve(struct pass *p, enum carve what, struct dsa_saved *out);
+/* Of keys: what pieces of a document share. Of queries: the rest. */
+void dsa_carve_keys(struct pass *p, enum carve what, struct dsa_saved *out);
+void dsa_carve_queries(struct pass *p, enum carve what, struct dsa_saved *out);
 
-/* Writes s, o (n, heads, v) and lse (n, heads). */
+/* Writes s, o (n, heads, v) and lse (n, heads); unless it is chosen, selected too. */
 void dsa_forward(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in, elem *o,
                  float *lse, struct dsa_saved *s);
 
@@ -38,6 +47,10 @@ void dsa_again(struct pass *p, const struct unit_view *u, const struct dsa_input
 
 /* While counting: the scratch of a forward, released again. */
 void dsa_count_forward(struct pass *p);
+
+/* The queries in the latent's space, for dsa_learn where dsa_forward has not been. */
+void dsa_turn_queries(struct pass *p, const struct unit_view *u, const struct dsa_inputs *in,
+                      struct dsa_saved *s);
 
 /* The indexer's loss is added to the pass, and its gradients to u's where it has some. kv NULL: the
  * sparse stage, of what dsa_forward chose; else the dense one, over all keys as kv (n, heads,

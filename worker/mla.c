@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "worker/linear.h"
+#include "worker/segments.h"
 
 struct widths {
     int64_t q, kv, o, latent, rope;
@@ -92,7 +93,25 @@ static void turn_back(struct pass *p, elem *d_q, elem *d_k_rope)
     p->dev->ops->rotary_backward(p->dev, d_k_rope, 1, m->qk_rope_dim, p->rotary, &shape);
 }
 
-static void carve_kept(struct pass *p, const struct widths *w, struct mla_saved *out)
+/* What is narrow: keys, and what of queries a backward cannot do without. */
+static void carve_keys(struct pass *p, enum carve what, struct mla_saved *out)
+{
+    const struct model_spec *m = p->spec;
+
+    if (what != CARVE_AGAIN) {
+        out->low = activations_take(p->act, p->n * m->kv_lora_rank);
+        out->k_rope = activations_take(p->act, p->n * m->qk_rope_dim);
+        out->lse = activations_take_f32(p->act, p->n * m->heads);
+    }
+    if (what != CARVE_KEPT) {
+        out->kv_rstd = activations_take_f32(p->act, p->n);
+        out->latent = activations_take(p->act, p->n * m->kv_lora_rank);
+    }
+    if (is_sparse(p))
+        dsa_carve_keys(p, what, &out->dsa);
+}
+
+static void carve_kept_queries(struct pass *p, const struct widths *w, struct mla_saved *out)
 {
     const struct model_spec *m = p->spec;
 
@@ -100,16 +119,13 @@ static void carve_kept(struct pass *p, const struct widths *w, struct mla_saved 
         out->q_low = activations_take(p->act, p->n * m->q_lora_rank);
     else
         out->q = activations_take(p->act, p->n * w->q);
-    out->low = activations_take(p->act, p->n * w->latent);
-    out->k_rope = activations_take(p->act, p->n * w->rope);
     if (!is_sparse(p))
         out->o = activations_take(p->act, p->n * w->o);
-    out->lse = activations_take_f32(p->act, p->n * m->heads);
     if (m->mla_output_gate)
         out->gate = activations_take(p->act, p->n * w->o);
 }
 
-static void carve_again(struct pass *p, const struct widths *w, struct mla_saved *out)
+static void carve_queries_again(struct pass *p, const struct widths *w, struct mla_saved *out)
 {
     const struct model_spec *m = p->spec;
 
@@ -118,8 +134,6 @@ static void carve_again(struct pass *p, const struct widths *w, struct mla_saved
         out->q_latent = activations_take(p->act, p->n * m->q_lora_rank);
         out->q = activations_take(p->act, p->n * w->q);
     }
-    out->kv_rstd = activations_take_f32(p->act, p->n);
-    out->latent = activations_take(p->act, p->n * w->latent);
     if (is_sparse(p))
         out->o = activations_take(p->act, p->n * w->o);
     else
@@ -128,18 +142,24 @@ static void carve_again(struct pass *p, const struct widths *w, struct mla_saved
         out->gated = activations_take(p->act, p->n * w->o);
 }
 
-void mla_carve(struct pass *p, enum carve what, struct mla_saved *out)
+static void carve_queries(struct pass *p, enum carve what, struct mla_saved *out)
 {
     struct widths w = widths_of(p->spec);
 
-    if (what != CARVE_AGAIN) {
-        *out = (struct mla_saved){0};
-        carve_kept(p, &w, out);
-    }
+    if (what != CARVE_AGAIN)
+        carve_kept_queries(p, &w, out);
     if (what != CARVE_KEPT)
-        carve_again(p, &w, out);
+        carve_queries_again(p, &w, out);
     if (is_sparse(p))
-        dsa_carve(p, what, &out->dsa);
+        dsa_carve_queries(p, what, &out->dsa);
+}
+
+void mla_carve(struct pass *p, enum carve what, struct mla_saved *out)
+{
+    if (what != CARVE_AGAIN)
+        *out = (struct mla_saved){0};
+    carve_keys(p, what, out);
+    carve_queries(p, what, out);
 }
 
 /* What comes from the hidden width. */
@@ -201,6 +221,17 @@ static struct dsa_inputs dsa_inputs_of(const struct pass *p, const struct mla_sa
                                 score_scale(p->spec) };
 }
 
+/* All that does not look at other tokens. */
+static void prepare(struct pass *p, const struct unit_view *u, const struct widths *w,
+                    struct mla_saved *s)
+{
+    project(p, u, w, s);
+    turn_k(p, s->k_rope);
+    if (!p->spec->q_lora_rank)
+        turn_q(p, s->q);
+    expand(p, u, w, s);
+}
+
 void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
                        float beta, struct mla_saved *s)
 {
@@ -208,13 +239,9 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x,
     struct widths w = widths_of(m);
 
     s->x = x;
-    if (p->act->failed)
+    if (p->act->failed || p->act->is_counting)
         return;
-    project(p, u, &w, s);
-    turn_k(p, s->k_rope);
-    if (!m->q_lora_rank)
-        turn_q(p, s->q);
-    expand(p, u, &w, s);
+    prepare(p, u, &w, s);
     struct dsa_inputs in = dsa_inputs_of(p, s);
     if (is_sparse(p))
         dsa_forward(p, u, &in, s->o, s->lse, &s->dsa);
@@ -226,6 +253,8 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x,
         linear_forward(p, u, ROLE_MLA_G, s->gate, x, m->hidden, w.o, 0);
         p->dev->ops->sigmoid_gate(p->dev, s->gated, s->o, s->gate, p->n * w.o);
     }
+    if (!y)
+        return;
     linear_forward(p, u, ROLE_MLA_O, y, m->mla_output_gate ? s->gated : s->o, w.o, m->hidden,
                    beta);
     if (m->attention_bias)
@@ -358,4 +387,139 @@ void mla_layer_backward(struct pass *p, const struct unit_view *u, const elem *d
         linear_backward(p, u, ROLE_MLA_G, dx, 1, b.d_gate, s->x, m->hidden, w.o);
 out:
     activations_release(p->act, mark);
+}
+
+/* ---- in segments ---------------------------------------------------------------------------- */
+
+bool mla_is_cut(const struct pass *p)
+{
+    return p->segments && is_sparse(p);
+}
+
+void mla_cut_carve(struct pass *p, struct mla_saved *out)
+{
+    *out = (struct mla_saved){0};
+    carve_keys(p, CARVE_ALL, out);
+    out->dsa.index_k = activations_take(p->act, p->n * p->spec->index_head_dim);
+}
+
+/* Sums over later pieces, (n, width); 0. */
+static float *take_sums(struct pass *p, int64_t width)
+{
+    float *sums = activations_take_f32(p->act, p->n * width);
+
+    if (sums)
+        p->dev->ops->zero(p->dev, sums, (size_t)(p->n * width) * sizeof *sums);
+    return sums;
+}
+
+static float *float_rows(float *x, int64_t begin, int64_t width)
+{
+    return x ? x + begin * width : NULL;
+}
+
+/* What the segment has of what all share, and its queries; part is its pass. */
+static struct mla_saved carve_segment(struct pass *p, struct pass *part, const struct segment *g,
+                                      const struct mla_saved *cut)
+{
+    const struct model_spec *m = p->spec;
+    struct mla_saved s = {
+        .low = segment_rows(p, cut->low, g->begin, m->kv_lora_rank),
+        .latent = segment_rows(p, cut->latent, g->begin, m->kv_lora_rank),
+        .k_rope = segment_rows(p, cut->k_rope, g->begin, m->qk_rope_dim),
+        .kv_rstd = float_rows(cut->kv_rstd, g->begin, 1),
+        .lse = float_rows(cut->lse, g->begin, m->heads),
+        .dsa = cut->dsa,
+    };
+    if (cut->dsa.selected)
+        s.dsa.selected = cut->dsa.selected + g->begin * cut->dsa.columns;
+    s.dsa.index_k = segment_rows(p, cut->dsa.index_k, g->begin, m->index_head_dim);
+    carve_queries(part, CARVE_ALL, &s);
+    return s;
+}
+
+/* Where what later pieces gave is, if the segment is a piece. */
+static float *later_rows(float *sums, const struct segment *g, int64_t width)
+{
+    return g->before || g->goes_on ? float_rows(sums, g->begin, width) : NULL;
+}
+
+static void learn(struct pass *part, const struct unit_view *u, const elem *x,
+                  struct mla_saved *s)
+{
+    struct widths w = widths_of(part->spec);
+
+    s->x = x;
+    if (part->act->failed || part->act->is_counting)
+        return;
+    prepare(part, u, &w, s);
+    struct dsa_inputs in = dsa_inputs_of(part, s);
+    dsa_turn_queries(part, u, &in, &s->dsa);
+    dsa_learn(part, u, &in, NULL, s->lse, &s->dsa);
+}
+
+/* Once all keys have been chosen: backwards, as the keys' gradients come from later queries. */
+static void cut_learn(struct pass *p, const struct unit_view *u, const elem *x,
+                      const struct mla_saved *cut)
+{
+    int64_t d = p->spec->index_head_dim;
+    struct activations_mark begin = activations_mark(p->act);
+    float *sums = take_sums(p, d);
+
+    for (int32_t i = p->segments->n; i-- > 0;) {
+        const struct segment *g = &p->segments->all[i];
+        struct activations_mark mark = activations_mark(p->act);
+        struct pass part = segment_pass(p, g);
+        struct mla_saved s = carve_segment(p, &part, g, cut);
+        s.dsa.index_later = later_rows(sums, g, d);
+        if (p->act->is_counting)
+            dsa_count_forward(&part);
+        learn(&part, u, segment_inputs(p, x, g->begin, p->spec->hidden), &s);
+        activations_release(p->act, mark);
+    }
+    activations_release(p->act, begin);
+}
+
+void mla_cut_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
+                     float beta, const struct mla_saved *cut)
+{
+    int64_t hidden = p->spec->hidden;
+
+    for (int32_t i = 0; i < p->segments->n; i++) {
+        const struct segment *g = &p->segments->all[i];
+        struct activations_mark mark = activations_mark(p->act);
+        struct pass part = segment_pass(p, g);
+        struct mla_saved s = carve_segment(p, &part, g, cut);
+        part.index_stage = INDEX_FROZEN;
+        if (p->act->is_counting)
+            dsa_count_forward(&part);
+        mla_layer_forward(&part, u, segment_inputs(p, x, g->begin, hidden),
+                          segment_rows(p, y, g->begin, hidden), beta, &s);
+        activations_release(p->act, mark);
+    }
+    if (p->index_stage != INDEX_FROZEN)
+        cut_learn(p, u, x, cut);
+}
+
+void mla_cut_backward(struct pass *p, const struct unit_view *u, const elem *x, const elem *dy,
+                      elem *dx, const struct mla_saved *cut)
+{
+    int64_t hidden = p->spec->hidden, width = p->spec->kv_lora_rank + p->spec->qk_rope_dim;
+    struct activations_mark begin = activations_mark(p->act);
+    float *sums = take_sums(p, width);
+
+    for (int32_t i = p->segments->n; i-- > 0;) {
+        const struct segment *g = &p->segments->all[i];
+        struct activations_mark mark = activations_mark(p->act);
+        struct pass part = segment_pass(p, g);
+        struct mla_saved s = carve_segment(p, &part, g, cut);
+        s.dsa.is_chosen = true;
+        s.dsa.later = later_rows(sums, g, width);
+        part.index_stage = INDEX_FROZEN;
+        mla_layer_forward(&part, u, segment_inputs(p, x, g->begin, hidden), NULL, 0, &s);
+        mla_layer_backward(&part, u, segment_inputs(p, dy, g->begin, hidden),
+                           segment_rows(p, dx, g->begin, hidden), &s);
+        activations_release(p->act, mark);
+    }
+    activations_release(p->act, begin);
 }

@@ -20,7 +20,7 @@ struct mla_saved {
 
 void mla_carve(struct pass *p, enum carve what, struct mla_saved *out);
 
-/* y (n, hidden) = beta y + the layer of x. */
+/* y (n, hidden) = beta y + the layer of x; y NULL: only what a backward needs. */
 void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
                        float beta, struct mla_saved *s);
 
@@ -31,5 +31,16 @@ void mla_layer_again(struct pass *p, const struct unit_view *u, const elem *x,
 /* dx (n, hidden) is assigned; takes scratch and gives it back. */
 void mla_layer_backward(struct pass *p, const struct unit_view *u, const elem *dy, elem *dx,
                         const struct mla_saved *s);
+
+/* ---- the same in segments, over chosen keys: keys, choices and lse are kept, else made again -- */
+
+/* Whether the pass has segments and attention is over chosen keys. */
+bool mla_is_cut(const struct pass *p);
+
+void mla_cut_carve(struct pass *p, struct mla_saved *out);
+void mla_cut_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
+                     float beta, const struct mla_saved *cut);
+void mla_cut_backward(struct pass *p, const struct unit_view *u, const elem *x, const elem *dy,
+                      elem *dx, const struct mla_saved *cut);
 
 #endif
