@@ -193,10 +193,12 @@ def find_sanitizer():
 
 def judge_sanitizer(task):
     """What the tool found first, or what went wrong without it."""
-    for line in task.text.splitlines():
-        said = re.sub(r"^=+ ?", "", line).strip() if line.startswith("=====") else ""
-        if said and not re.match(r"COMPUTE-SANITIZER|(ERROR|RACECHECK|LEAK) SUMMARY: 0|Target", said):
-            return said
+    lines = [re.sub(r"^=+ ?", "", line).strip() for line in task.text.splitlines()
+             if line.startswith("=====")]
+    n_found = sum(int(n) for line in lines for n in re.findall(r"SUMMARY: (\d+)", line))
+    if n_found or FOUND in task.codes:
+        return next((line for line in lines if line and not re.match(
+            r"COMPUTE-SANITIZER|\w+ SUMMARY|Target", line)), f"{n_found} findings")
     return judge_ops(task)
 
 
@@ -279,7 +281,8 @@ class Run:
         if why and self.left() < 5:
             task.result = LEFT_OUT
         with self.lock:
-            print(f"\n======== {step.name}: {task.name}, GPU {gpu}, {task.ended - task.began:.1f} s: "
+            took = task.ended - task.began
+            print(f"\n======== {step.name}: {task.name}, GPU {gpu}, {took:.1f} s: "
                   f"{task.result} {task.said}\n{task.text}", file=self.log, flush=True)
             if why:
                 print(f"{step.name}: {task.name}: {task.result}: {why}"[:400], flush=True)

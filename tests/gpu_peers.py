@@ -147,11 +147,12 @@ def one_layer(what, n, top_k, n_experts, width, inter):
     leaves = (x, gate, up, down, weights)
 
     def layer():
-        rows = x[choice_at // top_k]
+        rows = torch.index_select(x, 0, choice_at // top_k)
         hidden = (F.silu(grouped_product(rows, gate.transpose(1, 2), offsets))
                   * grouped_product(rows, up.transpose(1, 2), offsets))
         y = grouped_product(hidden, down.transpose(1, 2), offsets)
-        y = (y[row_of].view(n, top_k, width) * weights).sum(1)
+        y = torch.index_select(y, 0, row_of).view(n, top_k, width)
+        y = (y * weights).sum(1)
         torch.autograd.grad(y, leaves, dy)
 
     tell(what, median_ms(layer, 7), flops=18 * n * top_k * width * inter)
