@@ -24,7 +24,7 @@
 
 #include "kernels/device.h"
 
-#define TRIAL_DIMS_MAX 8
+#define TRIAL_DIMS_MAX 9
 
 struct trial {
     struct device *dev;

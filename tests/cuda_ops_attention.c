@@ -140,25 +140,30 @@ static const elem *whole_elems(struct trial *t, int64_t n)
     return in_elems_of(t, host, n);
 }
 
+/* n, documents, heads, d, top_k, first query. */
 static void index_select(struct trial *t)
 {
-    int64_t n = t->d[0], heads = t->d[2], d = t->d[3], top_k = t->d[4];
+    int64_t n = t->d[0], heads = t->d[2], d = t->d[3], top_k = t->d[4], m = n - t->d[5];
     const int32_t *cu = trial_documents(t, n, (int32_t)t->d[1]);
     struct index_shape s = index_of(t, cu, heads, d, top_k);
     bool is_timed = n > 4096; /* ties by the thousand would be another case */
-    const elem *q = is_timed ? in_elems(t, n * heads * d, 1) : whole_elems(t, n * heads * d);
+    const elem *q = is_timed ? in_elems(t, m * heads * d, 1) : whole_elems(t, m * heads * d);
     const elem *k = is_timed ? in_elems(t, n * d, 1) : whole_elems(t, n * d);
-    const elem *w = is_timed ? in_elems(t, n * heads, 1) : whole_elems(t, n * heads);
-    int32_t *selected = out_i32(t, "selected", n * top_k, 0);
+    const elem *w = is_timed ? in_elems(t, m * heads, 1) : whole_elems(t, m * heads);
+    int32_t *selected = out_i32(t, "selected", m * top_k, 0);
+    s.first = t->d[5];
     t->flops = 2 * visible(cu, t->d[1]) * (double)(heads * d);
     TRIAL_RUN(t)
         t->dev->ops->index_select(t->dev, selected, q, k, w, &s);
 }
 
-/* ---- over chosen keys: n, documents, heads, latent, rope, top_k, extra width of rope rows ---- */
+/* ---- over chosen keys: n, documents, heads, latent, rope, top_k, extra width of rope rows, first
+ * query ---- */
 
-/* At random and spread over what a query sees; all of it where that is not more. */
-static const int32_t *random_choice(struct trial *t, const int32_t *cu, int64_t n, int64_t top_k)
+/* At random and spread over what a query sees; all of it where that is not more. Of the queries
+ * from first on. */
+static const int32_t *random_choice(struct trial *t, const int32_t *cu, int64_t first, int64_t n,
+                                    int64_t top_k)
 {
     int32_t *selected = trial_host(t, (size_t)(n * top_k) * sizeof *selected);
     for (int64_t i = 0, doc = 0; i < n; i++) {
@@ -175,7 +180,7 @@ static const int32_t *random_choice(struct trial *t, const int32_t *cu, int64_t 
             next = at + 1;
         }
     }
-    return in_bytes(t, selected, (size_t)(n * top_k) * sizeof *selected);
+    return in_bytes(t, selected + first * top_k, (size_t)((n - first) * top_k) * sizeof *selected);
 }
 
 struct sparse {
@@ -186,21 +191,21 @@ struct sparse {
 };
 
 static struct sparse sparse_of(struct trial *t, int64_t heads, int64_t latent, int64_t rope,
-                               int64_t top_k, int64_t extra)
+                               int64_t top_k, int64_t extra, int64_t first)
 {
-    int64_t n = t->d[0], stride = rope + extra;
+    int64_t n = t->d[0], m = n - first, stride = rope + extra;
     struct sparse x = {
         .shape = {.n_tokens = n, .n_heads = (int32_t)heads, .latent_dim = (int32_t)latent,
                   .rope_dim = (int32_t)rope, .scale = 1 / sqrtf((float)(latent + rope)),
-                  .top_k = (int32_t)top_k},
+                  .top_k = (int32_t)top_k, .first = first},
         .rope_stride = stride,
         .cu = trial_documents(t, n, (int32_t)t->d[1]),
     };
-    x.q = in_elems(t, n * heads * latent, 1);
-    x.q_rope = in_elems(t, n * heads * stride + 1, 1);
+    x.q = in_elems(t, m * heads * latent, 1);
+    x.q_rope = in_elems(t, m * heads * stride + 1, 1);
     x.latent = in_elems(t, n * latent, 1);
     x.k_rope = in_elems(t, n * stride + 1, 1);
-    x.selected = random_choice(t, x.cu, n, top_k);
+    x.selected = random_choice(t, x.cu, first, n, top_k);
     return x;
 }
 
@@ -224,8 +229,8 @@ static void attend_sparse(struct trial *t, const struct sparse *x, elem *o, floa
 
 static void sparse_attention(struct trial *t)
 {
-    struct sparse x = sparse_of(t, t->d[2], t->d[3], t->d[4], t->d[5], t->d[6]);
-    int64_t n_rows = t->d[0] * t->d[2];
+    struct sparse x = sparse_of(t, t->d[2], t->d[3], t->d[4], t->d[5], t->d[6], t->d[7]);
+    int64_t n_rows = (t->d[0] - t->d[7]) * t->d[2];
     elem *o = out_elems(t, "o", n_rows * t->d[3]);
     float *lse = out_floats(t, "lse", n_rows);
     t->flops = sparse_flops(&x, t->d[1], 1, 1);
@@ -235,19 +240,23 @@ static void sparse_attention(struct trial *t)
 
 static void sparse_attention_backward(struct trial *t)
 {
-    struct sparse x = sparse_of(t, t->d[2], t->d[3], t->d[4], t->d[5], t->d[6]);
-    int64_t n = t->d[0], n_rows = n * t->d[2], latent = t->d[3];
+    struct sparse x = sparse_of(t, t->d[2], t->d[3], t->d[4], t->d[5], t->d[6], t->d[7]);
+    int64_t n = t->d[0], m = n - t->d[7], n_rows = m * t->d[2], latent = t->d[3];
     const elem *d_o = in_elems(t, n_rows * latent, 1);
     elem *o = scratch_elems(t, n_rows * latent);
     float *lse = scratch_floats(t, n_rows);
     elem *dq = out_elems(t, "dq_latent", n_rows * latent);
     elem *dq_rope = inout_elems(t, "dq_rope", n_rows * x.rope_stride + 1, 1);
-    elem *d_latent = out_elems(t, "d_latent", n * latent);
-    elem *dk_rope = inout_elems(t, "dk_rope", n * x.rope_stride + 1, 1);
+    elem *d_latent = out_elems(t, "d_latent", m * latent);
+    elem *dk_rope = inout_elems(t, "dk_rope", m * x.rope_stride + 1, 1);
     double scale = cancelled(n, t->d[1], x.shape.scale, latent);
     out_scale(t, dq, scale);
     out_scale(t, dq_rope, scale);
     out_scale(t, dk_rope, scale);
+    if (t->d[7] > 0) {
+        x.shape.later = inout_floats(t, "later", n * (latent + t->d[4]), 1);
+        out_scale(t, x.shape.later, scale);
+    }
     t->flops = sparse_flops(&x, t->d[1], 3, 2);
     attend_sparse(t, &x, o, lse);
     TRIAL_RUN(t)
@@ -264,27 +273,30 @@ struct indexer {
     double *acc_loss;
 };
 
-static struct indexer indexer_of(struct trial *t, int64_t heads, int64_t d)
+static struct indexer indexer_of(struct trial *t, int64_t heads, int64_t d, int64_t first)
 {
-    int64_t n = t->d[0];
+    int64_t n = t->d[0], m = n - first;
     return (struct indexer){
-        .q = in_elems(t, n * heads * d, 1), .k = in_elems(t, n * d, 1),
-        .w = in_elems(t, n * heads, 1), .dq = out_elems(t, "dq", n * heads * d),
-        .dk = out_elems(t, "dk", n * d), .dw = out_elems(t, "dw", n * heads),
+        .q = in_elems(t, m * heads * d, 1), .k = in_elems(t, n * d, 1),
+        .w = in_elems(t, m * heads, 1), .dq = out_elems(t, "dq", m * heads * d),
+        .dk = out_elems(t, "dk", m * d), .dw = out_elems(t, "dw", m * heads),
         .acc_loss = inout_double(t, "acc_loss", 0.5),
     };
 }
 
-/* n, documents, index heads, index d, top_k, heads, latent, rope. The smallest widths of scores
+/* n, documents, index heads, index d, top_k, heads, latent, rope, first query. The smallest widths of scores
  * need no care: what is compared is a difference of two distributions. */
 static void index_loss(struct trial *t)
 {
-    int64_t n = t->d[0], heads = t->d[5], latent = t->d[6], rope = t->d[7];
-    struct sparse x = sparse_of(t, heads, latent, rope, t->d[4], 0);
+    int64_t n = t->d[0], heads = t->d[5], latent = t->d[6], rope = t->d[7], m = n - t->d[8];
+    struct sparse x = sparse_of(t, heads, latent, rope, t->d[4], 0, t->d[8]);
     struct index_shape s = index_of(t, x.cu, t->d[2], t->d[3], t->d[4]);
-    struct indexer i = indexer_of(t, t->d[2], t->d[3]);
-    elem *o = scratch_elems(t, n * heads * latent);
-    float *lse = scratch_floats(t, n * heads);
+    struct indexer i = indexer_of(t, t->d[2], t->d[3], t->d[8]);
+    elem *o = scratch_elems(t, m * heads * latent);
+    float *lse = scratch_floats(t, m * heads);
+    s.first = t->d[8];
+    if (s.first > 0)
+        s.later = inout_floats(t, "later", n * t->d[3], 1);
     t->flops = sparse_flops(&x, t->d[1], 1, 0);
     attend_sparse(t, &x, o, lse);
     TRIAL_RUN(t)
@@ -308,7 +320,7 @@ static void index_loss_dense(struct trial *t)
     x.kv = in_elems(t, n * heads * (nope + v), 1);
     x.k_rope = in_elems(t, n * rope + 1, 1);
     struct index_shape s = index_of(t, x.shape.cu_seqlens, t->d[2], t->d[3], 1);
-    struct indexer i = indexer_of(t, t->d[2], t->d[3]);
+    struct indexer i = indexer_of(t, t->d[2], t->d[3], 0);
     elem *o = scratch_elems(t, n * heads * v);
     float *lse = scratch_floats(t, n * heads);
     t->flops = 2 * visible(x.shape.cu_seqlens, t->d[1]) * (double)(heads * (nope + rope));
@@ -368,7 +380,10 @@ static const struct op_case cases[] = {
     {"index_select", index_select, {300, 1, 4, 8, 7}},
     {"index_select", index_select, {260, 1, 64, 128, 64}},
     {"index_select", index_select, {190, 3, 32, 128, 1}},
+    {"index_select", index_select, {90, 1, 70, 33, 20, 50}},
+    {"index_select", index_select, {700, 1, 64, 128, 64, 512}},
     {"index_select", index_select, {4096, 1, 32, 128, 2048}, CASE_LARGE},
+    {"index_select", index_select, {4096, 1, 64, 128, 500, 3500}, CASE_LARGE},
     {"index_select", index_select, {4000, 3, 64, 128, 500}, CASE_LARGE},
     {"index_select", index_select, {8192, 1, 64, 128, 2048}, CASE_BENCH},
     {"index_select", index_select, {8192, 1, 32, 128, 2048}, CASE_BENCH},
@@ -383,6 +398,8 @@ static const struct op_case cases[] = {
     {"sparse_attention", sparse_attention, {101, 3, 64, 512, 64, 64}},
     {"sparse_attention", sparse_attention, {70, 1, 128, 512, 64, 65, 8}},
     {"sparse_attention", sparse_attention, {60, 1, 96, 512, 64, 128}},
+    {"sparse_attention", sparse_attention, {100, 1, 3, 24, 8, 16, 0, 64}},
+    {"sparse_attention", sparse_attention, {100, 1, 96, 512, 64, 65, 0, 40}},
     {"sparse_attention", sparse_attention, {700, 2, 64, 512, 64, 256}, CASE_LARGE},
     {"sparse_attention", sparse_attention, {8192, 1, 64, 512, 64, 2048}, CASE_BENCH},
     {"sparse_attention", sparse_attention, {8192, 1, 128, 512, 64, 2048}, CASE_BENCH},
@@ -397,6 +414,8 @@ static const struct op_case cases[] = {
     {"sparse_attention_backward", sparse_attention_backward, {101, 3, 64, 512, 64, 64}},
     {"sparse_attention_backward", sparse_attention_backward, {70, 1, 128, 512, 64, 65, 8}},
     {"sparse_attention_backward", sparse_attention_backward, {60, 1, 96, 512, 64, 128}},
+    {"sparse_attention_backward", sparse_attention_backward, {100, 1, 3, 24, 8, 16, 0, 64}},
+    {"sparse_attention_backward", sparse_attention_backward, {100, 1, 96, 512, 64, 65, 0, 40}},
     {"sparse_attention_backward", sparse_attention_backward, {700, 2, 64, 512, 64, 256},
      CASE_LARGE},
     {"sparse_attention_backward", sparse_attention_backward, {8192, 1, 64, 512, 64, 2048},
@@ -410,6 +429,8 @@ static const struct op_case cases[] = {
     {"index_loss", index_loss, {150, 4, 2, 20, 16, 3, 24, 8}},
     {"index_loss", index_loss, {100, 1, 70, 20, 300, 70, 72, 8}},
     {"index_loss", index_loss, {101, 2, 32, 128, 64, 16, 512, 64}},
+    {"index_loss", index_loss, {100, 1, 3, 16, 8, 2, 16, 4, 64}},
+    {"index_loss", index_loss, {120, 1, 64, 128, 64, 96, 512, 64, 50}},
     {"index_loss", index_loss, {1000, 2, 32, 128, 256, 96, 512, 64}, CASE_LARGE},
     {"index_loss", index_loss, {8192, 1, 32, 128, 2048, 64, 512, 64}, CASE_BENCH},
 
