@@ -7,18 +7,15 @@
 struct fold {
     size_t width;     /* bytes of an element */
     size_t sum_width; /* of what it is summed in */
-    void (*load)(void *sum, const void *x, size_t n);
-    void (*add)(void *sum, const void *x, size_t n);
+    /* n elements from byte at on of each of in are added to sum, which begins with them or holds
+     * those before. It has n of sum_width, and is stored in the end. */
+    void (*add)(void *sum, bool begins, const uint8_t *const *in, uint32_t n_in, size_t at,
+                size_t n);
     void (*store)(void *x, const void *sum, size_t n);
 };
 
 const struct fold *fold_of(enum elem_type type, enum coll_op op);
 const struct fold *fold_of_f64(enum coll_op op);
-
-/* The same in steps: n elements from byte at on of each of in are added to sum, which begins with
- * them or holds those before. It has n of sum_width and is stored in the end. */
-void fold_into(const struct fold *f, bool begins, const uint8_t *const *in, uint32_t n_in,
-               size_t at, size_t n, uint8_t *sum);
 
 /* n elements from byte at on of each of in, into all of out; these may be the same elements. */
 void fold_run(const struct fold *f, const uint8_t *const *in, uint32_t n_in, size_t at, size_t n,

@@ -16,6 +16,7 @@
 #include "common/clock.h"
 #include "common/mem.h"
 #include "kernels/spans.h"
+#include "worker/coll_copy.h"
 #include "worker/coll_fold.h"
 #include "worker/coll_meet.h"
 #include "worker/coll_span.h"
@@ -136,7 +137,7 @@ static int host_start_reduce_scatter(struct coll *coll, const struct coll_group 
 static int take_gathered(struct open_call *o, struct err *err)
 {
     const struct coll_group *g = &o->call.g;
-    size_t part = o->n * o->width;
+    size_t part = o->n * o->width, all = part * o->n_blocks * g->n_ranks;
     (void)err;
     for (uint32_t k = 0; k < g->n_ranks && part > 0; k++) {
         uint32_t i = (g->me + k) % g->n_ranks; /* not all from the same member at once */
@@ -144,7 +145,7 @@ static int take_gathered(struct open_call *o, struct err *err)
         for (size_t b = 0; b < o->n_blocks; b++) {
             uint8_t *to = o->out + (b * g->n_ranks + i) * part;
             if (to != from + b * part)
-                memcpy(to, from + b * part, part);
+                copy_piece(to, from + b * part, part, all);
         }
     }
     return 0;
@@ -171,18 +172,26 @@ static int host_start_all_gather(struct coll *c, const struct coll_group *g, enu
     return start(h, g, &what, &o, out_ticket, err);
 }
 
+static size_t count_rows(const int64_t *rows, uint32_t n_members)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < n_members; i++)
+        n += (size_t)rows[i];
+    return n;
+}
+
 static int take_rows(struct open_call *o, struct err *err)
 {
-    const struct call *c = &o->call;
+    const struct coll_group *g = &o->call.g;
+    size_t all = count_rows(o->recv_rows, g->n_ranks) * o->width;
     uint8_t *to = o->out;
-    for (uint32_t i = 0; i < c->g.n_ranks; i++) {
+    for (uint32_t i = 0; i < g->n_ranks; i++) {
         int64_t before;
         size_t n = (size_t)o->recv_rows[i] * o->width;
-        int rc = call_rows_before(c, i, o->recv_rows[i], &before, err);
+        int rc = call_rows_before(&o->call, i, o->recv_rows[i], &before, err);
         if (rc < 0)
             return rc;
-        if (n > 0)
-            memcpy(to, call_input_of(c, i) + (size_t)before * o->width, n);
+        copy_piece(to, call_input_of(&o->call, i) + (size_t)before * o->width, n, all);
         to += n;
     }
     return 0;
@@ -194,18 +203,15 @@ static int host_start_all_to_all_rows(struct coll *coll, const struct coll_group
                                       coll_ticket *out_ticket, struct err *err)
 {
     struct host *h = host_of(coll);
-    size_t n_rows = 0;
     *out_ticket = 0;
     if (span_crosses(h, g))
         return (host_reaches_tensors(h) ? span_rows : span_down_rows)(h, g, send, send_rows, recv,
                                                                       recv_rows, row_bytes, err);
     if (!host_reaches_tensors(h))
         return stage_all_to_all_rows(h, g, send, send_rows, recv, recv_rows, row_bytes, err);
-    for (uint32_t i = 0; i < g->n_ranks; i++)
-        n_rows += (size_t)send_rows[i];
     const struct call_what what = {
         .op = SHM_ALL_TO_ALL_ROWS, .n = row_bytes, .n_blocks = 1, .in = send,
-        .in_bytes = n_rows * row_bytes, .send_rows = send_rows,
+        .in_bytes = count_rows(send_rows, g->n_ranks) * row_bytes, .send_rows = send_rows,
     };
     const struct open_call o = {.out = recv, .width = row_bytes, .recv_rows = recv_rows,
                                 .take = take_rows, .hidden = PHASE_DISPATCH_HIDDEN};

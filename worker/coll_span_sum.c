@@ -122,8 +122,8 @@ static void add_run(struct sum *x, const struct task *t, uint8_t *sum)
         x->inputs[i] = span_input_of(&x->c, first + i);
     for (size_t done = 0, n, at; done < count_of(x, t->chunk); done += n) {
         n = stretch(x, t->chunk, done, &at);
-        fold_into(x->fold, t->run == 0, x->inputs, n_in, at * x->fold->width, n,
-                  sum + done * x->fold->sum_width);
+        x->fold->add(sum + done * x->fold->sum_width, t->run == 0, x->inputs, n_in,
+                     at * x->fold->width, n);
     }
 }
 
@@ -363,11 +363,11 @@ static void cut(struct sum *x, size_t n, size_t n_blocks, size_t n_parts)
 /* ---- the operations -------------------------------------------------------------------------- */
 
 /* Every member adds all inputs. */
-static void reduce_small(struct sum *x, uint8_t *sum, size_t at, size_t n, bool begins)
+static void reduce_small(struct sum *x, uint8_t *sum, size_t at, size_t n)
 {
     for (uint32_t i = 0; i < x->c.g->n_ranks; i++)
         x->inputs[i] = span_input_of(&x->c, i);
-    fold_into(x->fold, begins, x->inputs, x->c.g->n_ranks, at * x->fold->width, n, sum);
+    x->fold->add(sum, true, x->inputs, x->c.g->n_ranks, at * x->fold->width, n);
 }
 
 int span_reduce(struct host *h, const struct coll_group *g, enum shm_op op, uint32_t op_word,
@@ -381,7 +381,7 @@ int span_reduce(struct host *h, const struct coll_group *g, enum shm_op op, uint
         return span_end(h, rc);
     if (x.c.has_inputs) {
         x.inputs = xcalloc(g->n_ranks, sizeof *x.inputs);
-        reduce_small(&x, sums, 0, n, true);
+        reduce_small(&x, sums, 0, n);
         free(x.inputs);
     } else {
         cut(&x, n, 1, 1);
@@ -411,8 +411,7 @@ int span_scatter(struct host *h, const struct coll_group *g, uint32_t op_word,
     if (is_small) {
         x.inputs = xcalloc(g->n_ranks, sizeof *x.inputs);
         for (size_t b = 0; b < n_blocks; b++)
-            reduce_small(&x, sums + b * n * fold->sum_width, (b * g->n_ranks + g->me) * n, n,
-                         true);
+            reduce_small(&x, sums + b * n * fold->sum_width, (b * g->n_ranks + g->me) * n, n);
         free(x.inputs);
     } else {
         cut(&x, n, n_blocks, g->n_ranks);
