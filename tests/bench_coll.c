@@ -1,22 +1,28 @@
 /* bench_coll.c - collectives of the ranks of one machine, one line per operation and size
  *
- *   bench_coll [RANKS [HOSTS]]          through shared memory, 4 ranks unless said; or as if they
+ *   bench_coll [--pin] [--ms N] [RANKS [HOSTS]]
+ *                                       through shared memory, 4 ranks unless said; or as if they
  *                                       were on several hosts, through the network's loopback
  *   bench_coll --gpus N [host|nccl]     every operation, a GPU for each rank, beside NCCL's plain
  *                                       calls; host: through host memory instead
  *
- * Ranks are processes. On the CPU the array lies in memory that travels, as gradients do, and each
- * time is the median over calls that begin together. On GPUs a time is the median over rounds of
- * calls one after another, ours and the plain ones in turns; results are checked first. */
+ * Ranks are processes; --pin gives each a core of those the program may use. On the CPU the arrays
+ * lie in memory that travels, as gradients do. Calls begin together, and each takes as long as its
+ * slowest rank; a time is the median over as many as take about N ms, 250 unless said, and cpu_ms
+ * is what a call takes of all cores. On GPUs a time is the median over rounds of calls one after
+ * another, ours and the plain ones in turns; results are checked first. */
+#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "common/version.h"
+#include "tests/pin.h"
 #include "worker/coll.h"
 #include "worker/coll_choose.h"
 #include "worker/coll_wire.h"
@@ -24,7 +30,15 @@
 #include "tests/nccl_plain.h"
 #endif
 
-#define CALLS 51
+#define CALLS_MAX 400
+#define CALLS_MIN 5
+#define RANKS_MAX_HERE 64
+
+struct options {
+    uint32_t world, n_hosts, budget_ms;
+    bool on_gpus, is_pinned;
+    enum coll_wish wish;
+};
 
 static int by_value(const void *a, const void *b)
 {
@@ -48,49 +62,109 @@ static void must(int rc, const struct err *err)
 
 /* ---- on the CPU ----------------------------------------------------------------------------- */
 
-/* x and y are arrays of n_bytes; an all_to_all sends equal parts of it. */
-static void measure(struct coll *c, bool is_sum, float *x, float *y, size_t n_bytes)
+enum cpu_op { CPU_ALL_REDUCE, CPU_ALL_TO_ALL, CPU_ALL_GATHER, CPU_REDUCE_SCATTER, N_CPU_OPS };
+
+struct arrays {
+    float *x, *y;
+    const float *values; /* that x has before each call */
+};
+
+/* n floats are all that a rank sums, sends, ends with or begins with. */
+static int cpu_call(struct coll *c, enum cpu_op op, const struct arrays *a, size_t n,
+                    struct err *err)
 {
-    double ms[CALLS];
-    struct err err = {0};
-    size_t n = n_bytes / sizeof *x;
-    int64_t rows[64];
-    int n_calls = n_bytes < 10000000 ? CALLS : 15;
+    const struct coll_group *g = &c->world_group;
+    size_t part = n / c->world;
+    int64_t rows[RANKS_MAX_HERE];
     for (uint32_t i = 0; i < c->world; i++)
         rows[i] = 1;
-    for (int k = 0; k < n_calls; k++) {
-        for (size_t i = 0; i < n; i++)
-            x[i] = (float)(i % 1000) * 1e-3f + (float)c->rank;
-        must(c->ops->barrier(c, &c->world_group, &err), &err);
-        uint64_t began = clock_now_ns();
-        must(is_sum ? c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, n, &err)
-                    : coll_all_to_all_rows(c, &c->world_group, x, rows, y, rows,
-                                           n / c->world * sizeof *x, &err), &err);
-        ms[k] = (double)(clock_now_ns() - began) / 1e6;
+    switch (op) {
+    case CPU_ALL_REDUCE:
+        return c->ops->all_reduce(c, g, COLL_SUM, ELEM_F32, a->x, n, err);
+    case CPU_ALL_TO_ALL:
+        return coll_all_to_all_rows(c, g, a->x, rows, a->y, rows, part * sizeof(float), err);
+    case CPU_ALL_GATHER:
+        return coll_all_gather(c, g, ELEM_F32, a->x, part, 1, a->y, err);
+    default:
+        return coll_reduce_scatter(c, g, ELEM_F32, a->x, part, 1, a->y, err);
     }
-    double middle = median(ms, (size_t)n_calls);
+}
+
+static double cpu_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+/* Milliseconds, and those of this rank's core. */
+static double time_cpu_call(struct coll *c, enum cpu_op op, const struct arrays *a, size_t n,
+                            double *out_cpu_ms)
+{
+    struct err err = {0};
+    memcpy(a->x, a->values, n * sizeof *a->x);
+    must(c->ops->barrier(c, &c->world_group, &err), &err);
+    double cpu_began = cpu_ms();
+    uint64_t began = clock_now_ns();
+    must(cpu_call(c, op, a, n, &err), &err);
+    double ms = (double)(clock_now_ns() - began) / 1e6;
+    *out_cpu_ms = cpu_ms() - cpu_began;
+    return ms;
+}
+
+static void over_ranks(struct coll *c, enum coll_op op, double *x, size_t n)
+{
+    struct err err = {0};
+    must(c->ops->all_reduce_f64(c, &c->world_group, op, x, n, &err), &err);
+}
+
+static void measure(struct coll *c, enum cpu_op op, const struct arrays *a, size_t n_bytes,
+                    const struct options *o)
+{
+    static const char *const names[] = {"all_reduce", "all_to_all", "all_gather",
+                                        "reduce_scatter"};
+    double ms[CALLS_MAX], cpu[CALLS_MAX], ignored;
+    size_t n = n_bytes / sizeof(float);
+    time_cpu_call(c, op, a, n, &ignored);
+    double first = time_cpu_call(c, op, a, n, &ignored);
+    over_ranks(c, COLL_MAX, &first, 1);
+    double wanted = o->budget_ms / first;
+    size_t n_calls = wanted > CALLS_MAX ? CALLS_MAX : wanted < CALLS_MIN ? CALLS_MIN
+                                                                        : (size_t)wanted;
+    for (size_t k = 0; k < n_calls; k++)
+        ms[k] = time_cpu_call(c, op, a, n, &cpu[k]);
+    over_ranks(c, COLL_MAX, ms, n_calls);
+    over_ranks(c, COLL_SUM, cpu, n_calls);
+    double middle = median(ms, n_calls);
     if (c->rank == 0)
-        printf("%s ranks=%u MB=%.3f median_ms=%.3f best_ms=%.3f\n",
-               is_sum ? "all_reduce" : "all_to_all", c->world, (double)n_bytes / 1e6, middle,
-               ms[0]);
+        printf("%s ranks=%u hosts=%u MB=%.3f median_ms=%.3f best_ms=%.3f cpu_ms=%.3f\n",
+               names[op], c->world, o->n_hosts, (double)n_bytes / 1e6, middle, ms[0],
+               median(cpu, n_calls));
     fflush(stdout);
 }
 
-static void bench_cpu(struct coll *c)
+static void bench_cpu(struct coll *c, const struct options *o)
 {
-    static const size_t sizes[] = {64, 64000, 1000000, 8000000, 64000000};
-    float *x = c->ops->alloc(c, sizes[4]), *y = c->ops->alloc(c, sizes[4]);
-    for (int is_sum = 1; is_sum >= 0; is_sum--)
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-            measure(c, is_sum, x, y, sizes[i]);
+    static const size_t sizes[] = {64,      64000,   500000,   1000000,
+                                   2000000, 8000000, 32000000, 64000000};
+    enum { N_SIZES = sizeof sizes / sizeof *sizes };
+    size_t most = sizes[N_SIZES - 1];
+    float *values = malloc(most);
+    struct arrays a = {c->ops->alloc(c, most), c->ops->alloc(c, most), values};
+    for (size_t i = 0; i < most / sizeof *values; i++)
+        values[i] = (float)(i % 1000) * 1e-3f + (float)c->rank;
+    for (enum cpu_op op = CPU_ALL_REDUCE; op < N_CPU_OPS; op++)
+        for (size_t i = 0; i < N_SIZES; i++)
+            measure(c, op, &a, sizes[i], o);
+    free(values);
 }
 
 /* What the ranks' processes tell each other before they can. */
 struct board {
     _Atomic uint32_t n_told;
-    uint32_t hosts[64];
-    char     addresses[64][WIRE_ADDRESS_BYTES];
-    uint8_t  keys[64][WIRE_KEY_BYTES];
+    uint32_t hosts[RANKS_MAX_HERE];
+    char     addresses[RANKS_MAX_HERE][WIRE_ADDRESS_BYTES];
+    uint8_t  keys[RANKS_MAX_HERE][WIRE_KEY_BYTES];
 };
 
 static void tell(struct board *b, uint32_t rank, uint32_t world, struct wire_peer *peers,
@@ -301,58 +375,86 @@ static void bench_gpus(struct coll *host, uint32_t rank, enum coll_wish wish)
 
 /* ---- ranks ---------------------------------------------------------------------------------- */
 
-static int bench_rank(const uint8_t *id, uint32_t rank, uint32_t world, struct board *board,
-                      bool on_gpus, enum coll_wish wish)
+static int bench_rank(const struct options *o, const uint8_t *id, uint32_t rank,
+                      struct board *board)
 {
-    struct wire_peer peers[64];
+    struct wire_peer peers[RANKS_MAX_HERE];
     struct coll_hosts hosts = {.hosts = board->hosts, .peers = peers};
-    struct coll_host_config config = {.id = id, .rank = rank, .world = world,
+    struct coll_host_config config = {.id = id, .rank = rank, .world = o->world,
                                       .open_timeout_ns = 30 * NS_PER_S};
     struct coll *c = NULL;
     struct err err = {0};
-    if (board->hosts[world - 1] > 0) {
-        tell(board, rank, world, peers, &hosts.wire);
+    if (o->is_pinned)
+        pin_to(rank);
+    if (o->n_hosts > 1) {
+        tell(board, rank, o->world, peers, &hosts.wire);
         config.hosts = &hosts;
     }
     must(coll_host_open(&config, &c, &err), &err);
 #if BALLAST_HAS_CUDA
-    if (on_gpus) {
-        bench_gpus(c, rank, wish);
+    if (o->on_gpus) {
+        bench_gpus(c, rank, o->wish);
         return 0;
     }
 #endif
-    (void)on_gpus, (void)wish;
-    bench_cpu(c);
+    bench_cpu(c, o);
     c->ops->close(c);
     return 0;
 }
 
+/* False where the arguments are no use. */
+static bool read_options(int argc, char **argv, struct options *o)
+{
+    static const struct option known[] = {
+        {"gpus", required_argument, NULL, 'g'}, {"pin", no_argument, NULL, 'p'},
+        {"ms", required_argument, NULL, 'm'}, {0},
+    };
+    struct err err = {0};
+    *o = (struct options){.world = 4, .n_hosts = 1, .budget_ms = 250, .wish = COLL_WISH_AUTO};
+    for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
+        if (c == 'g') {
+            o->on_gpus = true;
+            o->world = (uint32_t)strtoul(optarg, NULL, 10);
+        } else if (c == 'p') {
+            o->is_pinned = true;
+        } else if (c == 'm') {
+            o->budget_ms = (uint32_t)strtoul(optarg, NULL, 10);
+        } else {
+            return false;
+        }
+    }
+    argv += optind;
+    if (o->on_gpus)
+        return BALLAST_HAS_CUDA && o->world >= 1 && o->world <= RANKS_MAX_HERE &&
+               coll_wish_parse(argv[0] ? argv[0] : "nccl", &o->wish, &err) == 0;
+    if (argv[0])
+        o->world = (uint32_t)strtoul(argv[0], NULL, 10);
+    if (argv[0] && argv[1])
+        o->n_hosts = (uint32_t)strtoul(argv[1], NULL, 10);
+    return o->world >= 1 && o->world <= RANKS_MAX_HERE && o->n_hosts >= 1 &&
+           o->n_hosts <= o->world;
+}
+
 int main(int argc, char **argv)
 {
-    bool on_gpus = argc > 1 && !strcmp(argv[1], "--gpus");
-    const char *number = on_gpus ? (argc > 2 ? argv[2] : "") : argc > 1 ? argv[1] : "4";
-    uint32_t world = (uint32_t)strtoul(number, NULL, 10);
-    enum coll_wish wish = COLL_WISH_AUTO;
-    struct err err = {0};
+    struct options o;
     uint8_t id[16] = "bench";
     uint32_t pid = (uint32_t)getpid();
-    uint32_t n_hosts = !on_gpus && argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 1;
-    if (world < 1 || world > 64 || n_hosts < 1 || n_hosts > world ||
-        (on_gpus && !BALLAST_HAS_CUDA) ||
-        coll_wish_parse(on_gpus && argc > 3 ? argv[3] : "nccl", &wish, &err) < 0) {
-        fprintf(stderr, "usage: bench_coll [RANKS, 1 to 64 [HOSTS]]\n       bench_coll --gpus N "
-                        "[host|nccl]%s\n", BALLAST_HAS_CUDA ? "" : ", which this build cannot");
+    if (!read_options(argc, argv, &o)) {
+        fprintf(stderr, "usage: bench_coll [--pin] [--ms N] [RANKS, 1 to 64 [HOSTS]]\n       "
+                        "bench_coll --gpus N [host|nccl]%s\n",
+                BALLAST_HAS_CUDA ? "" : ", which this build cannot");
         return 2;
     }
     memcpy(id + 8, &pid, sizeof pid);
     struct board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE,
                                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    for (uint32_t r = 0; r < world; r++)
-        board->hosts[r] = r * n_hosts / world;
-    for (uint32_t r = 1; r < world; r++)
+    for (uint32_t r = 0; r < o.world; r++)
+        board->hosts[r] = r * o.n_hosts / o.world;
+    for (uint32_t r = 1; r < o.world; r++)
         if (fork() == 0)
-            _exit(bench_rank(id, r, world, board, on_gpus, wish));
-    int rc = bench_rank(id, 0, world, board, on_gpus, wish);
+            _exit(bench_rank(&o, id, r, board));
+    int rc = bench_rank(&o, id, 0, board);
     for (int status; wait(&status) > 0;)
         rc |= status != 0;
     return rc;

@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +21,7 @@
 #include "common/hf_config.h"
 #include "common/mem.h"
 #include "proto/job_file.h"
+#include "tests/pin.h"
 #include "worker/channel.h"
 #include "worker/trainer.h"
 
@@ -206,17 +206,6 @@ static void send_message(int fd, Ballast__TrainerMessage *m)
     free(bytes);
 }
 
-static void pin(uint32_t core)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(core, &set);
-    if (sched_setaffinity(0, sizeof set, &set) < 0) {
-        fprintf(stderr, "bench_train: core %u: %s\n", core, strerror(errno));
-        exit(1);
-    }
-}
-
 static int spawn(const struct options *o, Ballast__JobSpec *spec, uint32_t rank)
 {
     int pair[2];
@@ -226,7 +215,7 @@ static int spawn(const struct options *o, Ballast__JobSpec *spec, uint32_t rank)
         close(pair[0]);
         dup2(2, 1);
         if (o->is_pinned)
-            pin(rank);
+            pin_to(rank);
         _exit(trainer_main(pair[1]));
     }
     close(pair[1]);
