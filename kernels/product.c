@@ -290,7 +290,7 @@ static int64_t spread_grain(uint32_t n_threads, int64_t length, int64_t flops_ea
 {
     if (n_threads == 1)
         return max_i64(1, length);
-    int64_t grain = max_i64(length / (2 * n_threads), PIECE_FLOPS_MIN / flops_each);
+    int64_t grain = max_i64(1, max_i64(length / (2 * n_threads), PIECE_FLOPS_MIN / flops_each));
     return (grain + SPREAD_STEP - 1) / SPREAD_STEP * SPREAD_STEP;
 }
 
