@@ -22,9 +22,9 @@
  * cu_seqlens and cu_rows, the offsets of groups, the arrays of a route, n_rerouted and n_dropped,
  * and arrays of pointers (w, acc_dw, r, acc_dr, packed, scales of groups), which point into the
  * device. All else is in the device's: elements, floats, tokens, labels, ids, sent, selected,
- * index, counts, histogram, and the accumulators acc, acc_loss and acc_bad. No op returns a number
- * that it computed: it adds it to an accumulator, which is read once, when the host may wait for
- * it. */
+ * index, counts, histogram, and the accumulators acc, acc_loss, acc_sum and acc_bad. No op returns
+ * a number that it computed: it adds it to an accumulator, which is read once, when the host may
+ * wait for it. */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
 
@@ -250,6 +250,10 @@ struct device_ops {
     void (*sum_squares)(struct device *dev, double *acc, const float *x, int64_t n);
     /* *acc_bad becomes 1 if any of x is NaN or infinite, else it stays */
     void (*all_finite)(struct device *dev, int32_t *acc_bad, const float *x, int64_t n);
+    /* *acc_sum += what tells n_words words of 8 bytes from others, modulo 2^64; the sum over i of
+     * x[i] mixed with first + i, so that parts may be taken apart and in any order */
+    void (*checksum)(struct device *dev, uint64_t *acc_sum, const uint64_t *x, int64_t n_words,
+                     uint64_t first);
 
     /* ---- products: x (n, in), w (out, in), y (n, out); beta 0 assigns, 1 adds ---- */
     void (*linear)(struct device *dev, elem_ptr y, const_elem_ptr x, const_elem_ptr w, int64_t n,

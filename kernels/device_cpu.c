@@ -278,6 +278,7 @@ static const struct device_ops cpu_ops = {
     .to_elem                   = cpu_cast,
     .sum_squares               = cpu_sum_squares,
     .all_finite                = cpu_all_finite,
+    .checksum                  = cpu_checksum,
     .linear                    = cpu_linear,
     .linear_f32                = cpu_linear,
     .linear_dx                 = cpu_linear_dx,

@@ -10,6 +10,8 @@ void cpu_add(struct device *dev, float *y, const float *x, int64_t n);
 void cpu_cast(struct device *dev, float *y, const float *x, int64_t n);
 void cpu_sum_squares(struct device *dev, double *acc, const float *x, int64_t n);
 void cpu_all_finite(struct device *dev, int32_t *acc_bad, const float *x, int64_t n);
+void cpu_checksum(struct device *dev, uint64_t *acc_sum, const uint64_t *x, int64_t n_words,
+                  uint64_t first);
 void cpu_linear(struct device *dev, float *y, const float *x, const float *w, int64_t n, int64_t in,
                 int64_t out, float beta);
 void cpu_linear_dx(struct device *dev, float *dx, const float *dy, const float *w, int64_t n,

@@ -8,7 +8,7 @@
 
 /* Every op of the table but name, close and memory. */
 #define CUDA_OPS(OP)                                                                               \
-    OP(axpy) OP(scale) OP(add) OP(to_f32) OP(to_elem) OP(sum_squares) OP(all_finite)               \
+    OP(axpy) OP(scale) OP(add) OP(to_f32) OP(to_elem) OP(sum_squares) OP(all_finite) OP(checksum)  \
     OP(linear) OP(linear_f32) OP(linear_dx) OP(linear_dw)                                          \
     OP(grouped_linear) OP(grouped_linear_dx) OP(grouped_linear_dw)                                 \
     OP(grouped_linear_mxfp4) OP(grouped_linear_mxfp4_dx)                                           \

@@ -87,6 +87,20 @@ static void all_finite(struct trial *t)
         t->dev->ops->all_finite(t->dev, acc_bad, x, n);
 }
 
+/* n words, the place of the first. */
+static void checksum(struct trial *t)
+{
+    int64_t n = t->d[0], before = 12345;
+    uint64_t *host = trial_host(t, (size_t)n * sizeof *host);
+    for (int64_t i = 0; i < n; i++)
+        host[i] = (uint64_t)trial_below(t, INT64_MAX);
+    const uint64_t *x = in_bytes(t, host, (size_t)n * sizeof *host);
+    int64_t *acc_sum = inout_i64(t, "acc_sum", &before, 1, 0);
+    t->bytes = (double)n * sizeof *x;
+    TRIAL_RUN(t)
+        t->dev->ops->checksum(t->dev, (uint64_t *)acc_sum, x, n, (uint64_t)t->d[1]);
+}
+
 /* ---- optimizers ---- */
 
 /* n, elements. */
@@ -151,6 +165,10 @@ static const struct op_case cases[] = {
     {"all_finite", all_finite, {50000, 49999, 0}},
     {"all_finite", all_finite, {50000, 17, 1}},
     {"all_finite", all_finite, {256 << 20, -1, 0}, CASE_BENCH},
+    {"checksum", checksum, {0, 0}},
+    {"checksum", checksum, {1, 5}},
+    {"checksum", checksum, {100003, 1 << 20}},
+    {"checksum", checksum, {64 << 20, 0}, CASE_BENCH},
     SIZES(adamw),
     {"adamw", adamw, {7, 1}},
     {"adamw", adamw, {100003, 1}},

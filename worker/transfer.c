@@ -2,13 +2,15 @@
  *
  * All ranks of an expert group work out the same list of moves from the two placements. In a round
  * a rank sends to at most one other and receives from at most one, so that each link is used once.
- * What arrives stays in staging memory of the host, each part of an expert with a seal behind it: a
- * checksum and what it is. When all ranks agree that everything they have is sound, each copies its
- * staging into its slots. */
+ * What arrives stays in staging memory, each part of an expert with a seal behind it: a checksum and
+ * what it is. When all ranks agree that everything they have is sound, each copies its staging into
+ * its slots. All of it lies in the device's memory, and the host waits for it once: to look at the
+ * seals, and at the checksums that the device makes of what has arrived. */
 #include "worker/transfer.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +18,6 @@
 #include "common/failpoint.h"
 #include "common/mem.h"
 #include "worker/agree.h"
-#include "worker/pinned.h"
 #include "worker/rounds.h"
 #include "worker/shard_state.h"
 
@@ -35,12 +36,20 @@ struct seal {
     uint32_t epoch, layer, expert, part;
 };
 _Static_assert(sizeof(struct seal) <= LINE_BYTES, "fits behind a part");
+_Static_assert(offsetof(struct seal, checksum) == 0, "an op adds to it");
+
+/* Of a part that has arrived: the seal behind it, and the checksum that it has. */
+struct proof {
+    struct seal seal;
+    uint64_t checksum;
+};
 
 struct move {
     uint32_t layer, expert, from, to; /* slots through all devices */
     uint32_t parts;  /* which, a bit for each slot_part */
     uint32_t round;  /* ROUND_NONE: stays on its device */
     size_t   at;     /* in the staging memory, where it comes here; bytes */
+    uint32_t proof;  /* the first of its parts' places among the proofs, where it comes here */
 };
 
 struct transfer {
@@ -51,9 +60,10 @@ struct transfer {
     uint32_t next_round;
     struct transfer_result so_far;
     size_t   part_bytes[SLOT_PARTS]; /* 0: there is no such part */
-    char    *staging;
-    char    *outgoing;    /* host memory of one move; NULL: the device's is the host's */
-    void    *send, *recv; /* the device's, of one move; while the moves run */
+    uint32_t n_proofs;
+    char    *staging;     /* the device's, of all that comes here */
+    struct proof *proofs; /* the device's (n_proofs) */
+    void    *send;        /* of one move; while the moves run */
     int64_t *send_rows, *recv_rows; /* lines, per device */
 };
 
@@ -184,59 +194,84 @@ static void *part_of(const struct transfer *t, uint32_t layer, uint32_t slot, in
     return shard_slot(t->s, layer, slot % t->slots->n_slots, (enum slot_part)part);
 }
 
-static uint64_t checksum_of(const void *x, size_t n_bytes)
+static void checksum(const struct transfer *t, uint64_t *acc_sum, const char *row, int part)
 {
-    uint64_t sum = 0x9e3779b97f4a7c15u, word;
-    for (size_t i = 0; i < n_bytes; i += sizeof word) { /* slices are whole half lines */
-        memcpy(&word, (const char *)x + i, sizeof word);
-        sum = (sum ^ word) * 0x94d049bb133111ebu;
-        sum ^= sum >> 29;
-    }
-    return sum;
+    assert(t->part_bytes[part] % sizeof(uint64_t) == 0); /* slices are whole half lines */
+    t->s->dev->ops->checksum(t->s->dev, acc_sum, (const uint64_t *)(const void *)row,
+                             (int64_t)(t->part_bytes[part] / sizeof(uint64_t)), 0);
 }
 
-static struct seal seal_of(const struct transfer *t, const struct move *m, int part,
-                           const void *row)
+/* But for its checksum, which is 0. */
+static struct seal seal_of(const struct transfer *t, const struct move *m, int part)
 {
-    return (struct seal){.checksum = checksum_of(row, t->part_bytes[part]), .epoch = t->to.epoch,
-                         .layer = m->layer, .expert = m->expert, .part = (uint32_t)part};
+    return (struct seal){.epoch = t->to.epoch, .layer = m->layer, .expert = m->expert,
+                         .part = (uint32_t)part};
 }
 
 /* Where the seal of a part is. */
-static char *seal_at(const struct transfer *t, char *row, int part)
+static void *seal_at(const struct transfer *t, char *row, int part)
 {
     return row + row_bytes(t, part) - LINE_BYTES;
+}
+
+/* A bit that the network or the memory turned. */
+static void turn_bit(const struct transfer *t, char *row)
+{
+    struct device *dev = t->s->dev;
+    char byte;
+    dev->ops->to_host(dev, &byte, row, 1);
+    byte ^= 1;
+    dev->ops->to_device(dev, row, &byte, 1);
 }
 
 /* The parts of a move from their slot to packed rows, sealed. */
 static void pack(const struct transfer *t, const struct move *m, char *row)
 {
+    struct device *dev = t->s->dev;
     for (int part = 0; part < SLOT_PARTS; part++) {
         if (!has_part(t, m, part))
             continue;
-        t->s->dev->ops->to_host(t->s->dev, row, part_of(t, m->layer, m->from, part),
-                                t->part_bytes[part]);
-        struct seal seal = seal_of(t, m, part, row);
-        memcpy(seal_at(t, row, part), &seal, sizeof seal);
-        if (failpoint("move-checksum") < 0) /* a bit that the network or the memory turned */
-            row[0] ^= 1;
+        const struct seal seal = seal_of(t, m, part);
+        dev->ops->copy(dev, row, part_of(t, m->layer, m->from, part), t->part_bytes[part]);
+        dev->ops->to_device(dev, seal_at(t, row, part), &seal, sizeof seal);
+        checksum(t, seal_at(t, row, part), row, part);
+        if (failpoint("move-checksum") < 0)
+            turn_bit(t, row);
         row += row_bytes(t, part);
     }
 }
 
-static int check(const struct transfer *t, const struct move *m, struct err *err)
+/* What shows whether the parts of a move arrived whole. */
+static void prove(const struct transfer *t, const struct move *m)
 {
+    struct device *dev = t->s->dev;
     char *row = t->staging + m->at;
+    struct proof *proof = t->proofs + m->proof;
     for (int part = 0; part < SLOT_PARTS; part++) {
         if (!has_part(t, m, part))
             continue;
-        struct seal expected = seal_of(t, m, part, row), seal;
-        memcpy(&seal, seal_at(t, row, part), sizeof seal);
-        if (memcmp(&seal, &expected, sizeof seal) != 0)
+        dev->ops->copy(dev, &proof->seal, seal_at(t, row, part), sizeof proof->seal);
+        checksum(t, &proof->checksum, row, part);
+        proof++;
+        row += row_bytes(t, part);
+    }
+}
+
+/* proofs: the host's. */
+static int check(const struct transfer *t, const struct move *m, const struct proof *proofs,
+                 struct err *err)
+{
+    const struct proof *proof = proofs + m->proof;
+    for (int part = 0; part < SLOT_PARTS; part++) {
+        if (!has_part(t, m, part))
+            continue;
+        struct seal expected = seal_of(t, m, part);
+        expected.checksum = proof->checksum;
+        if (memcmp(&proof->seal, &expected, sizeof expected) != 0)
             return err_set(err, -EBADMSG, "placement %u: expert %u of layer %u arrived damaged at "
                            "rank %u from rank %u", t->to.epoch, m->expert, m->layer,
                            t->s->coll->rank, t->s->ep.ranks[device_of(t, m->from)]);
-        row += row_bytes(t, part);
+        proof++;
     }
     return 0;
 }
@@ -248,8 +283,8 @@ static void take(const struct transfer *t, const struct move *m)
     for (int part = 0; part < SLOT_PARTS; part++) {
         if (!has_part(t, m, part))
             continue;
-        t->s->dev->ops->to_device(t->s->dev, part_of(t, m->layer, m->to, part), row,
-                                  t->part_bytes[part]);
+        t->s->dev->ops->copy(t->s->dev, part_of(t, m->layer, m->to, part), row,
+                             t->part_bytes[part]);
         row += row_bytes(t, part);
     }
 }
@@ -269,15 +304,38 @@ static size_t largest_move_bytes(const struct transfer *t)
     return move_bytes(t, &(struct move){.parts = WITH_WEIGHTS | WITH_STATE}, true);
 }
 
+static bool comes_here(const struct transfer *t, const struct move *m)
+{
+    return device_of(t, m->to) == t->slots->me;
+}
+
 static size_t place_arrivals(struct transfer *t)
 {
     size_t at = 0;
-    for (uint32_t i = 0; i < t->n_moves; i++)
-        if (device_of(t, t->moves[i].to) == t->slots->me) {
-            t->moves[i].at = at;
-            at += move_bytes(t, &t->moves[i], true);
-        }
+    for (uint32_t i = 0; i < t->n_moves; i++) {
+        struct move *m = &t->moves[i];
+        if (!comes_here(t, m))
+            continue;
+        m->at = at;
+        m->proof = t->n_proofs;
+        at += move_bytes(t, m, true);
+        for (int part = 0; part < SLOT_PARTS; part++)
+            t->n_proofs += has_part(t, m, part);
+    }
     return at;
+}
+
+static int take_staging(struct transfer *t, struct err *err)
+{
+    struct device *dev = t->s->dev;
+    size_t n = place_arrivals(t);
+    if (n == 0)
+        return 0;
+    t->staging = dev->ops->alloc(dev, n);
+    t->proofs = dev->ops->alloc(dev, t->n_proofs * sizeof *t->proofs);
+    return t->staging && t->proofs
+               ? 0 : err_set(err, -ENOMEM, "no memory for %zu MiB of experts that are to move here",
+                             n >> 20);
 }
 
 int transfer_create(struct shard *s, struct slots *slots, struct slots *to, struct transfer **out,
@@ -294,13 +352,10 @@ int transfer_create(struct shard *s, struct slots *slots, struct slots *to, stru
     list_moves(t);
     t->n_ahead = plan_rounds(t, true, 0);
     t->n_rounds = t->n_ahead + plan_rounds(t, false, t->n_ahead);
-    size_t n = place_arrivals(t);
-    bool is_apart = !s->dev->is_host && t->n_rounds > 0;
-    if ((n > 0 && !(t->staging = pinned_alloc(s->dev, n))) ||
-        (is_apart && !(t->outgoing = pinned_alloc(s->dev, largest_move_bytes(t))))) {
+    int rc = take_staging(t, err);
+    if (rc < 0) {
         transfer_destroy(t);
-        return err_set(err, -ENOMEM, "no memory for %zu MiB of experts that are to move here",
-                       n >> 20);
+        return rc;
     }
     *out = t;
     return 0;
@@ -310,8 +365,10 @@ void transfer_destroy(struct transfer *t)
 {
     if (!t)
         return;
-    pinned_free(t->s->dev, t->staging);
-    pinned_free(t->s->dev, t->outgoing);
+    if (t->staging)
+        t->s->dev->ops->free(t->s->dev, t->staging);
+    if (t->proofs)
+        t->s->dev->ops->free(t->s->dev, t->proofs);
     slots_fini(&t->to);
     free(t->moves);
     free(t->send_rows);
@@ -333,51 +390,41 @@ static const struct move *find(const struct transfer *t, uint32_t round, bool ou
     return NULL;
 }
 
-/* From a slot over the network into staging; through the device's own memory where the network
- * does not reach the host's. */
+/* From a slot over the network into staging. */
 static int run_round(struct transfer *t, uint32_t round, struct transfer_result *r,
                      struct err *err)
 {
     const struct move *out = find(t, round, true), *in = find(t, round, false);
-    struct device *dev = t->s->dev;
-    uint64_t began = clock_now_ns();
-    void *recv = in && dev->is_host ? t->staging + in->at : t->recv;
     memset(t->send_rows, 0, t->slots->n_devices * sizeof *t->send_rows);
     memset(t->recv_rows, 0, t->slots->n_devices * sizeof *t->recv_rows);
     if (out) {
-        pack(t, out, t->outgoing ? t->outgoing : t->send);
-        if (t->outgoing)
-            dev->ops->to_device(dev, t->send, t->outgoing, move_bytes(t, out, true));
+        pack(t, out, t->send);
         t->send_rows[device_of(t, out->to)] = (int64_t)(move_bytes(t, out, true) / LINE_BYTES);
         r->sent_bytes += move_bytes(t, out, false);
     }
     if (in)
         t->recv_rows[device_of(t, in->from)] = (int64_t)(move_bytes(t, in, true) / LINE_BYTES);
-    int rc = coll_all_to_all_rows(t->s->coll, &t->s->ep, t->send, t->send_rows, recv, t->recv_rows,
-                                  LINE_BYTES, err);
-    if (rc == 0 && in && !dev->is_host)
-        dev->ops->to_host(dev, t->staging + in->at, recv, move_bytes(t, in, true));
-    if (out)
-        r->link_seconds += (double)(clock_now_ns() - began) / NS_PER_S;
-    return rc;
+    return coll_all_to_all_rows(t->s->coll, &t->s->ep, t->send, t->send_rows,
+                                in ? t->staging + in->at : NULL, t->recv_rows, LINE_BYTES, err);
 }
 
-static int take_buffers(struct transfer *t, struct err *err)
+static int take_buffer(struct transfer *t, struct err *err)
 {
-    size_t n = largest_move_bytes(t);
-    int rc = shard_buffer_take(t->s, n, &t->send, err);
-    if (rc == 0 && !t->s->dev->is_host)
-        rc = shard_buffer_take(t->s, n, &t->recv, err);
-    return rc;
+    return shard_buffer_take(t->s, largest_move_bytes(t), &t->send, err);
 }
 
-static void return_buffers(struct transfer *t)
+static void return_buffer(struct transfer *t)
 {
     if (t->send)
         shard_buffer_return(t->s, t->send);
-    if (t->recv)
-        shard_buffer_return(t->s, t->recv);
-    t->send = t->recv = NULL;
+    t->send = NULL;
+}
+
+/* What was sent since has arrived, or is on its way no more. */
+static void note_link(struct transfer_result *r, uint64_t sent_before, uint64_t began_ns)
+{
+    if (r->sent_bytes > sent_before)
+        r->link_seconds += (double)(clock_now_ns() - began_ns) / NS_PER_S;
 }
 
 bool transfer_is_ahead(const struct transfer *t)
@@ -391,17 +438,41 @@ int transfer_ahead(struct transfer *t, double *out_seconds, struct err *err)
     *out_seconds = 0;
     if (transfer_is_ahead(t))
         return 0;
-    uint64_t began = clock_now_ns();
+    uint64_t began = clock_now_ns(), sent = t->so_far.sent_bytes;
     size_t n = AHEAD_BYTES / row_bytes(t, SLOT_FROZEN);
     uint32_t end = n > 0 ? t->next_round + (uint32_t)n : t->next_round + 1;
-    int rc = take_buffers(t, err);
+    int rc = take_buffer(t, err);
     t->s->coll->layer = -1;
     for (; t->next_round < end && t->next_round < t->n_ahead && rc == 0; t->next_round++)
         rc = run_round(t, t->next_round, &t->so_far, err);
-    return_buffers(t);
+    return_buffer(t);
+    t->s->dev->ops->synchronize(t->s->dev);
+    note_link(&t->so_far, sent, began);
     *out_seconds = (double)(clock_now_ns() - began) / NS_PER_S;
     if (*out_seconds > t->so_far.seconds)
         t->so_far.seconds = *out_seconds;
+    return rc;
+}
+
+/* Waits for the device. */
+static int check_arrivals(const struct transfer *t, struct err *err)
+{
+    struct device *dev = t->s->dev;
+    struct proof *proofs = xcalloc(t->n_proofs + 1, sizeof *proofs);
+    int rc = 0;
+    for (uint32_t i = 0; i < t->n_moves; i++) {
+        const struct move *m = &t->moves[i];
+        if (!comes_here(t, m))
+            continue;
+        if (!travels(t, m))
+            pack(t, m, t->staging + m->at);
+        prove(t, m);
+    }
+    dev->ops->to_host(dev, proofs, t->proofs, t->n_proofs * sizeof *proofs);
+    for (uint32_t i = 0; i < t->n_moves && rc == 0; i++)
+        if (comes_here(t, &t->moves[i]))
+            rc = check(t, &t->moves[i], proofs, err);
+    free(proofs);
     return rc;
 }
 
@@ -409,8 +480,9 @@ int transfer_ahead(struct transfer *t, double *out_seconds, struct err *err)
 static int run_rounds(struct transfer *t, struct transfer_result *r, int *out_mine,
                       struct err *mine_err, struct err *err)
 {
-    int rc = take_buffers(t, err), mine = failpoint("before-move");
+    int rc = take_buffer(t, err), mine = failpoint("before-move");
     uint32_t first = t->next_round;
+    uint64_t began = clock_now_ns(), sent = r->sent_bytes;
     if (mine < 0)
         err_set(mine_err, mine, "rank %u failed before the moves", t->s->coll->rank);
     t->s->coll->layer = -1;
@@ -420,16 +492,10 @@ static int run_rounds(struct transfer *t, struct transfer_result *r, int *out_mi
         if (failed < 0 && mine == 0)
             mine = err_set(mine_err, failed, "rank %u failed amid the moves", t->s->coll->rank);
     }
-    for (uint32_t i = 0; i < t->n_moves && rc == 0; i++) {
-        const struct move *m = &t->moves[i];
-        if (device_of(t, m->to) != t->slots->me)
-            continue;
-        if (!travels(t, m))
-            pack(t, m, t->staging + m->at);
-        if (mine == 0)
-            mine = check(t, m, mine_err);
-    }
-    return_buffers(t);
+    return_buffer(t);
+    if (rc == 0 && mine == 0)
+        mine = check_arrivals(t, mine_err);
+    note_link(r, sent, began);
     *out_mine = mine;
     return rc;
 }
@@ -447,7 +513,7 @@ int transfer_run(struct transfer *t, struct transfer_result *out, struct err *er
     if ((rc = agree(t->s->coll, mine, err)) < 0)
         return rc;
     for (uint32_t i = 0; i < t->n_moves; i++)
-        if (device_of(t, t->moves[i].to) == t->slots->me)
+        if (comes_here(t, &t->moves[i]))
             take(t, &t->moves[i]);
     slots_set_speed(&t->to, t->slots->speed); /* what was measured since it was prepared */
     struct slots old = *t->slots;
