@@ -2,8 +2,13 @@
  *
  * A rank whose neighbour is gone waits in its device, where nothing ends the wait but an abort of
  * the communicators. So a thread watches: the neighbours, an abort by any rank, NCCL's own errors,
- * and whether what has begun on the device ends. Communicators do not block, so every call into
- * NCCL is short, and one lock keeps the watcher from aborting what is being called.
+ * and whether what has begun on the device ends. One lock keeps the watcher from aborting what is
+ * being called.
+ *
+ * Opening does not block, as it takes as long as the slowest rank. The communicators that work are
+ * split off and do: each launch of one that does not block starts a thread inside NCCL, a tenth of
+ * a millisecond of the host's time. Their calls are short all the same, but for the first between two
+ * ranks, which waits for the other to come.
  *
  * All communicators work on one stream, beside that of the ops. Launches are in it in the order of
  * the calls, which is the same on all members, so that none waits for one that waits for it; each
@@ -25,49 +30,46 @@
 #include "common/mem.h"
 #include "common/progress.h"
 #include "kernels/cuda.h"
+#include "worker/coll_flight.h"
 
 #define WATCH_NS   (20 * NS_PER_MS)
 #define LOOK_EVERY 5u /* of those until neighbours are looked at */
 #define REASON_NS  (500 * NS_PER_MS)
 #define POLL_NS    50000
-#define FLIGHTS    SHM_RING
-
-/* A call on its way through the device. */
-struct flight {
-    cudaEvent_t ready, began, done; /* ready: the ops before it are over */
-    uint32_t note;
-    uint64_t began_ns; /* when it was first seen to have begun; 0: not yet */
-};
 
 struct nccl {
     struct host *host;  /* borrowed */
     struct device *dev; /* borrowed */
-    cudaStream_t stream;
     pthread_t watcher;
     bool has_watcher;
     atomic_bool is_closing;
     pthread_mutex_t lock; /* of all below, which both threads use */
+    ncclComm_t root; /* of all ranks, does not block; the others are split off it */
     ncclComm_t comms[COLL_GROUPS_MAX]; /* [COLL_WORLD] all ranks'; NULL: none, or aborted */
     ncclComm_t splitting;              /* not yet in comms */
     bool is_aborted;
-    struct flight flights[FLIGHTS];
-    uint32_t n_launched, n_landed;
+    struct flights flights;
     struct shm_patience patience; /* with the flight that is to land next */
 };
 
 /* ---- abort, and who watches ------------------------------------------------------------------ */
 
-/* With the lock. What the device waits for in NCCL then ends. */
+/* With the lock. What the device waits for in NCCL then ends: first all are told, then all are
+ * waited for, as what one waits for may be behind another in the stream. */
 static void abort_comms(struct nccl *x)
 {
     if (x->is_aborted)
         return;
     x->is_aborted = true;
-    for (uint32_t i = COLL_GROUPS_MAX; i-- > 0;) /* the world's last, the others come from it */
-        if (x->comms[i]) {
+    ncclGroupStart();
+    for (uint32_t i = 0; i < COLL_GROUPS_MAX; i++)
+        if (x->comms[i])
             ncclCommAbort(x->comms[i]);
-            x->comms[i] = NULL;
-        }
+    ncclGroupEnd();
+    if (x->root)
+        ncclCommAbort(x->root);
+    memset(x->comms, 0, sizeof x->comms);
+    x->root = NULL;
 }
 
 /* With the lock. Errors that NCCL meets in threads of its own. */
@@ -88,11 +90,11 @@ static void look_for_errors(struct nccl *x)
 static void look_at_flights(struct nccl *x)
 {
     struct shm *s = &x->host->shm;
-    while (x->n_landed < x->n_launched) {
-        struct flight *f = &x->flights[x->n_landed % FLIGHTS];
+    while (x->flights.n_landed < x->flights.n_launched) {
+        struct flight *f = flights_at(&x->flights, x->flights.n_landed + 1);
         if (cudaEventQuery(f->done) == cudaSuccess) {
             call_note_left(x->host, f->note);
-            x->n_landed++;
+            x->flights.n_landed++;
             x->patience = (struct shm_patience){0};
             progress_made();
             continue;
@@ -185,15 +187,15 @@ static int settle(struct nccl *x, ncclComm_t *comm, ncclResult_t r, const char *
     return r == ncclSuccess ? 0 : fail(x, r, what, err);
 }
 
-static int add_world(struct nccl *x, const int32_t *id_words, struct err *err)
+static int add_root(struct nccl *x, const int32_t *id_words, struct err *err)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId id;
     config.blocking = 0;
     memcpy(&id, id_words, sizeof id);
-    ncclResult_t r = ncclCommInitRankConfig(&x->comms[COLL_WORLD], (int)x->host->coll.world, id,
+    ncclResult_t r = ncclCommInitRankConfig(&x->root, (int)x->host->coll.world, id,
                                             (int)x->host->coll.rank, &config);
-    return settle(x, &x->comms[COLL_WORLD], r, "opening the communicator of all ranks", err);
+    return settle(x, &x->root, r, "opening the communicator of all ranks", err);
 }
 
 /* The id of the communicator of all ranks, made by rank 0. */
@@ -217,22 +219,21 @@ static int agree_on_id(struct nccl *x, int32_t *out_words, struct err *err)
     return rc;
 }
 
-/* A group of its own ranks is a part of the world; one of all ranks is the world, and one rank
- * needs none. Groups of one kind are equal in size, so all ranks split, or none does. The group
- * is there when the split is over. */
+/* A communicator that works. A group of all ranks is the world, and one rank needs none. Groups of
+ * one kind are equal in size, so all ranks split, or none does. The group is there when the split
+ * is over. */
 static int add_group(struct nccl *x, const struct coll_group *g, struct err *err)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     int rc;
-    assert(g->id != COLL_WORLD && g->id < COLL_GROUPS_MAX);
-    if (g->n_ranks == x->host->coll.world || g->n_ranks == 1)
+    bool is_world = g->n_ranks == x->host->coll.world;
+    assert(g->id < COLL_GROUPS_MAX);
+    if ((is_world && g->id != COLL_WORLD) || (g->n_ranks == 1 && !is_world))
         return 0;
-    config.blocking = 0;
-    config.splitShare = 1; /* they never work at the same time */
-    ncclResult_t r = ncclCommSplit(x->comms[COLL_WORLD], (int)g->ranks[0], (int)g->me,
-                                   &x->splitting, &config);
+    config.blocking = getenv("BALLAST_NCCL_NONBLOCKING") ? 0 : 1;
+    ncclResult_t r = ncclCommSplit(x->root, (int)g->ranks[0], (int)g->me, &x->splitting, &config);
     do {
-        rc = settle(x, &x->comms[COLL_WORLD], r, "splitting the ranks", err);
+        rc = settle(x, &x->root, r, "splitting the ranks", err);
         r = ncclInProgress;
     } while (rc == 0 && !x->splitting);
     if (rc < 0)
@@ -271,7 +272,7 @@ typedef void (*ask_fn)(struct launch *l, const void *arg);
 static int ask(struct nccl *x, const struct coll_group *g, ask_fn fn, const void *arg,
                struct flight *flight, const char *what, struct err *err)
 {
-    struct launch l = {.stream = x->stream};
+    struct launch l = {.stream = x->flights.stream};
     ncclComm_t *comm = comm_of(x, g);
     if (x->is_aborted)
         return shm_check(&x->host->shm, err);
@@ -289,17 +290,17 @@ static int ask(struct nccl *x, const struct coll_group *g, ask_fn fn, const void
 
 /* The same with the lock, and the call's note. */
 static int launch(struct nccl *x, const struct coll_group *g, ask_fn fn, const void *arg,
-                  uint32_t note, const char *what, uint32_t *out_launch, struct err *err)
+                  enum phase hidden, uint32_t note, const char *what, uint32_t *out_launch,
+                  struct err *err)
 {
     pthread_mutex_lock(&x->lock);
-    if (x->n_launched - x->n_landed == FLIGHTS)
-        x->n_landed++; /* nobody will know when it ended: the recorder has forgotten it, too */
-    struct flight *f = &x->flights[x->n_launched % FLIGHTS];
+    struct flight *f = flights_next(&x->flights, x->dev);
     f->note = note;
-    f->began_ns = 0;
+    f->hidden = hidden;
+    f->layer = x->host->coll.layer;
     int rc = ask(x, g, fn, arg, f, what, err);
-    x->n_launched += rc == 0;
-    *out_launch = x->n_launched;
+    x->flights.n_launched += rc == 0;
+    *out_launch = x->flights.n_launched;
     pthread_mutex_unlock(&x->lock);
     return rc;
 }
@@ -308,8 +309,12 @@ static int launch(struct nccl *x, const struct coll_group *g, ask_fn fn, const v
  * stream. */
 void nccl_finish(struct nccl *x, uint32_t launch)
 {
-    if (launch > 0)
-        cudaStreamWaitEvent(cuda_stream(x->dev), x->flights[(launch - 1) % FLIGHTS].done, 0);
+    if (launch == 0)
+        return;
+    struct flight *f = flights_at(&x->flights, launch);
+    cudaEventRecord(f->waited, cuda_stream(x->dev));
+    f->is_waited = true;
+    cudaStreamWaitEvent(cuda_stream(x->dev), f->done, 0);
 }
 
 static ncclDataType_t nccl_type(enum elem_type type)
@@ -328,7 +333,8 @@ static void ask_gather(struct launch *l, const void *arg)
 int nccl_gather(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *blocks,
                 uint32_t note, uint32_t *out_launch, struct err *err)
 {
-    return launch(x, g, ask_gather, blocks, note, "all_gather", out_launch, err);
+    return launch(x, g, ask_gather, blocks, PHASE_GATHER_HIDDEN, note, "all_gather", out_launch,
+                  err);
 }
 
 static void ask_scatter(struct launch *l, const void *arg)
@@ -342,7 +348,8 @@ static void ask_scatter(struct launch *l, const void *arg)
 int nccl_scatter(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *blocks,
                  uint32_t note, uint32_t *out_launch, struct err *err)
 {
-    return launch(x, g, ask_scatter, blocks, note, "reduce_scatter", out_launch, err);
+    return launch(x, g, ask_scatter, blocks, PHASE_REDUCE_HIDDEN, note, "reduce_scatter",
+                  out_launch, err);
 }
 
 static void ask_reduce(struct launch *l, const void *arg)
@@ -355,7 +362,8 @@ static void ask_reduce(struct launch *l, const void *arg)
 int nccl_reduce(struct nccl *x, const struct coll_group *g, const struct nccl_blocks *block,
                 uint32_t note, uint32_t *out_launch, struct err *err)
 {
-    return launch(x, g, ask_reduce, block, note, "all_reduce", out_launch, err);
+    return launch(x, g, ask_reduce, block, PHASE_REDUCE_HIDDEN, note, "all_reduce", out_launch,
+                  err);
 }
 
 struct exchange {
@@ -387,7 +395,8 @@ int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_
     if (mine->n_send > 0)
         x->dev->ops->copy(x->dev, mine->recv, mine->send, mine->n_send);
     if (has_others)
-        return launch(x, g, ask_exchange, &e, note, "all_to_all", out_launch, err);
+        return launch(x, g, ask_exchange, &e, PHASE_DISPATCH_HIDDEN, note, "all_to_all",
+                      out_launch, err);
     *out_launch = 0;
     call_note_left(x->host, note);
     return 0;
@@ -395,37 +404,11 @@ int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-static int make_events(struct nccl *x, struct err *err)
-{
-    cudaError_t rc = cudaSuccess;
-    cuda_stream(x->dev); /* makes its device this thread's */
-    for (uint32_t i = 0; i < FLIGHTS && rc == cudaSuccess; i++) {
-        rc = cudaEventCreateWithFlags(&x->flights[i].ready, cudaEventDisableTiming);
-        if (rc == cudaSuccess)
-            rc = cudaEventCreateWithFlags(&x->flights[i].began, cudaEventDisableTiming);
-        if (rc == cudaSuccess)
-            rc = cudaEventCreateWithFlags(&x->flights[i].done, cudaEventDisableTiming);
-    }
-    if (rc == cudaSuccess)
-        rc = cudaStreamCreateWithFlags(&x->stream, cudaStreamNonBlocking);
-    return rc == cudaSuccess ? 0 : err_set(err, -EIO, "events of the collectives: %s",
-                                           cudaGetErrorString(rc));
-}
-
 void nccl_close(struct nccl *x)
 {
     stop_watcher(x);
     abort_comms(x);
-    for (uint32_t i = 0; i < FLIGHTS; i++) {
-        if (x->flights[i].ready)
-            cudaEventDestroy(x->flights[i].ready);
-        if (x->flights[i].began)
-            cudaEventDestroy(x->flights[i].began);
-        if (x->flights[i].done)
-            cudaEventDestroy(x->flights[i].done);
-    }
-    if (x->stream)
-        cudaStreamDestroy(x->stream);
+    flights_fini(&x->flights);
     pthread_mutex_destroy(&x->lock);
     free(x);
 }
@@ -438,7 +421,9 @@ static int make_comms(struct nccl *x, const struct coll_group *groups, uint32_t 
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&x->lock);
-    rc = add_world(x, words, err);
+    rc = add_root(x, words, err);
+    if (rc == 0)
+        rc = add_group(x, &x->host->coll.world_group, err);
     for (uint32_t i = 0; i < n_groups && rc == 0; i++)
         rc = add_group(x, &groups[i], err);
     pthread_mutex_unlock(&x->lock);
@@ -454,7 +439,8 @@ int nccl_open(struct host *host, struct device *dev, const struct coll_group *gr
     x->dev = dev;
     pthread_mutex_init(&x->lock, NULL);
     setenv("NCCL_NVLS_ENABLE", "0", 0); /* NVLink multicast, unless somebody asked for it */
-    if ((rc = make_events(x, err)) < 0 || (rc = start_watcher(x, err)) < 0 ||
+    cuda_stream(dev); /* makes its device this thread's */
+    if ((rc = flights_init(&x->flights, err)) < 0 || (rc = start_watcher(x, err)) < 0 ||
         (rc = make_comms(x, groups, n_groups, err)) < 0) {
         host->coll.ops->abort(&host->coll);
         nccl_close(x);
