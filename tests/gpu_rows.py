@@ -139,7 +139,8 @@ def read_ours(text):
 
 def read_peers(text):
     """{peer: its object} of what gpu_peers.py has printed."""
-    objects = (json.loads(line) for line in text.splitlines() if line.startswith('{"peer"'))
+    objects = (json.loads(line) for line in text.splitlines()
+               if line.startswith('{"peer"') and line.endswith("}"))
     return {o["peer"]: o for o in objects}
 
 
