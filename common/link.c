@@ -38,9 +38,15 @@ struct link {
     uv_prepare_t prepare;
     uv_check_t   check;
     uv_idle_t    idle;
-    uv_poll_t    poll, monitor_poll;
+    uv_poll_t    poll, monitor_poll, door_poll;
     uv_timer_t   retry;
     int          n_open_handles;
+    bool       (*admit)(void *context, const char *public_text);
+    struct key   own;       /* has_keys */
+    bool         has_keys, has_new_keys;
+    char         servers[LINK_SERVERS_MAX][KEY_TEXT_BYTES]; /* of a client with keys */
+    size_t       n_servers, server; /* which one is tried at present */
+    char        *address;   /* of a client */
     struct peer_table peers;
     struct peer *waiting; /* peers with a queue */
     size_t       sweep_at;
@@ -49,7 +55,13 @@ struct link {
 
 /* ---- peers -------------------------------------------------------------------------------- */
 
-static void peer_identify(struct peer *p, const char *peer_address)
+/* A routing id that comes with another key is somebody else. */
+static bool is_another(const struct peer *p, const char *key)
+{
+    return p->address && strcmp(p->key, key) != 0;
+}
+
+static void peer_identify(struct peer *p, const char *peer_address, const char *key)
 {
     if (p->address && !strcmp(p->address, peer_address))
         return;
@@ -57,6 +69,7 @@ static void peer_identify(struct peer *p, const char *peer_address)
     free(p->user);
     p->address = xstrdup(peer_address);
     p->user = link_address_user(peer_address);
+    snprintf(p->key, sizeof p->key, "%s", key);
 }
 
 static void unlist_waiting(struct link *l, struct peer *p)
@@ -196,6 +209,39 @@ const char *link_peer_user(const struct link *l, link_peer peer)
     return p && p->user ? p->user : "anonymous";
 }
 
+const char *link_peer_key(const struct link *l, link_peer peer)
+{
+    const struct peer *p = peers_find(&l->peers, peer);
+    return p ? p->key : "";
+}
+
+void link_forget(struct link *l, link_peer peer)
+{
+    struct peer *p = peers_find(&l->peers, peer);
+    if (p && l->is_server)
+        forget(l, p);
+}
+
+struct key_check {
+    struct link *link;
+    bool (*is_good)(void *context, const char *public_text);
+    void *context;
+};
+
+static void forget_bad_key(void *context, struct peer *p)
+{
+    struct key_check *check = context;
+    if (*p->key && !check->is_good(check->context, p->key))
+        forget(check->link, p);
+}
+
+void link_forget_keys(struct link *l, bool (*is_good)(void *context, const char *public_text),
+                      void *context)
+{
+    struct key_check check = {l, is_good, context};
+    peers_visit_silent(&l->peers, UINT64_MAX, forget_bad_key, &check);
+}
+
 void **link_peer_slot(struct link *l, link_peer peer)
 {
     struct peer *p = peers_find(&l->peers, peer);
@@ -238,9 +284,14 @@ static bool receive_one(struct link *l, uint64_t now_ns)
     bool any = l->is_server || n_frames > 0;
     if (any) {
         struct peer *p = peer_of(l, &id, now_ns);
-        p->heard_ns = now_ns;
         const char *from = n_kept ? zmq_msg_gets(&parts[0], "Peer-Address") : NULL;
-        peer_identify(p, from ? from : "");
+        const char *key = n_kept && l->is_server ? zmq_msg_gets(&parts[0], "User-Id") : NULL;
+        if (l->is_server && is_another(p, key ? key : "")) {
+            forget(l, p);
+            p = peer_of(l, &id, now_ns);
+        }
+        p->heard_ns = now_ns;
+        peer_identify(p, from ? from : "", key ? key : "");
         l->stats.n_received++;
         l->stats.n_bad_frames += n_frames > LINK_FRAMES_MAX;
         l->handler.message(l->handler.context, p->number, frames, n_frames);
@@ -266,6 +317,19 @@ static void set_connection(struct link *l, bool is_up)
         l->handler.connection(l->handler.context, is_up);
 }
 
+/* The next server that is trusted may be the one that is there. */
+static void on_denial(struct link *l, enum link_denial why)
+{
+    if (l->handler.denied)
+        l->handler.denied(l->handler.context, why);
+    if (l->has_new_keys || (l->n_servers > 1 && why == LINK_NO_HANDSHAKE)) {
+        l->server = (l->server + 1) % l->n_servers;
+        l->has_new_keys = false;
+        link_socket_disconnect(&l->zmq, l->address);
+        link_socket_connect(&l->zmq, l->address, &l->own, l->servers[l->server], NULL);
+    }
+}
+
 /* An event is two frames: u16 event, u32 value; and the address. False when there is none. */
 static bool receive_event(struct link *l)
 {
@@ -275,7 +339,9 @@ static bool receive_event(struct link *l)
         return false;
     zmq_recv(l->zmq.monitor, address, sizeof address, ZMQ_DONTWAIT);
     uint16_t event;
+    uint32_t value;
     memcpy(&event, bytes, sizeof event);
+    memcpy(&value, bytes + sizeof event, sizeof value);
     if (event == ZMQ_EVENT_ACCEPTED)
         l->stats.n_connections++;
     else if (event == ZMQ_EVENT_DISCONNECTED && l->is_server && l->stats.n_connections)
@@ -286,6 +352,13 @@ static bool receive_event(struct link *l)
         set_connection(l, true);
     else if (event == ZMQ_EVENT_DISCONNECTED && !l->is_server)
         set_connection(l, false);
+    else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
+        on_denial(l, LINK_NOT_ADMITTED);
+    else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL && !l->is_server)
+        on_denial(l, value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH ? LINK_OTHER_SECURITY
+                                                                         : LINK_NO_HANDSHAKE);
+    else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+        on_denial(l, LINK_NO_HANDSHAKE);
     return true;
 }
 
@@ -305,7 +378,8 @@ static void on_prepare(uv_prepare_t *prepare)
 {
     struct link *l = prepare->data;
     bool socket_ready = is_readable(l->zmq.socket), monitor_ready = is_readable(l->zmq.monitor);
-    if (socket_ready || monitor_ready)
+    bool door_ready = l->zmq.door && is_readable(l->zmq.door);
+    if (socket_ready || monitor_ready || door_ready)
         uv_idle_start(&l->idle, on_idle);
     else
         uv_idle_stop(&l->idle);
@@ -315,6 +389,9 @@ static void on_check(uv_check_t *check)
 {
     struct link *l = check->data;
     for (int i = 0; i < MESSAGES_PER_TURN && is_readable(l->zmq.monitor) && receive_event(l); i++)
+        ;
+    for (int i = 0; l->zmq.door && i < MESSAGES_PER_TURN && is_readable(l->zmq.door) &&
+         link_socket_answer(&l->zmq, l->admit, l->handler.context); i++)
         ;
     uint64_t now_ns = clock_now_ns();
     int n = 0;
@@ -345,6 +422,12 @@ static void open_handles(struct link *l)
     l->prepare.data = l->check.data = l->idle.data = l->retry.data = l;
     l->poll.data = l->monitor_poll.data = l;
     l->n_open_handles = 6;
+    if (l->zmq.door) {
+        uv_poll_init(l->loop, &l->door_poll, link_socket_descriptor(l->zmq.door));
+        l->door_poll.data = l;
+        l->n_open_handles++;
+        uv_poll_start(&l->door_poll, UV_READABLE, on_poll);
+    }
     uv_prepare_start(&l->prepare, on_prepare);
     uv_check_start(&l->check, on_check);
     uv_poll_start(&l->poll, UV_READABLE, on_poll);
@@ -355,18 +438,47 @@ static void destroy(struct link *l)
 {
     link_socket_close(&l->zmq);
     peers_fini(&l->peers);
+    explicit_bzero(&l->own, sizeof l->own);
+    free(l->address);
     free(l);
 }
 
-static int create(uv_loop_t *loop, bool is_server, const struct link_handler *handler,
-                  struct link **out_link, struct err *err)
+static void take_keys(struct link *l, const struct link_keys *keys)
+{
+    l->has_keys = true;
+    l->own = *keys->own;
+    l->admit = keys->admit;
+    l->n_servers = keys->n_servers < LINK_SERVERS_MAX ? keys->n_servers : LINK_SERVERS_MAX;
+    memset(l->servers, 0, sizeof l->servers);
+    for (size_t i = 0; i < l->n_servers; i++)
+        memcpy(l->servers[i], keys->servers[i].public_text, KEY_TEXT_BYTES);
+}
+
+void link_change_keys(struct link *l, const struct link_keys *keys)
+{
+    struct key own = l->own;
+    char servers[LINK_SERVERS_MAX][KEY_TEXT_BYTES];
+    size_t n_servers = l->n_servers;
+    memcpy(servers, l->servers, sizeof servers);
+    take_keys(l, keys);
+    l->has_new_keys |= n_servers != l->n_servers || memcmp(&own, &l->own, sizeof own) ||
+                       memcmp(servers, l->servers, sizeof servers);
+    explicit_bzero(&own, sizeof own);
+}
+
+static int create(uv_loop_t *loop, bool is_server, const struct link_keys *keys,
+                  const struct link_handler *handler, struct link **out_link, struct err *err)
 {
     struct link *l = xcalloc(1, sizeof *l);
+    if (keys)
+        take_keys(l, keys);
     l->loop = loop;
     l->handler = *handler;
     l->is_server = is_server;
     l->sweep_at = SWEEP_AT_MIN;
     int rc = link_socket_open(is_server, &l->zmq, err);
+    if (rc == 0 && is_server && keys)
+        rc = link_socket_open_door(&l->zmq, err);
     if (rc < 0) {
         destroy(l);
         return rc;
@@ -376,17 +488,18 @@ static int create(uv_loop_t *loop, bool is_server, const struct link_handler *ha
 }
 
 int link_listen(struct uv_loop_s *loop, const char *const *addresses, size_t n_addresses,
-                const struct link_handler *handler, struct link **out_link, struct err *err)
+                const struct link_keys *keys, const struct link_handler *handler,
+                struct link **out_link, struct err *err)
 {
     struct link *l;
     if (n_addresses == 0 || n_addresses > ADDRESSES_MAX)
         return err_set(err, -EINVAL, "a server listens on 1 to %d addresses, not %zu",
                        ADDRESSES_MAX, n_addresses);
-    int rc = create(loop, true, handler, &l, err);
+    int rc = create(loop, true, keys, handler, &l, err);
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < n_addresses; i++)
-        if ((rc = link_socket_bind(&l->zmq, addresses[i], err)) < 0) {
+        if ((rc = link_socket_bind(&l->zmq, addresses[i], keys ? &l->own : NULL, err)) < 0) {
             destroy(l);
             return rc;
         }
@@ -395,13 +508,14 @@ int link_listen(struct uv_loop_s *loop, const char *const *addresses, size_t n_a
     return 0;
 }
 
-int link_connect(struct uv_loop_s *loop, const char *address, const struct link_handler *handler,
-                 struct link **out_link, struct err *err)
+int link_connect(struct uv_loop_s *loop, const char *address, const struct link_keys *keys,
+                 const struct link_handler *handler, struct link **out_link, struct err *err)
 {
     struct link *l;
-    int rc = link_address_check(address, err);
-    if (rc < 0 || (rc = create(loop, false, handler, &l, err)) < 0)
+    int rc = link_address_check(address, keys != NULL, err);
+    if (rc < 0 || (rc = create(loop, false, keys, handler, &l, err)) < 0)
         return rc;
+    l->address = xstrdup(address);
     uint8_t id[ROUTING_ID_BYTES];
     if (getrandom(id, sizeof id, 0) != sizeof id) {
         destroy(l);
@@ -409,8 +523,8 @@ int link_connect(struct uv_loop_s *loop, const char *address, const struct link_
     }
     id[0] |= 1; /* a first byte of zero is ZeroMQ's own */
     zmq_setsockopt(l->zmq.socket, ZMQ_ROUTING_ID, id, sizeof id);
-    if (zmq_connect(l->zmq.socket, address)) {
-        rc = err_set(err, -errno, "cannot connect to %s: %s", address, zmq_strerror(errno));
+    if ((rc = link_socket_connect(&l->zmq, address, keys ? &l->own : NULL, l->servers[0],
+                                  err)) < 0) {
         destroy(l);
         return rc;
     }
@@ -445,4 +559,6 @@ void link_close(struct link *l)
                               (uv_handle_t *)&l->poll, (uv_handle_t *)&l->monitor_poll};
     for (size_t i = 0; i < sizeof handles / sizeof handles[0]; i++)
         uv_close(handles[i], on_closed);
+    if (l->zmq.door)
+        uv_close((uv_handle_t *)&l->door_poll, on_closed);
 }

@@ -4,12 +4,14 @@
  * random routing id per life. Nothing here ever blocks: a peer that does not read gets a bounded
  * queue, then loses messages and is counted. One thread, the loop's, owns a link.
  *
- * Addresses are ipc://PATH and tcp:// on loopback (127.0.0.0/8, [::1], localhost); any other is
- * refused, because the wire has no keys yet. */
+ * Without keys addresses are ipc://PATH and tcp:// on loopback (127.0.0.0/8, [::1], localhost);
+ * any other is refused. With keys every tcp address is allowed and encrypted (CURVE), and a server
+ * lets in only whom its owner admits. Who comes over ipc is known to the kernel and needs none. */
 #ifndef COMMON_LINK_H
 #define COMMON_LINK_H
 
 #include "common/err.h"
+#include "common/keyring.h"
 #include "common/types.h"
 
 struct uv_loop_s; /* uv_loop_t */
@@ -24,6 +26,12 @@ typedef uint64_t link_peer;
 struct link_frame {
     const void *bytes;
     size_t      n_bytes;
+};
+
+enum link_denial {
+    LINK_NOT_ADMITTED,  /* the server does not know our key */
+    LINK_OTHER_SECURITY, /* one side has keys, the other has not */
+    LINK_NO_HANDSHAKE,  /* it hangs up in the middle: most probably it has another key */
 };
 
 /* All called on the loop's thread; NULL where a caller does not care. */
@@ -49,6 +57,25 @@ struct link_handler {
 
     /* Server link: a connection was closed at once, because few descriptors are left. */
     void (*refused)(void *context);
+
+    /* Client link: the server is there and does not take us; it is tried again. It may call
+     * link_change_keys, but must not close the link. */
+    void (*denied)(void *context, enum link_denial why);
+};
+
+#define LINK_SERVERS_MAX 8
+
+/* Copied when a link is made. NULL instead of it: there are none. */
+struct link_keys {
+    const struct key *own; /* with its secret */
+
+    /* Server link: may the holder of this public key (Z85 text) come in? On the loop's thread. */
+    bool (*admit)(void *context, const char *public_text);
+
+    /* Client link: the servers that it trusts, tried one after the other; with two of them the
+     * server may change its key under way. */
+    const struct key *servers;
+    size_t n_servers;
 };
 
 struct link_stats {
@@ -57,7 +84,7 @@ struct link_stats {
 };
 
 /* 0 if a daemon may listen on (or connect to) that address, else -EINVAL and why. */
-int link_address_check(const char *address, struct err *err);
+int link_address_check(const char *address, bool has_keys, struct err *err);
 
 /* A loop for links, ended with uv_loop_close. -EMFILE where the process may have too few
  * descriptors for it and a link; then there is none. */
@@ -68,19 +95,34 @@ int link_loop_init(struct uv_loop_s *loop, struct err *err);
 
 /* A server on all the addresses; gives *out_link, ended with link_close. An ipc path that a dead
  * server left behind is taken over; one that is in use is -EADDRINUSE. As many connections are
- * taken as the limit of open files (RLIMIT_NOFILE) has room for at this moment. */
+ * taken as the limit of open files (RLIMIT_NOFILE) has room for at this moment. In one process one
+ * server may have keys. */
 int link_listen(struct uv_loop_s *loop, const char *const *addresses, size_t n_addresses,
-                const struct link_handler *handler, struct link **out_link, struct err *err);
+                const struct link_keys *keys, const struct link_handler *handler,
+                struct link **out_link, struct err *err);
 
 /* A client; returns at once, connects and reconnects by itself (100 ms, doubling to 2 s). Gives
  * *out_link, ended with link_close. */
-int link_connect(struct uv_loop_s *loop, const char *address, const struct link_handler *handler,
-                 struct link **out_link, struct err *err);
+int link_connect(struct uv_loop_s *loop, const char *address, const struct link_keys *keys,
+                 const struct link_handler *handler, struct link **out_link, struct err *err);
+
+/* Client link with keys: from its next try on it has these. */
+void link_change_keys(struct link *l, const struct link_keys *keys);
 
 /* Sends one message; copies the frames. 0: sent or queued. -EHOSTUNREACH: a server does not know
  * the peer any more. -EAGAIN: a client link is not connected, nothing was kept. -ENOBUFS: the
  * peer does not read and its queue is full; a server has forgotten it. */
 int link_send(struct link *l, link_peer peer, const struct link_frame *frames, size_t n_frames);
+
+/* The public key with which the peer came in, as Z85 text; "" for one without. Lives as long as the
+ * peer. */
+const char *link_peer_key(const struct link *l, link_peer peer);
+
+/* Nothing goes to that peer any more. What it says later comes from a new number. */
+void link_forget(struct link *l, link_peer peer);
+/* The same for all that came in with a key that is not good any more. */
+void link_forget_keys(struct link *l, bool (*is_good)(void *context, const char *public_text),
+                      void *context);
 
 /* The Unix user at the other end of an ipc connection, as its kernel says; "anonymous" over tcp.
  * Lives as long as the peer. */

@@ -2,6 +2,7 @@
 #include "common/link_address.h"
 
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <errno.h>
 #include <pwd.h>
 #include <stdlib.h>
@@ -25,7 +26,15 @@ static bool is_loopback(const char *host, size_t n)
     return inet_pton(AF_INET, text, &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127;
 }
 
-int link_address_check(const char *address, struct err *err)
+static bool is_host(const char *host, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isalnum((unsigned char)host[i]) && !strchr(".-:[]_", host[i]))
+            return false;
+    return n > 0 && n < 256;
+}
+
+int link_address_check(const char *address, bool has_keys, struct err *err)
 {
     if (!strncmp(address, "ipc://", 6)) {
         size_t n = strlen(address + 6), n_max = sizeof ((struct sockaddr_un *)0)->sun_path - 1;
@@ -44,10 +53,12 @@ int link_address_check(const char *address, struct err *err)
     if (!port || port > 65535 || *end)
         return err_set(err, -EINVAL, "address '%.200s': expected a port of 1 to 65535, as in "
                        "tcp://127.0.0.1:7070", address);
-    if (!is_loopback(host, (size_t)(colon - host)))
-        return err_set(err, -EINVAL, "address '%.200s': only ipc:// and loopback tcp:// are "
-                       "allowed, because other machines need keys and this version has none",
-                       address);
+    if (!is_host(host, (size_t)(colon - host)))
+        return err_set(err, -EINVAL, "address '%.200s': expected the name or number of a host, as "
+                       "in tcp://10.0.0.1:7070", address);
+    if (!has_keys && !is_loopback(host, (size_t)(colon - host)))
+        return err_set(err, -EINVAL, "address '%.200s': without keys only ipc:// and loopback "
+                       "tcp:// are allowed; 'ballast keygen' makes keys", address);
     return 0;
 }
 

@@ -18,6 +18,7 @@ struct queued_message {
 
 struct peer {
     link_peer number;
+    char      key[KEY_TEXT_BYTES]; /* the public one it came in with; "": none */
     char     *address; /* as ZeroMQ tells it, with the kernel's uid:gid:pid on ipc; owned */
     char     *user;    /* owned */
     void     *slot;    /* the caller's, owned by the peer */

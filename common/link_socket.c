@@ -121,7 +121,10 @@ static int open_monitor(struct link_socket *s, bool is_server, void *context, st
              __atomic_add_fetch(&n_monitors, 1, __ATOMIC_RELAXED));
     int events = is_server ? ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
                                 ZMQ_EVENT_DISCONNECTED
-                              : ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+                              : ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+                                ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
+                                ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                                ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
     if (!(s->monitor = zmq_socket(context, ZMQ_PAIR)))
         return err_set(err, -errno, "zmq_socket: %s", zmq_strerror(errno));
     /* The I/O thread blocks when the monitor is full, so let it never be full. */
@@ -176,15 +179,105 @@ int link_socket_open(bool is_server, struct link_socket *out, struct err *err)
     return open_monitor(out, is_server, context, err);
 }
 
-int link_socket_bind(const struct link_socket *s, const char *address, struct err *err)
+/* ---- keys ----------------------------------------------------------------------------------- */
+
+static bool is_tcp(const char *address)
+{
+    return !strncmp(address, "tcp://", 6);
+}
+
+/* ZeroMQ copies these for each address; without keys they say so. */
+static void set_server_keys(void *socket, const struct key *own)
+{
+    static const char domain[] = "ballast";
+    set_int(socket, ZMQ_CURVE_SERVER, own != NULL);
+    zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, domain, own ? sizeof domain - 1 : 0);
+    if (own)
+        zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, own->secret_text, KEY_TEXT_BYTES);
+}
+
+int link_socket_open_door(struct link_socket *s, struct err *err)
+{
+    if (!(s->door = zmq_socket(context_shared, ZMQ_REP)) ||
+        zmq_bind(s->door, "inproc://zeromq.zap.01") < 0)
+        return err_set(err, -errno, "who may come in cannot be asked: %s", zmq_strerror(errno));
+    set_int(s->door, ZMQ_LINGER, 0);
+    return 0;
+}
+
+/* The key of a CURVE client in a question of n parts, as text. */
+static bool key_of_question(zmq_msg_t *parts, int n, char out_text[KEY_TEXT_BYTES])
+{
+    enum { MECHANISM = 5, KEY = 6 };
+    return n > KEY && zmq_msg_size(&parts[MECHANISM]) == 5 &&
+           !memcmp(zmq_msg_data(&parts[MECHANISM]), "CURVE", 5) &&
+           zmq_msg_size(&parts[KEY]) == 32 &&
+           zmq_z85_encode(out_text, zmq_msg_data(&parts[KEY]), 32);
+}
+
+/* The answer's user id, which ZeroMQ then gives with every message, is the key. */
+bool link_socket_answer(const struct link_socket *s,
+                        bool (*admit)(void *context, const char *public_text), void *context)
+{
+    enum { REQUEST = 1, PARTS = 16 };
+    zmq_msg_t parts[PARTS];
+    char key[KEY_TEXT_BYTES] = "";
+    int n = 0;
+    for (bool more = true; more && n < PARTS; n++) {
+        zmq_msg_init(&parts[n]);
+        if (zmq_msg_recv(&parts[n], s->door, ZMQ_DONTWAIT) < 0) {
+            zmq_msg_close(&parts[n]);
+            break;
+        }
+        more = zmq_msg_more(&parts[n]);
+    }
+    if (n > REQUEST) {
+        bool may = key_of_question(parts, n, key) && admit(context, key);
+        zmq_send(s->door, "1.0", 3, ZMQ_SNDMORE);
+        zmq_send(s->door, zmq_msg_data(&parts[REQUEST]), zmq_msg_size(&parts[REQUEST]),
+                 ZMQ_SNDMORE);
+        zmq_send(s->door, may ? "200" : "400", 3, ZMQ_SNDMORE);
+        zmq_send(s->door, may ? "OK" : "No", 2, ZMQ_SNDMORE);
+        zmq_send(s->door, key, may ? strlen(key) : 0, ZMQ_SNDMORE);
+        zmq_send(s->door, "", 0, 0);
+    }
+    bool any = n > 0;
+    while (n > 0)
+        zmq_msg_close(&parts[--n]);
+    return any;
+}
+
+int link_socket_connect(const struct link_socket *s, const char *address, const struct key *own,
+                        const char *server_public, struct err *err)
+{
+    if (own && is_tcp(address)) {
+        zmq_setsockopt(s->socket, ZMQ_CURVE_PUBLICKEY, own->public_text, KEY_TEXT_BYTES);
+        zmq_setsockopt(s->socket, ZMQ_CURVE_SECRETKEY, own->secret_text, KEY_TEXT_BYTES);
+        zmq_setsockopt(s->socket, ZMQ_CURVE_SERVERKEY, server_public, KEY_TEXT_BYTES);
+    }
+    if (zmq_connect(s->socket, address))
+        return err_set(err, -errno, "cannot connect to %s: %s", address, zmq_strerror(errno));
+    return 0;
+}
+
+void link_socket_disconnect(const struct link_socket *s, const char *address)
+{
+    zmq_disconnect(s->socket, address);
+}
+
+/* ---- listening ------------------------------------------------------------------------------ */
+
+int link_socket_bind(const struct link_socket *s, const char *address, const struct key *own,
+                     struct err *err)
 {
     int rc;
-    if ((rc = link_address_check(address, err)) < 0)
+    if ((rc = link_address_check(address, own != NULL, err)) < 0)
         return rc;
     if (!strncmp(address, "ipc://", 6) && (rc = check_path_is_free(address + 6, err)) < 0)
         return rc;
     if (descriptors_max() < INT_MAX)
         link_accept_limit((int)descriptors_max() - LINK_DESCRIPTORS_KEPT);
+    set_server_keys(s->socket, is_tcp(address) ? own : NULL);
     if (zmq_bind(s->socket, address))
         return err_set(err, -errno, "cannot listen on %s: %s", address, zmq_strerror(errno));
     return 0;
@@ -198,6 +291,8 @@ void link_socket_close(struct link_socket *s)
     }
     if (s->socket)
         zmq_close(s->socket);
+    if (s->door)
+        zmq_close(s->door);
     if (s->has_context)
         context_release();
 }

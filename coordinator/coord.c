@@ -4,6 +4,7 @@
  * start now, who was waiting for it) is worked out once, at the end of the turn, by coord_tick. */
 #include "coordinator/core.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -118,8 +119,8 @@ void coord_committed(struct coord *c, record_seq seq)
         c->committed_seq = seq;
 }
 
-void coord_message(struct coord *c, struct turn *t, uint64_t peer, const char *user,
-                   const Ballast__Envelope *e, const ProtobufCMessage *payload)
+static void dispatch(struct coord *c, struct turn *t, uint64_t peer, const char *user,
+                     const Ballast__Envelope *e, const ProtobufCMessage *payload)
 {
     switch (e->method) {
     case BALLAST__METHOD__METHOD_PING:
@@ -182,6 +183,45 @@ void coord_message(struct coord *c, struct turn *t, uint64_t peer, const char *u
             turn_refuse(t, peer, e, BALLAST__CODE__UNIMPLEMENTED, "METHOD",
                         "the coordinator does not know method %d", (int)e->method);
     }
+}
+
+/* The job that the message would change, or 0. */
+static job_id changed_job(Ballast__Method method, const ProtobufCMessage *payload)
+{
+    switch (method) {
+    case BALLAST__METHOD__METHOD_JOB_CANCEL:
+    case BALLAST__METHOD__METHOD_JOB_HOLD:
+    case BALLAST__METHOD__METHOD_JOB_RELEASE:
+    case BALLAST__METHOD__METHOD_JOB_REQUEUE:
+    case BALLAST__METHOD__METHOD_JOB_PAUSE:
+    case BALLAST__METHOD__METHOD_JOB_RESUME:
+        return ((const Ballast__JobRequest *)payload)->job_id;
+    case BALLAST__METHOD__METHOD_JOB_SET:
+        return ((const Ballast__JobSetRequest *)payload)->job_id;
+    case BALLAST__METHOD__METHOD_REBALANCE_APPLY:
+    case BALLAST__METHOD__METHOD_REBALANCE_AUTO:
+        return ((const Ballast__RebalanceRequest *)payload)->job_id;
+    default:
+        return 0;
+    }
+}
+
+void coord_message(struct coord *c, struct turn *t, uint64_t peer, const char *user,
+                   const Ballast__Envelope *e, const ProtobufCMessage *payload)
+{
+    job_id id = changed_job(e->method, payload);
+    const struct job *j = id ? job_table_find(&c->jobs, id) : NULL;
+    if (t->is_limited && j && strcmp(j->user, user)) {
+        turn_refuse(t, peer, e, BALLAST__CODE__PERMISSION_DENIED, "NOT_OWNER",
+                    "job %" PRIu64 " belongs to %s; %s may change no jobs but his own", id,
+                    j->user, user);
+        return;
+    }
+    bool is_workers = e->method >= BALLAST__METHOD__METHOD_HELLO;
+    t->by = is_workers ? NULL : user;
+    t->worker_by = is_workers ? user : NULL;
+    dispatch(c, t, peer, user, e, payload);
+    t->by = t->worker_by = NULL;
 }
 
 void coord_peer_gone(struct coord *c, struct turn *t, uint64_t peer)

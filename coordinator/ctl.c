@@ -161,6 +161,13 @@ const struct ctl_command ctl_commands[] = {
      "  ballast adapt models/new-one --validate\n"
      "  ballast adapt models/new-one --sequence-length 1048576 --json | jq '.plans[0]'\n",
      ctl_adapt},
+    {"keygen", "NAME", 1, 1, "UD", "make a key for a person, a worker or a coordinator",
+     "Writes NAME.key, which its holder keeps to himself (mode 0600), and NAME.pub, whose line\n"
+     "the coordinator's authorized_keys must have. Nothing is written over.\n"
+     "\n"
+     "  ballast keygen ada --out ~/.config/ballast\n"
+     "  ballast keygen node7 --role worker\n"
+     "  ballast keygen coordinator --role coordinator --out /etc/ballast\n", ctl_keygen},
     {"ping", "", 0, 0, "", "is the coordinator there, and which",
      "  ballast ping\n"
      "  ballast ping --address tcp://127.0.0.1:7070\n", ctl_ping},

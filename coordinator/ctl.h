@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "common/json.h"
+#include "common/link_trust.h"
 #include "common/mem.h"
 #include "common/problems.h"
 #include "common/types.h"
@@ -34,6 +35,13 @@ enum ctl_exit {
 
 enum ctl_format { CTL_TABLE, CTL_WIDE, CTL_JSON, CTL_YAML, CTL_NAME };
 
+/* A coordinator, and what is needed to speak to it. */
+struct ctl_place {
+    char *address, *key_file, *server_file; /* NULL: no keys */
+    const char *source;                     /* of the address */
+    struct link_trust trust;
+};
+
 struct ctl {
     /* the command line */
     char  **args;     /* what follows the command; n_args of them */
@@ -51,11 +59,14 @@ struct ctl {
     uint64_t timeout_ms;       /* 0: the command's own */
     const char *loads, *previous, *placement, *placement_out;
     uint64_t devices, nodes, slots_per_device, window_steps; /* 0: not given */
-    const char *cluster, *train, *out; /* of adapt */
+    const char *key_file, *coordinator_key;
+    const char *role;                  /* of keygen */
+    const char *cluster, *train, *out; /* of adapt; out also of keygen */
     uint64_t sequence_length;          /* 0: its own */
 
     struct caller *caller; /* opened by the first call */
-    char          *connected_to;
+    struct ctl_place place;      /* of caller */
+    const char    *connected_to; /* its address */
     bool           is_mutating; /* the present call, for what is said while it is retried */
     bool           was_answered; /* there is a coordinator: an outage is worth waiting for */
     uint64_t       deadline_ns;  /* of polls; 0: none */
@@ -84,9 +95,10 @@ int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **o
 
 /* ---- ctl_call.c: the coordinator */
 
-/* flag > BALLAST_ADDRESS > ~/.config/ballast/config.yaml > the default socket. Gives the address
- * and says where it came from; NULL after printing what is wrong with the file. */
-char *ctl_address(const struct ctl *c, const char **out_source);
+/* For each: flag > environment > ~/.config/ballast/config.yaml > the default. False after printing
+ * what is wrong with a file; gives *out, ended with ctl_place_fini. */
+bool ctl_find_place(const struct ctl *c, struct ctl_place *out);
+void ctl_place_fini(struct ctl_place *p);
 
 /* One call; on failure prints it and returns its exit code. *out_reply lives until arena_reset. */
 int ctl_call(struct ctl *c, Ballast__Method method, const ProtobufCMessage *request,
@@ -225,6 +237,7 @@ int ctl_db_backup(struct ctl *c);
 int ctl_top(struct ctl *c);
 int ctl_ping(struct ctl *c);
 int ctl_doctor(struct ctl *c);
+int ctl_keygen(struct ctl *c);
 int ctl_version(struct ctl *c);
 int ctl_check_config(struct ctl *c);
 

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
-#include "common/conf.h"
+#include "common/field.h"
 #include "proto/check.h"
 
 #define CALL_TIMEOUT_MS 10000 /* without --timeout */
@@ -139,69 +139,6 @@ uint64_t ctl_job_id(const struct ctl *c, const char *text)
     return 0;
 }
 
-/* ---- where it is ---------------------------------------------------------------------------- */
-
-struct user_config {
-    char *address;
-};
-static const struct field user_fields[] = {
-    {"address", FIELD_STRING, .offset = offsetof(struct user_config, address), .preset = "",
-     .help = "where the coordinator listens"},
-};
-static const struct field_table user_table = {user_fields, 1};
-
-/* Gives the address of the user's file; NULL without one; *out_bad when it was said to be wrong. */
-static char *address_of_file(const struct ctl *c, bool *out_bad)
-{
-    const char *xdg = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
-    char *file = xdg && *xdg ? xasprintf("%s/ballast/config.yaml", xdg)
-                             : xasprintf("%s/.config/ballast/config.yaml", home ? home : "");
-    struct user_config u = {0};
-    struct err err;
-    char *address = NULL;
-    if (access(file, F_OK) == 0) {
-        if (conf_read(file, &user_table, &u, &err) < 0) {
-            ctl_fail(c, CTL_USAGE, "%s", err.text);
-            *out_bad = true;
-        } else {
-            if (*u.address)
-                address = xstrdup(u.address);
-            fields_fini(&user_table, &u);
-        }
-    }
-    free(file);
-    return address;
-}
-
-static char *default_address(void)
-{
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    char *own = xasprintf("%s/ballast/coordinator.sock", runtime ? runtime : "");
-    const char *shared = "/run/ballast/coordinator.sock";
-    bool is_own = runtime && *runtime && (access(own, F_OK) == 0 || access(shared, F_OK) != 0);
-    char *address = xasprintf("ipc://%s", is_own ? own : shared);
-    free(own);
-    return address;
-}
-
-char *ctl_address(const struct ctl *c, const char **out_source)
-{
-    const char *environment = getenv("BALLAST_ADDRESS");
-    bool bad = false;
-    *out_source = "--address";
-    if (c->address)
-        return xstrdup(c->address);
-    *out_source = "BALLAST_ADDRESS";
-    if (environment && *environment)
-        return xstrdup(environment);
-    *out_source = "the configuration file";
-    char *address = address_of_file(c, &bad);
-    if (address || bad)
-        return address;
-    *out_source = "the default";
-    return default_address();
-}
-
 /* ---- calls ---------------------------------------------------------------------------------- */
 
 static void on_outage(void *context, bool was_sent)
@@ -216,20 +153,21 @@ static void on_outage(void *context, bool was_sent)
 
 static int connect_once(struct ctl *c)
 {
-    const char *source;
     struct err err;
     if (c->caller)
         return CTL_OK;
-    free(c->connected_to);
-    c->connected_to = ctl_address(c, &source);
-    if (!c->connected_to)
+    ctl_disconnect(c); /* what is left of an attempt before */
+    if (!ctl_find_place(c, &c->place))
         return CTL_USAGE;
+    c->connected_to = c->place.address;
     struct caller_options options = {
-        .address = c->connected_to, .reconnecting = on_outage, .context = c,
+        .address = c->place.address, .keys = link_trust_keys(&c->place.trust),
+        .key_name = c->place.trust.own.name, .key_file = c->place.key_file,
+        .server_file = c->place.server_file, .reconnecting = on_outage, .context = c,
         .stop = &ctl_interrupts,
     };
     if (caller_open(&options, &c->caller, &err) < 0)
-        return ctl_fail(c, CTL_USAGE, "%s (from %s)", err.text, source);
+        return ctl_fail(c, CTL_USAGE, "%s (from %s)", err.text, c->place.source);
     return CTL_OK;
 }
 
@@ -360,6 +298,6 @@ void ctl_disconnect(struct ctl *c)
 {
     caller_close(c->caller);
     c->caller = NULL;
-    free(c->connected_to);
+    ctl_place_fini(&c->place);
     c->connected_to = NULL;
 }

@@ -30,16 +30,17 @@ int ctl_version(struct ctl *c)
 
 int ctl_check_config(struct ctl *c)
 {
-    const char *source;
+    struct ctl_place p;
     struct err err;
-    char *address = ctl_address(c, &source);
-    if (!address)
+    if (!ctl_find_place(c, &p))
         return CTL_USAGE;
-    int rc = link_address_check(address, &err) < 0
-                 ? ctl_fail(c, CTL_USAGE, "%s (from %s)", err.text, source) : CTL_OK;
+    bool has_keys = link_trust_keys(&p.trust) != NULL;
+    int rc = link_address_check(p.address, has_keys, &err) < 0
+                 ? ctl_fail(c, CTL_USAGE, "%s (from %s)", err.text, p.source) : CTL_OK;
     if (rc == CTL_OK)
-        printf("ok: address %s (from %s)\n", address, source);
-    free(address);
+        printf("ok: address %s (from %s)%s%s\n", p.address, p.source,
+               has_keys ? ", key of " : "", has_keys ? p.trust.own.name : "");
+    ctl_place_fini(&p);
     return rc;
 }
 
@@ -205,15 +206,16 @@ int ctl_doctor(struct ctl *c)
 {
     struct findings f = {0};
     const Ballast__PingReply *p;
-    const char *source;
+    struct ctl_place place;
     uint64_t took_ns;
-    char *address = ctl_address(c, &source);
-    if (!address)
+    if (!ctl_find_place(c, &place))
         return CTL_USAGE;
     c->timeout_ms = c->timeout_ms ? c->timeout_ms : DOCTOR_TIMEOUT_MS;
     report("client", "ok", "version %s (%s)", BALLAST_VERSION, BALLAST_COMMIT);
-    look_at_address(address, source, &f);
-    free(address);
+    look_at_address(place.address, place.source, &f);
+    if (place.trust.servers.n)
+        report("key", "ok", "of %s (%s)", place.trust.own.name, place.key_file);
+    ctl_place_fini(&place);
     fflush(stdout);
     c->quiet = c->is_silent = true; /* what is wrong is said here */
     int rc = ping(c, &p, &took_ns);

@@ -25,6 +25,9 @@ static const struct option_row rows[] = {
     {'K', "check-config", NULL, "check ~/.config/ballast/config.yaml and the address", false,
      true},
     {'A', "address", "ADDRESS", "the coordinator: ipc://PATH or tcp://HOST:PORT", false, true},
+    {'I', "key", "FILE", "your key (BALLAST_KEY), for a coordinator that wants keys", false, true},
+    {'Q', "coordinator-key", "FILE", "the coordinator's .pub (BALLAST_COORDINATOR_KEY)", false,
+     true},
     {'o', "output", "FORMAT", "wide, json, yaml or name", true, true},
     {'J', "json", NULL, "the same as -o json", false, true},
     {'H', "no-header", NULL, "no line of column names", false, true},
@@ -68,9 +71,10 @@ static const struct option_row rows[] = {
     {'k', "cluster", "FILE", "the machines to plan for (16 nodes of 8 H200)", false, false},
     {'T', "train", "full|lora", "every weight, or adapters (full)", false, false},
     {'n', "sequence-length", "N", "tokens of a training sequence (4096)", false, false},
-    {'D', "out", "DIR", "write job, launch files and reports there", false, false},
+    {'D', "out", "DIR", "write the files there", false, false},
     {'Z', "validate", NULL, "check a shrunk model of the same structure with ballast-worker", false,
      false},
+    {'U', "role", "ROLE", "viewer, user, admin, worker or coordinator (user)", false, false},
     {'P', "plot", NULL, "draw it in the terminal", false, false},
 };
 #define N_ROWS (sizeof rows / sizeof *rows)
@@ -109,7 +113,8 @@ static void print_usage(void)
            "  ballast jobs                           what runs, what waits and why\n"
            "  ballast COMMAND --help                 more about a command\n\n"
            "The address is --address, else BALLAST_ADDRESS, else `address` in\n"
-           "~/.config/ballast/config.yaml, else the local socket.\n"
+           "~/.config/ballast/config.yaml, else the local socket; --key and --coordinator-key\n"
+           "likewise.\n"
            "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 conflict, 6 limits,\n"
            "7 unreachable, 8 outcome unknown, 9 other version, 10 (rebalance plan) something\n"
            "to do, 124 wait timed out, 128+n "
@@ -177,6 +182,9 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
 {
     switch (r->letter) {
     case 'A': c->address = arg; return -1;
+    case 'I': c->key_file = arg; return -1;
+    case 'Q': c->coordinator_key = arg; return -1;
+    case 'U': c->role = arg; return -1;
     case 'o': return read_format(c, r, arg);
     case 'J': c->format = CTL_JSON; return -1;
     case 'H': c->no_header = true; return -1;

@@ -11,6 +11,8 @@ Ballast__Record *emit_begin(struct coord *c, struct turn *t, job_id job,
     r->seq = c->last_seq + 1;
     r->at_ns = t->wall_ns;
     r->job_id = job;
+    if (t->by)
+        r->by = arena_strdup(&t->arena, t->by);
     r->what_case = what;
     return r;
 }
@@ -139,6 +141,8 @@ void emit_worker(struct coord *c, struct turn *t, const char *name,
 {
     Ballast__Record *r = emit_begin(c, t, 0, BALLAST__RECORD__WHAT_WORKER_CHANGED);
     r->worker = arena_strdup(&t->arena, name);
+    if (t->worker_by)
+        r->by = arena_strdup(&t->arena, t->worker_by);
     r->worker_changed = arena_memdup(&t->arena, what, sizeof *what);
     r->worker_changed->node = arena_strdup(&t->arena, what->node);
     r->worker_changed->machine = arena_strdup(&t->arena, what->machine);

@@ -115,7 +115,15 @@ static void tell_realised(Ballast__Event *e, const Ballast__RecordRealised *r, s
                            imbalance_text(r->imbalance_after, a), r->gain_s);
 }
 
-Ballast__Event *event_of_record(const Ballast__Record *r, struct arena *arena)
+/* Who is to be told of a person's doing; some texts say it themselves. */
+static void tell_by(Ballast__Event *e, const Ballast__Record *r, struct arena *a)
+{
+    const char *by = *r->by ? arena_printf(a, "by %s", r->by) : "";
+    if (*by && !strstr(e->text, by))
+        e->text = arena_printf(a, "%s%s%s", e->text, *e->text ? ", " : "", by);
+}
+
+static Ballast__Event *tell(const Ballast__Record *r, struct arena *arena)
 {
     Ballast__Event *e = arena_alloc(arena, sizeof *e);
     ballast__event__init(e);
@@ -179,5 +187,12 @@ Ballast__Event *event_of_record(const Ballast__Record *r, struct arena *arena)
     default:
         break;
     }
+    return e;
+}
+
+Ballast__Event *event_of_record(const Ballast__Record *r, struct arena *arena)
+{
+    Ballast__Event *e = tell(r, arena);
+    tell_by(e, r, arena);
     return e;
 }

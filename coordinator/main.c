@@ -9,6 +9,7 @@
 #include "common/log.h"
 #include "common/stdio.h"
 #include "common/versions.h"
+#include "coordinator/auth.h"
 #include "coordinator/server.h"
 #include "coordinator/store.h"
 
@@ -36,7 +37,7 @@ static const char usage[] =
     "examples:\n"
     "  " PROGRAM " --config coordinator.yaml\n"
     "  " PROGRAM " --config coordinator.yaml --check-config\n"
-    "  kill -HUP $(cat STATE_DIR/lock)    # read log_level again\n"
+    "  kill -HUP $(cat STATE_DIR/lock)    # read log_level and authorized_keys again\n"
     "  kill -USR1 $(cat STATE_DIR/lock)   # write the present state to the log\n";
 
 static int read_config(const char *file, struct server_config *out, struct err *err)
@@ -44,13 +45,15 @@ static int read_config(const char *file, struct server_config *out, struct err *
     int rc = conf_read(file, &server_config_table, out, err);
     if (rc < 0)
         return rc;
-    for (size_t i = 0; i < out->n_listen; i++)
-        if ((rc = link_address_check(out->listen[i], err)) < 0) {
+    struct auth auth;
+    for (size_t i = 0; i < out->n_listen && rc == 0; i++)
+        if ((rc = link_address_check(out->listen[i], *out->key_file, err)) < 0)
             err_prefix(err, "%s: key 'listen'", file);
-            fields_fini(&server_config_table, out);
-            return rc;
-        }
-    return 0;
+    if (rc == 0 && (rc = auth_open(out->key_file, out->authorized_keys, &auth, err)) == 0)
+        auth_fini(&auth);
+    if (rc < 0)
+        fields_fini(&server_config_table, out);
+    return rc;
 }
 
 /* On SIGHUP: what can change without a restart. */

@@ -42,8 +42,8 @@ static bool refuses_all(const struct server *s, const Ballast__Envelope *e,
 }
 
 /* A checked message that is neither refused nor read from the databases: the core's. */
-static void to_core(struct server *s, link_peer peer, const struct wire_bytes *frames,
-                    const struct checked_message *m)
+static void to_core(struct server *s, link_peer peer, const struct identity *who,
+                    const struct wire_bytes *frames, const struct checked_message *m)
 {
     struct turn_work *w = turn_get(s);
     if (m->method->method == BALLAST__METHOD__METHOD_LOG) {
@@ -53,11 +53,25 @@ static void to_core(struct server *s, link_peer peer, const struct wire_bytes *f
         return;
     }
     job_id ended = coord_wants_job(s->core, m->method->method, m->payload);
+    w->turn.is_limited = auth_is_limited(who);
     if (ended)
-        query_begin_recall(s, peer, frames, ended);
+        query_begin_recall(s, peer, who, frames, ended);
     else
-        coord_message(s->core, &w->turn, peer, link_peer_user(s->link, peer), m->envelope,
-                      m->payload);
+        coord_message(s->core, &w->turn, peer, who->user, m->envelope, m->payload);
+}
+
+/* Its key was taken from the list, or its time is over, while it was connected. */
+static void end_peer(struct server *s, link_peer peer, const Ballast__Envelope *e)
+{
+    Ballast__Status status;
+    log_warn("peer=%" PRIu64 " msg=\"its key is not valid any more\"", peer);
+    check_status(&status, &s->scratch, BALLAST__CODE__UNAUTHENTICATED, "KEY",
+                 "this key is not among the coordinator's authorized_keys any more");
+    if (e && e->kind == BALLAST__KIND__KIND_REQUEST)
+        refuse(s, peer, e, &status);
+    if (s->open)
+        turn_end(s);
+    link_forget(s->link, peer);
 }
 
 static void on_bad_message(struct server *s, link_peer peer, const struct checked_message *m,
@@ -85,21 +99,27 @@ static void on_message(void *context, link_peer peer, const struct link_frame *f
         bytes[i] = (struct wire_bytes){frames[i].bytes, frames[i].n_bytes};
     struct checked_message m;
     Ballast__Status status;
+    struct identity who;
     int rc = check_message(bytes, n_frames, CHECK_CLIENT | CHECK_WORKER, arena, &m, &status);
+    bool is_known = auth_identify(&s->auth, s->link, peer, &who);
     bool is_request = rc == 0 && m.method->kind == BALLAST__KIND__KIND_REQUEST;
-    if (rc < 0)
+    if (!is_known)
+        end_peer(s, peer, rc < 0 ? NULL : m.envelope);
+    else if (rc < 0)
         on_bad_message(s, peer, &m, &status);
     else if (m.envelope->kind == BALLAST__KIND__KIND_RESPONSE)
         s->n_foreign++; /* we never ask */
     else if (refuses_all(s, m.envelope, m.payload, arena, &status)) {
         if (is_request)
             refuse(s, peer, m.envelope, &status);
-    } else if (is_request && admit_request(s, peer, m.envelope, &status) < 0)
+    } else if (is_request && admit_request(s, peer, &who, m.envelope, &status) < 0)
         refuse(s, peer, m.envelope, &status);
+    else if (!auth_may(&who, m.envelope->method))
+        s->n_foreign++; /* a notice */
     else if (query_is_ours(m.envelope, m.payload))
-        query_begin(s, peer, bytes);
+        query_begin(s, peer, &who, bytes);
     else
-        to_core(s, peer, bytes, &m);
+        to_core(s, peer, &who, bytes, &m);
     arena_fini(&own);
 }
 
@@ -133,6 +153,41 @@ static void on_refused(void *context)
     log_warn("connections=%" PRIu64 " msg=\"closed at once: of the %u files that may be open "
              "(ulimit -n, LimitNOFILE) %u are left\"", s->n_turned_away, s->n_descriptors_max,
              LINK_DESCRIPTORS_KEPT);
+}
+
+/* ZeroMQ asks before it lets a connection with a key in. */
+static bool admit_key(void *context, const char *public_text)
+{
+    struct server *s = context;
+    uint64_t now_ns = clock_now_ns();
+    if (auth_admits(&s->auth, public_text))
+        return true;
+    s->n_unknown++;
+    if (!s->unknown_said_ns || now_ns - s->unknown_said_ns >= REFUSED_SAY_NS) {
+        s->unknown_said_ns = now_ns;
+        log_warn("refused=%" PRIu64 " key='%s' msg=\"a key that is not in authorized_keys\"",
+                 s->n_unknown, public_text);
+    }
+    return false;
+}
+
+static bool key_is_good(void *context, const char *public_text)
+{
+    return auth_admits(&((struct server *)context)->auth, public_text);
+}
+
+static void reload_keys(struct server *s)
+{
+    struct err err = {0};
+    if (!s->auth.has_keys)
+        return;
+    if (auth_reload(&s->auth, s->config->authorized_keys, &err) < 0) {
+        log_error("msg=\"authorized_keys not read again, the old ones stay: %s\"", err.text);
+        return;
+    }
+    if (s->link)
+        link_forget_keys(s->link, key_is_good, s);
+    log_info("keys=%zu msg=\"authorized_keys read again\"", s->auth.admitted.n);
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */
@@ -280,8 +335,9 @@ static int start_listening(struct server *s)
     struct link_handler handler = {s, on_message, on_turn_end, on_peer_gone, NULL,
                                    on_refused};
     struct err err = {0};
+    struct link_keys keys = {.own = &s->auth.own, .admit = admit_key};
     int rc = link_listen(&s->loop, (const char *const *)s->config->listen, s->config->n_listen,
-                         &handler, &s->link, &err);
+                         s->auth.has_keys ? &keys : NULL, &handler, &s->link, &err);
     if (rc < 0) {
         fail(s, rc, err.text);
         return rc;
@@ -420,6 +476,7 @@ static void on_signal(uv_signal_t *handle, int number)
     if (number == SIGHUP) {
         if (s->reload)
             s->reload(s->reload_context);
+        reload_keys(s);
         return;
     }
     if (number == SIGUSR1) {
@@ -501,13 +558,17 @@ int server_run(const struct server_config *config, void (*reload)(void *context)
     if (raised < 0)
         return raised;
     for (size_t i = 0; i < config->n_listen; i++) {
-        int rc = link_address_check(config->listen[i], err);
+        int rc = link_address_check(config->listen[i], *config->key_file, err);
         if (rc < 0)
             return rc;
     }
-    int opened = link_loop_init(&s.loop, err);
-    if (opened < 0)
+    int opened = auth_open(config->key_file, config->authorized_keys, &s.auth, err);
+    if (opened == 0)
+        opened = link_loop_init(&s.loop, err);
+    if (opened < 0) {
+        auth_fini(&s.auth);
         return opened;
+    }
     uv_async_init(&s.loop, &s.done, on_done);
     uv_timer_init(&s.loop, &s.timer);
     s.done.data = s.timer.data = &s;
@@ -520,6 +581,7 @@ int server_run(const struct server_config *config, void (*reload)(void *context)
     store_close(s.store);
     coord_destroy(s.core);
     arena_fini(&s.scratch);
+    auth_fini(&s.auth);
     free(s.gone);
     int left = uv_loop_close(&s.loop);
     assert(left == 0);

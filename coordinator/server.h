@@ -10,6 +10,7 @@
 struct server_config {
     char   **listen; /* addresses */
     size_t   n_listen;
+    char    *key_file, *authorized_keys; /* "": no keys */
     char    *state_dir;
     int      log_level;
     uint64_t heartbeat_interval_ns, lost_after_ns, restart_grace_ns, fence_after_ns;
@@ -24,9 +25,9 @@ struct server_config {
 /* The configuration file's keys, for conf_read. */
 extern const struct field_table server_config_table;
 
-/* Serves until SIGTERM or SIGINT; a second one ends the process at once. SIGHUP calls reload
- * (may be NULL), SIGUSR1 writes the core's state to the log. Returns 0 after a clean stop, or
- * why it could not start or go on. */
+/* Serves until SIGTERM or SIGINT; a second one ends the process at once. SIGHUP reads the
+ * authorized keys again and calls reload (may be NULL), SIGUSR1 writes the core's state to
+ * the log. Returns 0 after a clean stop, or why it could not start or go on. */
 int server_run(const struct server_config *config, void (*reload)(void *context), void *context,
                struct err *err);
 

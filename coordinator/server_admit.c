@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #define RETRY_MS 200
 #define PEER_QUERIES_MAX 16u
@@ -90,26 +91,40 @@ static int too_much(struct server *s, Ballast__Status *out, const char *reason, 
 
 /* A backup is a file that the coordinator writes wherever the caller says: only for those who
  * could write it themselves. */
-static bool may_write_files(const char *user)
+static bool may_write_files(const struct identity *who)
 {
+    if (who->has_key)
+        return who->role == KEY_ADMIN;
     char *own = link_own_user();
-    bool may = !strcmp(user, own) || !strcmp(user, "root");
+    bool may = !strcmp(who->user, own) || !strcmp(who->user, "root");
     free(own);
     return may;
 }
 
-int admit_request(struct server *s, link_peer peer, const Ballast__Envelope *e,
-                  Ballast__Status *out_status)
+static int not_allowed(struct server *s, const struct identity *who, const Ballast__Envelope *e,
+                       Ballast__Status *out)
+{
+    log_warn("user=%s role=%s method=%s msg=\"refused: the role does not allow it\"", who->user,
+             key_role_name(who->role), check_method(e->method)->name);
+    check_status(out, &s->scratch, BALLAST__CODE__PERMISSION_DENIED, "ROLE",
+                 "the key of %s has the role %s, which does not allow this (%s)", who->user,
+                 key_role_name(who->role), check_method(e->method)->name);
+    return -EACCES;
+}
+
+int admit_request(struct server *s, link_peer peer, const struct identity *who,
+                  const Ballast__Envelope *e, Ballast__Status *out_status)
 {
     const struct peer_state *p = peer_state_of(s, peer);
     size_t limit = sheds_at(e->method);
     if (p && p->is_excess)
         return too_much(s, out_status, "CONNECTIONS", "too many connections to this coordinator");
-    if (e->method == BALLAST__METHOD__METHOD_DB_BACKUP &&
-        !may_write_files(link_peer_user(s->link, peer))) {
+    if (!auth_may(who, e->method))
+        return not_allowed(s, who, e, out_status);
+    if (e->method == BALLAST__METHOD__METHOD_DB_BACKUP && !may_write_files(who)) {
         check_status(out_status, &s->scratch, BALLAST__CODE__PERMISSION_DENIED, "NOT_OWNER",
                      "only root and the coordinator's own user may make a backup, over its ipc "
-                     "address; this is '%s'", link_peer_user(s->link, peer));
+                     "address, or who has an admin's key; this is '%s'", who->user);
         return -EACCES;
     }
     if (!p || limit == SIZE_MAX)

@@ -13,7 +13,12 @@ static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL}
 static const struct field fields[] = {
     {.path = "listen", .type = FIELD_STRINGS, .offset = AT(listen), .count_offset = AT(n_listen),
      .n_min = 1, .n_max = 8,
-     .help = "addresses: ipc://PATH, or tcp:// on loopback as in tcp://127.0.0.1:7070"},
+     .help = "addresses: ipc://PATH, and tcp://IP:PORT; without keys on loopback only"},
+    {.path = "key", .type = FIELD_PATH, .offset = AT(key_file), .preset = "",
+     .help = "file of the coordinator's own key (`ballast keygen NAME --role coordinator`); with "
+     "it, listen may have any tcp address, and every tcp connection needs a key"},
+    {.path = "authorized_keys", .type = FIELD_PATH, .offset = AT(authorized_keys), .preset = "",
+     .help = "who may connect over tcp: a line of each .pub; SIGHUP reads it again"},
     {.path = "state_dir", .type = FIELD_PATH, .offset = AT(state_dir),
      .help = "folder of the databases and rank logs; on a local disk, one coordinator's alone"},
     {.path = "log_level", .type = FIELD_ENUM, .offset = AT(log_level), .preset = "info",

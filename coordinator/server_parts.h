@@ -5,6 +5,7 @@
 #include <uv.h>
 
 #include "common/link.h"
+#include "coordinator/auth.h"
 #include "coordinator/coord.h"
 #include "coordinator/server.h"
 #include "coordinator/store.h"
@@ -40,6 +41,7 @@ struct query {
     struct arena      arena; /* its envelope and payload */
     link_peer         peer;
     char             *user;  /* owned */
+    bool              is_limited; /* to its own jobs */
     Ballast__Envelope      *envelope;
     const ProtobufCMessage *payload;
     uint64_t          deadline_ns; /* of a long poll: then it is answered with nothing */
@@ -66,6 +68,7 @@ struct server {
     uv_async_t  done;
     uv_timer_t  timer;
     uv_signal_t signals[4];
+    struct auth  auth;
     struct link *link;
     struct store *store;
 
@@ -90,6 +93,7 @@ struct server {
     uint32_t n_descriptors_max;
     uint64_t n_refused, n_limited, n_foreign;
     uint64_t n_turned_away, turned_away_said_ns; /* connections, for want of descriptors */
+    uint64_t n_unknown, unknown_said_ns; /* connections with keys that are not in the list */
     int      rc;              /* why the loop ended */
     struct err *err;
 };
@@ -120,10 +124,11 @@ void refuse(struct server *s, link_peer peer, const Ballast__Envelope *request,
 /* Whether the shell, not the core, answers it. */
 bool query_is_ours(const Ballast__Envelope *e, const ProtobufCMessage *payload);
 /* Begins to read; frames are copied. */
-void query_begin(struct server *s, link_peer peer, const struct wire_bytes *frames);
+void query_begin(struct server *s, link_peer peer, const struct identity *who,
+                 const struct wire_bytes *frames);
 /* Brings the ended job back that this request is about, then hands it to the core. */
-void query_begin_recall(struct server *s, link_peer peer, const struct wire_bytes *frames,
-                        job_id job);
+void query_begin_recall(struct server *s, link_peer peer, const struct identity *who,
+                        const struct wire_bytes *frames, job_id job);
 /* Its read is done: true if it waits for news now, false if query_answer is due. */
 bool query_park(struct server *s, struct query *q);
 void query_answer(struct server *s, struct query *q);
@@ -148,8 +153,8 @@ bool balance_refuses(const struct store_read *r, struct arena *arena, Ballast__S
 struct peer_state *peer_state_of(struct server *s, link_peer peer);
 /* Counts a message; false: it is to be thrown away unread. */
 bool admit_message(struct server *s, link_peer peer, uint64_t now_ns);
-/* 0, or -EAGAIN with the refusal. */
-int  admit_request(struct server *s, link_peer peer, const Ballast__Envelope *e,
-                   Ballast__Status *out_status);
+/* 0, or -EAGAIN, -EACCES with the refusal. */
+int  admit_request(struct server *s, link_peer peer, const struct identity *who,
+                   const Ballast__Envelope *e, Ballast__Status *out_status);
 
 #endif

@@ -100,7 +100,8 @@ static void submit(struct server *s, struct query *q)
     store_submit(s->store, &q->work.batch);
 }
 
-static struct query *make(struct server *s, link_peer peer, const struct wire_bytes *frames)
+static struct query *make(struct server *s, link_peer peer, const struct identity *who,
+                          const struct wire_bytes *frames)
 {
     struct query *q = xcalloc(1, sizeof *q);
     struct checked_message m;
@@ -110,26 +111,28 @@ static struct query *make(struct server *s, link_peer peer, const struct wire_by
     q->envelope = m.envelope; /* it was checked before, in the turn's memory */
     q->payload = m.payload;
     q->peer = peer;
-    q->user = xstrdup(link_peer_user(s->link, peer));
+    q->user = xstrdup(who->user);
+    q->is_limited = auth_is_limited(who);
     struct peer_state *p = peer_state_of(s, peer);
     if (p)
         p->n_queries++;
     return q;
 }
 
-void query_begin(struct server *s, link_peer peer, const struct wire_bytes *frames)
+void query_begin(struct server *s, link_peer peer, const struct identity *who,
+                 const struct wire_bytes *frames)
 {
-    struct query *q = make(s, peer, frames);
+    struct query *q = make(s, peer, who, frames);
     uint32_t wait_ms = plan_read(q, &q->read);
     q->deadline_ns = clock_now_ns() + wait_ms * NS_PER_MS;
     s->n_sql += q->read.kind == STORE_SQL;
     submit(s, q);
 }
 
-void query_begin_recall(struct server *s, link_peer peer, const struct wire_bytes *frames,
-                        job_id job)
+void query_begin_recall(struct server *s, link_peer peer, const struct identity *who,
+                        const struct wire_bytes *frames, job_id job)
 {
-    struct query *q = make(s, peer, frames);
+    struct query *q = make(s, peer, who, frames);
     q->is_recall = true;
     q->read = (struct store_read){.kind = STORE_RECORDS, .job = job};
     submit(s, q);
@@ -404,6 +407,7 @@ static bool finish_recall(struct server *s, struct query *q)
         recall_more(s, q, more);
         return false;
     }
+    w->turn.is_limited = q->is_limited;
     coord_message(s->core, &w->turn, q->peer, q->user, q->envelope, q->payload);
     return true;
 }

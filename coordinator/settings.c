@@ -85,7 +85,7 @@ static void change(struct coord *c, struct turn *t, struct job *j, Ballast__JobS
 {
     char *differences = job_live_differences(j->spec, spec);
     if (*differences) { /* else asked twice: as it is */
-        emit_settings(c, t, j, spec, arena_printf(&t->arena, "%s, from %s", differences, user));
+        emit_settings(c, t, j, spec, arena_printf(&t->arena, "%s, by %s", differences, user));
         core_wake_at(c, t->now_ns); /* a time limit may be due earlier */
         for (uint32_t r = 0; has_ranks(j) && r < j->n_gang; r++) {
             j->ranks[r].settings_asked_ns = 0;

@@ -33,6 +33,10 @@ struct turn {
     uint64_t           now_ns;
     int64_t            wall_ns;
     uint64_t           coordinator_epoch; /* goes into every envelope */
+    bool               is_limited; /* set by the shell before a coord_message: its user may change
+                                    * no jobs but his own */
+    const char        *by; /* the person whose call makes the next records, or NULL */
+    const char        *worker_by; /* the same of what a worker says of itself */
     Ballast__Record  **records; /* in order of seq; what they name (job_id) has news for polls */
     size_t             n_records;
     struct outgoing   *out;

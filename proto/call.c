@@ -18,6 +18,7 @@
 #define ATTEMPT_MS      5000 /* without an answer on a live connection: say it again */
 #define OUTAGE_TELL_MS  300
 #define STOP_LOOK_MS    100
+#define HANDSHAKES_MAX  3 /* a coordinator that dies may break one off */
 
 /* One call, from the first sending to its answer. */
 struct call {
@@ -44,6 +45,7 @@ struct caller {
     uv_timer_t   timer;
     struct link *link;
     bool         is_up, was_told;
+    uint32_t     n_denied; /* handshakes in a row that failed without a word */
     uint64_t     down_ns; /* since when there is no connection */
     uint64_t     last_id, seq;
     struct arena scratch; /* of one attempt */
@@ -115,11 +117,46 @@ static void on_connection(void *context, bool is_up)
     c->is_up = is_up;
     if (is_up) {
         c->was_told = false;
+        c->n_denied = 0;
         return;
     }
     c->down_ns = clock_now_ns();
     if (c->call)
         c->call->next_ns = c->down_ns; /* whatever was sent is lost or unknown: say it again */
+}
+
+/* What was sent, if anything, was sent over an earlier connection. */
+static void deny(struct caller *c, const char *text)
+{
+    struct call *call = c->call;
+    if (!call || call->is_over)
+        return;
+    check_status(call->status, call->arena, BALLAST__CODE__UNAUTHENTICATED, "KEY", "%s", text);
+    finish(call, -EREMOTEIO);
+}
+
+static void on_denied(void *context, enum link_denial why)
+{
+    struct caller *c = context;
+    const struct caller_options *o = &c->options;
+    char text[1024];
+    size_t n_servers = o->keys ? o->keys->n_servers : 1;
+    if (why == LINK_NOT_ADMITTED)
+        snprintf(text, sizeof text, "the coordinator at %s does not know the key of %s (%s): the "
+                 "line of its .pub must be in the coordinator's authorized_keys", o->address,
+                 o->key_name, o->key_file);
+    else if (why == LINK_OTHER_SECURITY && o->keys)
+        snprintf(text, sizeof text, "the coordinator at %s speaks without keys there, so it is "
+                 "not the one of %s", o->address, o->server_file);
+    else if (why == LINK_OTHER_SECURITY)
+        snprintf(text, sizeof text, "the coordinator at %s wants a key: --key FILE and "
+                 "--coordinator-key FILE; 'ballast keygen' makes one", o->address);
+    else if (!o->keys || ++c->n_denied < HANDSHAKES_MAX * n_servers)
+        return;
+    else
+        snprintf(text, sizeof text, "the coordinator at %s has another key than %s says",
+                 o->address, o->server_file);
+    deny(c, text);
 }
 
 static void on_timer(uv_timer_t *timer)
@@ -138,8 +175,9 @@ int caller_open(const struct caller_options *options, struct caller **out_caller
         return rc;
     }
     uv_timer_init(&c->loop, &c->timer);
-    struct link_handler handler = {c, on_message, NULL, NULL, on_connection};
-    rc = link_connect(&c->loop, options->address, &handler, &c->link, err);
+    struct link_handler handler = {.context = c, .message = on_message,
+                                   .connection = on_connection, .denied = on_denied};
+    rc = link_connect(&c->loop, options->address, options->keys, &handler, &c->link, err);
     if (rc < 0) {
         caller_close(c);
         return rc;

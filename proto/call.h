@@ -14,9 +14,12 @@
 #include "proto/ballast.pb-c.h"
 
 struct caller;
+struct link_keys;
 
 struct caller_options {
     const char *address; /* as link.h */
+    const struct link_keys *keys; /* as link.h, or NULL; the caller's until caller_close */
+    const char *key_name, *key_file, *server_file; /* for messages, with keys */
 
     /* Told once per outage, when a call waits for the coordinator to come (back). was_sent: the
      * call had left, so that it may have been done. */
@@ -35,7 +38,8 @@ void caller_close(struct caller *c);
 
 /* Calls and waits for the answer; for a long poll give a timeout_ms above its wait_ms.
  *  0             *out_reply is the method's response; lives in the arena
- *  -EREMOTEIO    the coordinator refused: out_status says why; err has its message
+ *  -EREMOTEIO    the coordinator refused, perhaps already the connection (UNAUTHENTICATED):
+ *                out_status says why; err has its message
  *  -EHOSTUNREACH no coordinator was there: the request was never sent
  *  -ETIMEDOUT    it was sent, but no answer came: a mutating call may have happened
  *  -EPROTO       another protocol version, or an answer that is none

@@ -119,7 +119,7 @@ static inline int fake_start(void **state)
     snprintf(fake.address, sizeof fake.address, "ipc://%s/coordinator.sock", fake.folder);
     const char *addresses[] = {fake.address};
     uv_loop_init(&fake.loop);
-    if (link_listen(&fake.loop, addresses, 1, &handler, &fake.link, &err) < 0)
+    if (link_listen(&fake.loop, addresses, 1, NULL, &handler, &fake.link, &err) < 0)
         fail_msg("%s", err.text);
     uv_async_init(&fake.loop, &fake.stop, on_stop);
     return pthread_create(&fake.thread, NULL, serve, NULL);

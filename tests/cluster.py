@@ -106,6 +106,8 @@ class Cluster:
         self.nodes = nodes or ["here"] * n_workers
         self.domains = domains or [""] * n_workers  # workers of different ones share no memory
         self.n_jobs = 0
+        self.worker_address = self.address
+        self.coordinator_keys = self.worker_keys = ""  # more lines of their files
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -211,6 +213,7 @@ class Cluster:
     def start_coordinator(self):
         process = self._start("coordinator", "ballast-coordinator",
                               f"listen: [{self.address}, \"{self.tcp}\"]\n"
+                              f"{self.coordinator_keys}"
                               f"state_dir: {self.folder}/state\n")
         until(lambda: self.run("ping", "--timeout", "2").returncode == 0, 20,
               "the coordinator answers a ping")
@@ -218,7 +221,8 @@ class Cluster:
 
     def start_worker(self, i):
         return self._start(f"worker-{i}", "ballast-worker",
-                           f"name: w{i}\nnode: {self.nodes[i]}\ncoordinator: {self.address}\n"
+                           f"name: w{i}\nnode: {self.nodes[i]}\ncoordinator: {self.worker_address}\n"
+                           f"{self.worker_keys}"
                            f"memory_domain: '{self.domains[i]}'\n"
                            f"state_dir: {self.folder}/worker-{i}.state\n"
                            f"allowed_roots: [{self.folder}]\n")

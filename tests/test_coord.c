@@ -21,6 +21,8 @@ struct bench {
     struct coord    *c;
     struct turn      turn;
     uint64_t         now_ns, seq[32];
+    bool             is_limited; /* the user, to his own jobs */
+    const char      *user;
     Ballast__Record *log[512];
     size_t           n_log;
 };
@@ -135,7 +137,8 @@ static void message_with(struct bench *b, uint64_t peer, Ballast__Method method,
     begin(b);
     for (job_id job; (job = coord_wants_job(b->c, method, payload));)
         recall(b, job);
-    coord_message(b->c, &b->turn, peer, "ann", &e, payload);
+    b->turn.is_limited = b->is_limited;
+    coord_message(b->c, &b->turn, peer, b->user ? b->user : "ann", &e, payload);
     finish(b);
 }
 
@@ -221,6 +224,15 @@ static void submit(struct bench *b, uint8_t key, uint32_t n_workers)
 {
     Ballast__JobSpec spec = a_spec(n_workers);
     submit_spec(b, key, &spec);
+}
+
+static void set(struct bench *b, job_id job, char *assignment)
+{
+    Ballast__JobSetRequest r = BALLAST__JOB_SET_REQUEST__INIT;
+    r.job_id = job;
+    r.assignments = &assignment;
+    r.n_assignments = 1;
+    message_with(b, CLIENT, M(JOB_SET), 3, &r.base);
 }
 
 static void call_job(struct bench *b, Ballast__Method method, job_id job, uint8_t key)
@@ -837,6 +849,31 @@ static void a_recovering_job_pauses_once_its_ranks_have_ended(void **state)
     expect_job(b, 1, JOB(STARTING), NULL); /* a person does not wait for a backoff */
 }
 
+static void a_limited_user_changes_his_own_jobs_only(void **state)
+{
+    struct bench *b = *state;
+    static const Ballast__Method methods[] = {M(JOB_HOLD), M(JOB_RELEASE), M(JOB_PAUSE),
+                                              M(JOB_RESUME), M(JOB_CANCEL), M(JOB_REQUEUE)};
+    submit(b, 1, 1);
+    b->is_limited = true;
+    b->user = "bob";
+    size_t n = b->n_log;
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
+        expect_code(b, methods[i], 1, (uint8_t)(2 + i), BALLAST__CODE__PERMISSION_DENIED,
+                    "job 1 belongs to ann; bob may change no jobs but his own");
+    set(b, 1, "scheduling.priority=2");
+    assert_int_equal(code(b, CLIENT, M(JOB_SET)), BALLAST__CODE__PERMISSION_DENIED);
+    Ballast__RebalanceRequest r = BALLAST__REBALANCE_REQUEST__INIT;
+    r.job_id = 1;
+    message(b, CLIENT, M(REBALANCE_AUTO), &r.base);
+    assert_int_equal(code(b, CLIENT, M(REBALANCE_AUTO)), BALLAST__CODE__PERMISSION_DENIED);
+    assert_int_equal(b->n_log, n);
+    submit(b, 9, 1);
+    call_job(b, M(JOB_HOLD), 2, 10);
+    assert_int_equal(code(b, CLIENT, M(JOB_HOLD)), BALLAST__CODE__OK);
+    assert_string_equal(b->log[b->n_log - 1]->by, "bob"); /* the log says who */
+}
+
 static void a_wait_is_answered_by_the_state_or_by_time(void **state)
 {
     struct bench *b = *state;
@@ -1021,15 +1058,6 @@ static void a_damaged_record_is_refused(void **state)
 
 /* ---- settings ------------------------------------------------------------------------------- */
 
-static void set(struct bench *b, job_id job, char *assignment)
-{
-    Ballast__JobSetRequest r = BALLAST__JOB_SET_REQUEST__INIT;
-    r.job_id = job;
-    r.assignments = &assignment;
-    r.n_assignments = 1;
-    message_with(b, CLIENT, M(JOB_SET), 3, &r.base);
-}
-
 static const Ballast__Settings *told(const struct bench *b, uint64_t peer)
 {
     const struct outgoing *o = sent(b, peer, M(SETTINGS));
@@ -1162,6 +1190,7 @@ int main(void)
         TEST(cancel_is_bounded_and_may_be_repeated),
         TEST(the_time_limit_saves_and_ends),
         TEST(hold_release_requeue),
+        TEST(a_limited_user_changes_his_own_jobs_only),
         TEST(a_pause_saves_and_gives_the_workers_back),
         TEST(a_pause_that_loses_a_rank_says_what_it_costs),
         TEST(a_pause_of_what_cannot_go_on_is_a_failure),

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -21,13 +22,16 @@
 #include "common/clock.h"
 #include "common/link.h"
 #include "common/link_address.h"
+#include "common/link_key.h"
 #include "common/mem.h"
 #include "tests/patience.h"
 
 struct end {
     struct link *link;
     bool      echoes;
-    size_t    n_messages, n_frames, n_bytes, n_up, n_down, n_gone, n_refused;
+    size_t    n_messages, n_frames, n_bytes, n_up, n_down, n_gone, n_refused, n_denied;
+    enum link_denial denial; /* the last one */
+    const struct keyring *admitted; /* of a server with keys */
     link_peer peer;
     char      first[64];
 };
@@ -65,6 +69,19 @@ static void on_refused(void *context)
     ((struct end *)context)->n_refused++;
 }
 
+static void on_denied(void *context, enum link_denial why)
+{
+    struct end *e = context;
+    e->n_denied++;
+    e->denial = why;
+}
+
+static bool admit(void *context, const char *public_text)
+{
+    const struct end *e = context;
+    return keyring_find(e->admitted, public_text, 0) != NULL;
+}
+
 struct net {
     uv_loop_t  loop;
     uv_timer_t timer;
@@ -82,7 +99,7 @@ static void listen_on(struct net *n, struct end *e)
     struct link_handler h = {e, on_message, NULL, on_gone, NULL, on_refused};
     const char *addresses[] = {n->address};
     struct err err = {0};
-    if (link_listen(&n->loop, addresses, 1, &h, &e->link, &err) < 0)
+    if (link_listen(&n->loop, addresses, 1, NULL, &h, &e->link, &err) < 0)
         fail_msg("%s", err.text);
 }
 
@@ -90,7 +107,7 @@ static void connect_to(struct net *n, struct end *e)
 {
     struct link_handler h = {e, on_message, NULL, NULL, on_connection};
     struct err err = {0};
-    if (link_connect(&n->loop, n->address, &h, &e->link, &err) < 0)
+    if (link_connect(&n->loop, n->address, NULL, &h, &e->link, &err) < 0)
         fail_msg("%s", err.text);
 }
 
@@ -228,7 +245,7 @@ static void a_slow_peer_is_dropped(void **state)
     uv_loop_t other; /* never turned after the handshake, so its link never reads */
     uv_loop_init(&other);
     struct link_handler h = {&n.client, on_message, NULL, NULL, on_connection};
-    assert_int_equal(link_connect(&other, n.address, &h, &n.client.link, NULL), 0);
+    assert_int_equal(link_connect(&other, n.address, NULL, &h, &n.client.link, NULL), 0);
     while (!n.client.n_up)
         uv_run(&other, UV_RUN_NOWAIT);
     say(&n.client, LINK_SERVER, "hello", 0);
@@ -349,7 +366,7 @@ static void a_process_without_descriptors_is_told(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
     uv_loop_t loop;
     assert_int_equal(link_loop_init(&loop, &err), -EMFILE);
-    int rc = link_connect(&n.loop, n.address, &h, &n.client.link, &err);
+    int rc = link_connect(&n.loop, n.address, NULL, &h, &n.client.link, &err);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
     assert_int_equal(rc, -EMFILE);
     assert_string_equal(err.text, "20 files may be open at once (ulimit -n), at least 32 are "
@@ -413,7 +430,7 @@ static void a_path_in_use_is_refused_a_dead_one_taken(void **state)
     struct err err = {0};
     const char *addresses[] = {n.address};
     struct link_handler h = {&n.client, on_message, NULL, NULL, NULL};
-    assert_int_equal(link_listen(&n.loop, addresses, 1, &h, &second, &err), -EADDRINUSE);
+    assert_int_equal(link_listen(&n.loop, addresses, 1, NULL, &h, &second, &err), -EADDRINUSE);
     net_close(&n);
 }
 
@@ -432,12 +449,31 @@ static void a_file_is_no_place_to_listen(void **state)
     struct err err = {0};
     const char *addresses[] = {address};
     struct link_handler h = {&n.client, on_message, NULL, NULL, NULL};
-    assert_int_equal(link_listen(&n.loop, addresses, 1, &h, &l, &err), -EEXIST);
+    assert_int_equal(link_listen(&n.loop, addresses, 1, NULL, &h, &l, &err), -EEXIST);
     assert_non_null(strstr(err.text, "no socket"));
     struct stat st;
     assert_true(lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 4);
     unlink(path);
     net_close(&n);
+}
+
+static void with_keys_any_host_is_allowed(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *address;
+        bool is_allowed;
+    } rows[] = {
+        {"tcp://10.0.0.1:7070", true},  {"tcp://0.0.0.0:7070", true},
+        {"tcp://node-1.lan:1", true},   {"tcp://[fd00::1]:7070", true},
+        {"tcp://eth0;10.0.0.1:1", false}, {"tcp://:7070", false},
+        {"tcp://10.0.0.1", false},      {"inproc://x", false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct err err = {0};
+        if ((link_address_check(rows[i].address, true, &err) == 0) != rows[i].is_allowed)
+            fail_msg("'%s': %s", rows[i].address, err.text);
+    }
 }
 
 static void only_local_addresses_are_allowed(void **state)
@@ -460,7 +496,7 @@ static void only_local_addresses_are_allowed(void **state)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct err err = {0};
-        if ((link_address_check(rows[i].address, &err) == 0) != rows[i].is_allowed)
+        if ((link_address_check(rows[i].address, false, &err) == 0) != rows[i].is_allowed)
             fail_msg("'%s': %s", rows[i].address, err.text);
     }
 }
@@ -485,10 +521,162 @@ static void the_user_is_what_the_kernel_says(void **state)
     free(user);
 }
 
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+static struct key a_key(const char *name, enum key_role role)
+{
+    struct key k = {.role = role};
+    struct err err = {0};
+    snprintf(k.name, sizeof k.name, "%s", name);
+    if (link_key_make(k.public_text, k.secret_text, &err) < 0)
+        fail_msg("%s", err.text);
+    return k;
+}
+
+static void listen_with_key(struct net *n, const struct key *own, const struct keyring *admitted)
+{
+    struct link_handler h = {.context = &n->server, .message = on_message, .peer_gone = on_gone};
+    struct link_keys keys = {.own = own, .admit = admit};
+    const char *addresses[] = {n->address};
+    struct err err = {0};
+    n->server.admitted = admitted;
+    if (link_listen(&n->loop, addresses, 1, &keys, &h, &n->server.link, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void connect_with_key(struct net *n, struct end *e, const struct key *own,
+                             const struct key *servers, size_t n_servers)
+{
+    struct link_handler h = {.context = e, .message = on_message, .connection = on_connection,
+                             .denied = on_denied};
+    struct link_keys keys = {.own = own, .servers = servers, .n_servers = n_servers};
+    struct err err = {0};
+    if (link_connect(&n->loop, n->address, own ? &keys : NULL, &h, &e->link, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+/* On a port of loopback that is free now. */
+static void tcp_net_open(struct net *n)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    net_open(n);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &size), 0);
+    close(fd);
+    snprintf(n->address, sizeof n->address, "tcp://127.0.0.1:%d", ntohs(a.sin_port));
+}
+
+static void who_has_a_key_comes_in(void **state)
+{
+    (void)state;
+    struct net n;
+    struct key server = a_key("c", KEY_COORDINATOR), ada = a_key("ada", KEY_USER);
+    struct keyring admitted = {&ada, 1};
+    tcp_net_open(&n);
+    listen_with_key(&n, &server, &admitted);
+    n.server.echoes = true;
+    connect_with_key(&n, &n.client, &ada, &server, 1);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    say(&n.client, LINK_SERVER, "hello", 0);
+    assert_true(turn_until(&n, &n.client.n_messages, 1));
+    assert_string_equal(link_peer_key(n.server.link, n.server.peer), ada.public_text);
+    assert_string_equal(link_peer_user(n.server.link, n.server.peer), "anonymous");
+
+    admitted.n = 0; /* the key is revoked: nothing goes to its holder any more */
+    link_forget_keys(n.server.link, admit, &n.server);
+    assert_int_equal(n.server.n_gone, 1);
+    struct link_frame frame = {"x", 1};
+    assert_int_equal(link_send(n.server.link, n.server.peer, &frame, 1), -EHOSTUNREACH);
+    net_close(&n);
+}
+
+static void strangers_are_told_why(void **state)
+{
+    (void)state;
+    struct key server = a_key("c", KEY_COORDINATOR), ada = a_key("ada", KEY_USER);
+    struct key other = a_key("other", KEY_COORDINATOR);
+    struct keyring admitted = {&ada, 1}, nobody = {NULL, 0};
+    const struct {
+        const char *what;
+        const struct key *client, *trusted;
+        const struct keyring *admitted; /* NULL: a server without keys */
+        enum link_denial why;
+    } rows[] = {
+        {"a key that is not in the list", &ada, &server, &nobody, LINK_NOT_ADMITTED},
+        {"another server's key", &ada, &other, &admitted, LINK_NO_HANDSHAKE},
+        {"no key", NULL, NULL, &admitted, LINK_OTHER_SECURITY},
+        {"a server without keys", &ada, &server, NULL, LINK_OTHER_SECURITY},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct net n;
+        tcp_net_open(&n);
+        if (rows[i].admitted)
+            listen_with_key(&n, &server, rows[i].admitted);
+        else
+            listen_on(&n, &n.server);
+        connect_with_key(&n, &n.client, rows[i].client, rows[i].trusted, 1);
+        if (!turn_until(&n, &n.client.n_denied, 1) || n.client.denial != rows[i].why)
+            fail_msg("%s: %zu denials, the last is %d", rows[i].what, n.client.n_denied,
+                     (int)n.client.denial);
+        assert_int_equal(n.client.n_up, 0);
+        assert_int_equal(n.server.n_messages, 0);
+        net_close(&n);
+    }
+}
+
+static void a_server_may_change_its_key(void **state)
+{
+    (void)state;
+    struct net n;
+    struct key keys[] = {a_key("old", KEY_COORDINATOR), a_key("new", KEY_COORDINATOR)};
+    struct key ada = a_key("ada", KEY_USER);
+    struct keyring admitted = {&ada, 1};
+    tcp_net_open(&n);
+    listen_with_key(&n, &keys[0], &admitted);
+    connect_with_key(&n, &n.client, &ada, keys, 2);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    link_close(n.server.link);
+    assert_true(turn_until(&n, &n.client.n_down, 1));
+    for (int i = 0; i < 50; i++)
+        uv_run(&n.loop, UV_RUN_NOWAIT); /* the old server is gone for good */
+    n.server = (struct end){.echoes = true};
+    listen_with_key(&n, &keys[1], &admitted);
+    assert_true(turn_until(&n, &n.client.n_up, 2));
+    say(&n.client, LINK_SERVER, "again", 0);
+    assert_true(turn_until(&n, &n.client.n_messages, 1));
+    net_close(&n);
+}
+
+static void kernel_and_keys_side_by_side(void **state)
+{
+    (void)state;
+    struct net n;
+    struct key server = a_key("c", KEY_COORDINATOR);
+    struct keyring nobody = {NULL, 0};
+    net_open(&n); /* over ipc */
+    listen_with_key(&n, &server, &nobody);
+    connect_to(&n, &n.client);
+    assert_true(turn_until(&n, &n.client.n_up, 1));
+    say(&n.client, LINK_SERVER, "hello", 0);
+    assert_true(turn_until(&n, &n.server.n_messages, 1));
+    char *own = link_own_user();
+    assert_string_equal(link_peer_user(n.server.link, n.server.peer), own);
+    assert_string_equal(link_peer_key(n.server.link, n.server.peer), "");
+    free(own);
+    net_close(&n);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_has_a_key_comes_in),
+        cmocka_unit_test(strangers_are_told_why),
+        cmocka_unit_test(a_server_may_change_its_key),
+        cmocka_unit_test(kernel_and_keys_side_by_side),
         cmocka_unit_test(only_local_addresses_are_allowed),
+        cmocka_unit_test(with_keys_any_host_is_allowed),
         cmocka_unit_test(the_user_is_what_the_kernel_says),
         cmocka_unit_test(frames_go_there_and_back),
         cmocka_unit_test(an_unconnected_client_keeps_nothing),

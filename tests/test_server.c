@@ -204,7 +204,7 @@ static void raw_open(struct raw *r, const struct daemon *d)
     uv_loop_init(&r->loop);
     uv_timer_init(&r->loop, &r->timer);
     uv_timer_start(&r->timer, raw_tick, 5, 5);
-    assert_int_equal(link_connect(&r->loop, d->address, &h, &r->link, NULL), 0);
+    assert_int_equal(link_connect(&r->loop, d->address, NULL, &h, &r->link, NULL), 0);
     uint64_t end_ns = patience_end_ns(2);
     while (!r->is_up && clock_now_ns() < end_ns)
         uv_run(&r->loop, UV_RUN_ONCE);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/link.h"
+#include "common/link_trust.h"
 #include "common/mem.h"
 #include "kernels/device.h"
 #include "proto/check.h"
@@ -27,6 +28,11 @@ static const struct field fields[] = {
      .help = "the machine it is on; empty: the host's name"},
     {.path = "coordinator", .type = FIELD_STRING, .offset = AT(coordinator),
      .help = "the coordinator's address, ipc://PATH or tcp://HOST:PORT"},
+    {.path = "key", .type = FIELD_PATH, .offset = AT(key_file), .preset = "",
+     .help = "file of this worker's key (`ballast keygen NAME --role worker`), for a coordinator "
+     "that wants keys"},
+    {.path = "coordinator_key", .type = FIELD_PATH, .offset = AT(coordinator_key), .preset = "",
+     .help = "the coordinator's .pub; two lines while its key changes"},
     {.path = "state_dir", .type = FIELD_PATH, .offset = AT(state_dir),
      .help = "a folder of this worker's own, made if missing: output of its trainers"},
     {.path = "allowed_roots", .type = FIELD_PATHS, .offset = AT(allowed_roots),
@@ -96,10 +102,14 @@ int worker_config_read(const char *file, const char *device, struct worker_confi
                      "'.', '_' or '-'", file, c.name, c.node, NAME_BYTES_MAX);
         goto fail;
     }
-    if ((rc = link_address_check(c.coordinator, err)) < 0) {
+    if ((rc = link_address_check(c.coordinator, *c.key_file, err)) < 0) {
         err_prefix(err, "%s: key 'coordinator'", file);
         goto fail;
     }
+    struct link_trust trust;
+    if ((rc = link_trust_open(c.key_file, c.coordinator_key, &trust, err)) < 0)
+        goto fail;
+    link_trust_close(&trust);
     if (*c.memory_domain && !check_is_name(c.memory_domain)) {
         rc = err_set(err, -EINVAL, "%s: key 'memory_domain': '%.70s' must be letters, digits, '.', "
                      "'_' or '-'", file, c.memory_domain);

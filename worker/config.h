@@ -20,6 +20,7 @@ struct worker_config {
     char  *machine; /* found out: workers that share memory have the same */
     uint32_t cores; /* 0: the machine's, shared among a job's ranks on this node */
     char  *log_level;
+    char  *key_file, *coordinator_key; /* "": none */
 };
 
 /* device, if not NULL, overrides the file's. Every member is filled on success; ended with

@@ -20,7 +20,7 @@
 #include <uv.h>
 
 #include "common/clock.h"
-#include "common/link.h"
+#include "common/link_trust.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/version.h"
@@ -30,6 +30,7 @@
 #include "worker/spool.h"
 
 #define GPU_LOOK_MS 5000 /* between looks at the GPU */
+#define DENIED_SAY_NS (60 * NS_PER_S)
 
 struct control {
     const struct worker_config *config; /* borrowed */
@@ -46,6 +47,7 @@ struct control {
     bool is_looking; /* gpu_look is under way */
     uint64_t seq; /* of the newest message, to be shown */
     uint64_t timer_due_ns; /* 0: not armed */
+    uint64_t denied_said_ns;
     int lock_fd;
     bool in_turn, is_told_to_end, is_closing;
 };
@@ -150,6 +152,32 @@ static void on_connection(void *context, bool is_up)
     turn_begin(c, &t);
     agent_connected(c->agent, &t);
     turn_end(c, &t);
+}
+
+static void on_denied(void *context, enum link_denial why)
+{
+    static const char *const reasons[] = {
+        [LINK_NOT_ADMITTED] = "it does not know this worker's key: the line of its .pub must be "
+                              "in authorized_keys there",
+        [LINK_OTHER_SECURITY] = "one side has keys and the other has not: see 'key' and "
+                                "'coordinator_key' here, 'key' there",
+        [LINK_NO_HANDSHAKE] = "it broke the handshake off; if that goes on it has another key "
+                              "than coordinator_key says",
+    };
+    struct control *c = context;
+    uint64_t now_ns = clock_now_ns();
+    struct link_trust trust;
+    struct err err = {0};
+    /* Keys change while it runs; a job need not notice. */
+    if (link_trust_open(c->config->key_file, c->config->coordinator_key, &trust, &err) == 0) {
+        if (link_trust_keys(&trust))
+            link_change_keys(c->link, link_trust_keys(&trust));
+        link_trust_close(&trust);
+    }
+    if (c->denied_said_ns && now_ns - c->denied_said_ns < DENIED_SAY_NS)
+        return;
+    c->denied_said_ns = now_ns;
+    log_warn("coordinator=%s msg=\"not connected: %s\"", c->config->coordinator, reasons[why]);
 }
 
 /* ---- time, signals -------------------------------------------------------------------------- */
@@ -329,12 +357,15 @@ static int start_signals(struct control *c, struct err *err)
 int control_run(const struct worker_config *config, struct err *err)
 {
     static const struct link_handler templ = {
-        .message = on_coordinator_message, .connection = on_connection};
+        .message = on_coordinator_message, .connection = on_connection, .denied = on_denied};
     struct control c = {.config = config, .lock_fd = -1};
     struct link_handler handler = templ;
     handler.context = &c;
-    int rc = make_state_dir(&c, err);
+    struct link_trust trust;
+    int rc = link_trust_open(config->key_file, config->coordinator_key, &trust, err);
     if (rc < 0)
+        return rc;
+    if ((rc = make_state_dir(&c, err)) < 0)
         goto out_lock;
     rc = link_loop_init(&c.loop, err);
     if (rc < 0)
@@ -353,7 +384,8 @@ int control_run(const struct worker_config *config, struct err *err)
         .turn_begin = turn_begin, .turn_end = turn_end, .send = send_to_coordinator});
     rc = start_signals(&c, err);
     if (rc == 0)
-        rc = link_connect(&c.loop, config->coordinator, &handler, &c.link, err);
+        rc = link_connect(&c.loop, config->coordinator, link_trust_keys(&trust), &handler,
+                          &c.link, err);
     if (rc == 0) {
         log_info("name=%s node=%s device=%s coordinator=%s pid=%d msg=\"worker started\"",
                  config->name, config->node, config->device, config->coordinator, (int)getpid());
@@ -367,6 +399,7 @@ int control_run(const struct worker_config *config, struct err *err)
     agent_destroy(c.agent);
     log_info("msg=\"worker ended\"");
 out_lock:
+    link_trust_close(&trust);
     if (c.lock_fd >= 0)
         close(c.lock_fd);
     return rc;
