@@ -25,7 +25,7 @@ static const struct option_row rows[] = {
     {'K', "check-config", NULL, "check ~/.config/ballast/config.yaml and the address", false,
      true},
     {'A', "address", "ADDRESS", "the coordinator: ipc://PATH or tcp://HOST:PORT", false, true},
-    {'I', "key", "FILE", "your key (BALLAST_KEY), for a coordinator that wants keys", false, true},
+    {'Y', "key", "FILE", "your key (BALLAST_KEY), for a coordinator that wants keys", false, true},
     {'Q', "coordinator-key", "FILE", "the coordinator's .pub (BALLAST_COORDINATOR_KEY)", false,
      true},
     {'o', "output", "FORMAT", "wide, json, yaml or name", true, true},
@@ -182,7 +182,7 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
 {
     switch (r->letter) {
     case 'A': c->address = arg; return -1;
-    case 'I': c->key_file = arg; return -1;
+    case 'Y': c->key_file = arg; return -1;
     case 'Q': c->coordinator_key = arg; return -1;
     case 'U': c->role = arg; return -1;
     case 'o': return read_format(c, r, arg);
