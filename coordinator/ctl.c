@@ -148,10 +148,11 @@ const struct ctl_command ctl_commands[] = {
      "  ballast balance --loads loads.csv --devices 64 --nodes 8 --json\n"
      "  ballast balance --loads loads.csv --devices 8 --placement-out placement.csv\n"
      "  ballast balance --loads new.csv --devices 8 --previous placement.csv\n", ctl_balance},
-    {"adapt", "MODEL_DIR", 1, 1, "kTnDZ", "from a model's folder to a plan and a job",
+    {"adapt", "MODEL_DIR", 1, 1, "kTnDXZ", "from a model's folder to a plan and a job",
      "Reads config.json and, where there are any, the tensors' headers or a list of them\n"
      "(tensors.tsv); counts, maps every operator, searches for the fastest way to train on the\n"
-     "cluster, and with --out writes job.yaml, cluster.yaml, launch files and REPORT.md. Needs no\n"
+     "cluster, and with --out writes job.yaml, cluster.yaml, launch files and REPORT.md; what is\n"
+     "there with other content stays, and the command says so, unless --force. Needs no\n"
      "coordinator. With --validate ballast-worker checks a shrunk model of the same structure\n"
      "(layouts, gradients, a loss that falls, time against the prediction); exit code 1 if one\n"
      "fails.\n"

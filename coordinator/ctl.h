@@ -61,6 +61,7 @@ struct ctl {
     uint64_t devices, nodes, slots_per_device, window_steps; /* 0: not given */
     const char *key_file, *coordinator_key;
     const char *role;                  /* of keygen */
+    bool        force;                 /* of adapt */
     const char *cluster, *train, *out; /* of adapt; out also of keygen */
     uint64_t sequence_length;          /* 0: its own */
 

@@ -258,6 +258,8 @@ int ctl_adapt(struct ctl *c)
         code = ctl_fail(c, CTL_USAGE, "--sequence-length: expected 64 to 10000000");
     else if (read_all(a, &err) < 0)
         code = ctl_fail(c, CTL_USAGE, "%s", err.text);
+    else if (c->out && !c->force && adapt_files_check(a, c->out, &err) < 0)
+        code = ctl_fail(c, CTL_CONFLICT, "%s", err.text);
     else if (c->validate && adapt_validate(a, &validation, &err) < 0)
         code = ctl_fail(c, CTL_FAILED, "%s", err.text);
     if (code == CTL_OK && c->validate)

@@ -97,6 +97,12 @@ int  adapt_validate(const struct adapt *a, struct adapt_validation *out, struct 
 void adapt_validation_fini(struct adapt_validation *v);
 void adapt_validation_print(const struct adapt *a, const struct adapt_validation *v);
 
+void adapt_launch_local(const struct adapt *a, FILE *out);
+void adapt_launch_slurm(const struct adapt *a, FILE *out);
+void adapt_launch_k8s(const struct adapt *a, FILE *out);
+
+/* -EEXIST where adapt_files would write over other content. */
+int adapt_files_check(const struct adapt *a, const char *folder, struct err *err);
 /* Writes all files into folder, which is made if it is not there. */
 int adapt_files(const struct adapt *a, const char *folder, struct err *err);
 

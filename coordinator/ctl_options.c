@@ -74,6 +74,7 @@ static const struct option_row rows[] = {
     {'D', "out", "DIR", "write the files there", false, false},
     {'Z', "validate", NULL, "check a shrunk model of the same structure with ballast-worker", false,
      false},
+    {'X', "force", NULL, "write over files that are there", false, false},
     {'U', "role", "ROLE", "viewer, user, admin, worker or coordinator (user)", false, false},
     {'P', "plot", NULL, "draw it in the terminal", false, false},
 };
@@ -184,6 +185,7 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
     case 'A': c->address = arg; return -1;
     case 'Y': c->key_file = arg; return -1;
     case 'Q': c->coordinator_key = arg; return -1;
+    case 'X': c->force = true; return -1;
     case 'U': c->role = arg; return -1;
     case 'o': return read_format(c, r, arg);
     case 'J': c->format = CTL_JSON; return -1;

@@ -129,6 +129,69 @@ def files_are_fit_for_use(folder):
         expect(os.path.getsize(os.path.join(folder, name)) > 40, name)
 
 
+def nothing_is_written_over(model, out):
+    command = ("adapt", model, "--cluster", os.path.join(out, "cluster.yaml"), "--train", "lora",
+               "--sequence-length", 512, "--out", out)
+    path = os.path.join(out, "job.yaml")
+    with open(path) as f:
+        own = f.read()
+    done = run(*command)
+    expect(done.returncode == 0, f"the same once more: {done.stderr}")
+    with open(path, "a") as f:
+        f.write("# mine\n")
+    done = run(*command)
+    expect(done.returncode == 5 and done.stderr.startswith(f"ballast: {path} is there already"),
+           f"exit {done.returncode}: {done.stderr}")
+    with open(path) as f:
+        expect(f.read() == own + "# mine\n", "the work of a person is gone")
+    done = run(*command, "--force")
+    with open(path) as f:
+        expect(done.returncode == 0 and f.read() == own, f"--force: {done.stderr}")
+
+
+# Slurm's part of a batch job: a process for each task, which end when srun is told to.
+SRUN = '''#!/bin/bash
+for arg; do last=$arg; done
+pids=()
+for i in 0 1; do SLURM_PROCID=$i SLURM_LOCALID=$i "$last" 2>"$RUN/worker-$i.log" & pids+=($!); done
+trap 'kill "${pids[@]}" 2>/dev/null; wait' TERM
+wait
+'''
+
+
+def two_machines_meet_with_keys(folder):
+    """The batch job of two nodes, on one machine."""
+    model, out = os.path.join(folder, "small"), os.path.join(folder, "nodes")
+    with open(os.path.join(folder, "nodes.yaml"), "w") as f:
+        f.write("name: two\nnodes: 2\ngpus_per_node: 1\ngpu_memory: 8GB\ngpu_reserve: 100MB\n")
+    d = adapt(model, "--cluster", os.path.join(folder, "nodes.yaml"), "--sequence-length", 64,
+              "--out", out)
+    expect(d["plans"][0]["world"] == 2, d["plans"][0])
+    os.mkdir(os.path.join(out, "data"))
+    with open(os.path.join(out, "data", "train.bin"), "wb") as f:
+        f.write(b"\x01\0\0\0\x02\0\0\0" * 4096)
+    os.mkdir(os.path.join(folder, "programs"))
+    write(os.path.join(folder, "programs"), "srun", SRUN)
+    os.chmod(os.path.join(folder, "programs", "srun"), 0o755)
+    path = os.path.join(out, "job.yaml")
+    with open(path) as f:
+        text = f.read()
+    for key, value in (("steps", 2), ("global_batch", 2), ("micro_batch", 1),
+                       ("warmup_steps", 0), ("precision", "f32")):
+        text = re.sub(rf"(?m)^( +{key}): .*", rf"\1: {value}", text, count=1)
+    with open(path, "w") as f:
+        f.write(text)
+    env = dict(os.environ, SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=out,
+               DEVICE="cpu", TMPDIR=folder,
+               PATH=f"{os.path.join(folder, 'programs')}:{BIN}:{os.environ['PATH']}")
+    done = subprocess.run([os.path.join(out, "launch-slurm.sbatch")], env=env,
+                          capture_output=True, text=True, timeout=300)
+    logs = "".join(open(os.path.join(out, "run-7", n)).read()
+                   for n in os.listdir(os.path.join(out, "run-7")) if n.endswith(".log"))
+    expect(done.returncode == 0, f"the batch job: {done.stdout}{done.stderr}{logs}{text}")
+    expect("tcp://0.0.0.0:7070" in logs, f"it listens elsewhere: {logs}")
+
+
 def a_small_model_becomes_a_job(folder):
     model, out = os.path.join(folder, "small"), os.path.join(folder, "out")
     write(model, "config.json", SMALL)
@@ -136,13 +199,14 @@ def a_small_model_becomes_a_job(folder):
         f.write("name: two\nnodes: 2\ngpus_per_node: 4\ngpu_memory: 8GB\ngpu_reserve: 100MB\n")
     for mode in ("full", "lora"):
         d = adapt(model, "--cluster", os.path.join(folder, "cluster.yaml"), "--train", mode,
-                  "--sequence-length", 512, "--out", out)
+                  "--sequence-length", 512, "--out", out, "--force")
         expect(d["today"]["model_runs"] and d["today"]["plan_fits"], d["today"])
         expect(d["plans"][0]["world"] == 8 and d["plans"][0]["nodes"] == 2, d["plans"][0])
         expect(d["plans"][0]["rejected_neighbours"], "no neighbour is told")
         files_are_fit_for_use(out)
     again = adapt(model, "--cluster", os.path.join(out, "cluster.yaml"), "--train", "lora",
                   "--sequence-length", 512)
+    nothing_is_written_over(model, out)
     expect(again["plans"] == d["plans"], "cluster.yaml does not read back as it was")
     text = run("adapt", model, "--cluster", os.path.join(out, "cluster.yaml"))
     expect("latent_attention" in text.stdout and "TOKENS/S" in text.stdout, text.stdout)
@@ -354,6 +418,7 @@ def main():
         counts_are_exact()
         kimi_k3_is_planned(os.path.join(folder, "k3"))
         a_small_model_becomes_a_job(folder)
+        two_machines_meet_with_keys(folder)
         a_shrunk_model_is_checked(os.path.join(folder, "shrunk"))
         a_measured_cluster_is_planned_for(os.path.join(folder, "cluster"))
         an_unknown_family_is_counted_by_its_tensors(os.path.join(folder, "novel"))

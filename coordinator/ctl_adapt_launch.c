@@ -1,0 +1,291 @@
+/* ctl_adapt_launch.c - files that start coordinator, workers and job: here, by Slurm, by Kubernetes
+ *
+ * On one machine daemons meet at a socket. Between machines they need keys: a batch job makes its
+ * own, a Kubernetes cluster has them as a secret. */
+#include "coordinator/ctl_adapt.h"
+
+#include <inttypes.h>
+
+#include "proto/job_spec.h"
+
+static uint32_t job_nodes(const struct adapt *a)
+{
+    uint32_t world = adapt_job_plan(a)->choice.world, per = a->cluster.gpus_per_node;
+    return (world + per - 1) / per;
+}
+
+static uint32_t job_gpus(const struct adapt *a)
+{
+    uint32_t world = adapt_job_plan(a)->choice.world, per = a->cluster.gpus_per_node;
+    return world < per ? world : per;
+}
+
+static void write_worker_yaml(FILE *f, const char *indent, const char *name, const char *node,
+                              const char *address, const char *state, const char *roots,
+                              const char *device)
+{
+    fprintf(f, "%sname: %s\n%snode: %s\n%scoordinator: %s\n%sstate_dir: %s\n"
+            "%sallowed_roots: [%s]\n%sdevice: %s\n", indent, name, indent, node, indent, address,
+            indent, state, indent, roots, indent, device);
+}
+
+/* As one word of a shell. */
+static void write_word(FILE *f, const char *text)
+{
+    fputc('\'', f);
+    for (; *text; text++)
+        fputs(*text == '\'' ? "'\\''" : (char[]){*text, '\0'}, f);
+    fputc('\'', f);
+}
+
+/* The folders that workers may read and write, as a list of YAML. */
+static void write_roots(const struct adapt *a, FILE *f)
+{
+    Ballast__JobSpec *spec = adapt_job(a, adapt_job_plan(a));
+    fputs("model=", f);
+    write_word(f, spec->model_path);
+    fputs("\nroots=${ROOTS:-\"\\\"$here\\\", \\\"$model\\\"\"}\n", f);
+    adapt_job_free(spec);
+}
+
+void adapt_launch_local(const struct adapt *a, FILE *f)
+{
+    fprintf(f,
+        "#!/bin/bash\n"
+        "# One coordinator and the workers of this machine, then the job. Ends them when it ends.\n"
+        "#   ROOTS   folders that hold model, data and checkpoints, with commas\n"
+        "#   DEVICE  cuda or cpu\n"
+        "set -euo pipefail\n"
+        "here=$(cd \"$(dirname \"$0\")\" && pwd)\n");
+    write_roots(a, f);
+    fprintf(f,
+        "device=${DEVICE:-cuda}\n"
+        "n_workers=%" PRIu32 "\n"
+        "room=$(($(nproc) * 4)) # on processors several workers may take turns\n"
+        "[ \"$device\" = cpu ] || room=$(nvidia-smi -L 2>/dev/null | wc -l || true)\n"
+        "if [ \"$n_workers\" -gt \"$room\" ]; then\n"
+        "    echo \"$0: the job has $n_workers workers, room for $room is on $device:\" \\\n"
+        "        \"adapt with --cluster for it, or use the other launch files\" >&2\n"
+        "    exit 1\n"
+        "fi\n"
+        "run=$(mktemp -d /tmp/ballast-local.XXXXXX)\n"
+        "export BALLAST_ADDRESS=ipc://$run/coordinator.sock\n"
+        "pids=()\n"
+        "stop() { kill \"${pids[@]}\" 2>/dev/null || true; wait; }\n"
+        "trap stop EXIT\n\n"
+        "cat >\"$run/coordinator.yaml\" <<EOF\n"
+        "listen: [$BALLAST_ADDRESS]\n"
+        "state_dir: $run/coordinator\n"
+        "EOF\n"
+        "ballast-coordinator --config \"$run/coordinator.yaml\" >\"$run/coordinator.log\" 2>&1 &\n"
+        "pids+=($!)\n\n"
+        "for i in $(seq 0 $((n_workers - 1))); do\n"
+        "    on=$device\n"
+        "    [ \"$device\" = cpu ] || on=$device:$i\n"
+        "    cat >\"$run/worker-$i.yaml\" <<EOF\n",
+        adapt_job_plan(a)->choice.world);
+    write_worker_yaml(f, "", "worker-$i", "$(hostname)", "$BALLAST_ADDRESS", "$run/worker-$i",
+                      "$roots", "$on");
+    fprintf(f,
+        "EOF\n"
+        "    ballast-worker --config \"$run/worker-$i.yaml\" >\"$run/worker-$i.log\" 2>&1 &\n"
+        "    pids+=($!)\n"
+        "done\n\n"
+        "echo \"logs are in $run\" >&2\n"
+        "ballast submit \"$here/job.yaml\" --follow\n");
+}
+
+void adapt_launch_slurm(const struct adapt *a, FILE *f)
+{
+    fprintf(f,
+        "#!/bin/bash\n"
+        "#SBATCH --job-name=%s\n"
+        "#SBATCH --nodes=%" PRIu32 "\n"
+        "#SBATCH --ntasks-per-node=%" PRIu32 "\n"
+        "#SBATCH --gpus-per-node=%" PRIu32 "\n"
+        "#SBATCH --exclusive\n"
+        "# A worker for every task; the coordinator beside the first. Over several machines the\n"
+        "# batch job makes keys of its own.\n"
+        "#   ROOTS   folders of all nodes that hold model, data and checkpoints, with commas\n"
+        "#   DEVICE  cuda or cpu\n"
+        "set -euo pipefail\n"
+        "here=$(cd \"${SLURM_SUBMIT_DIR:-.}\" && pwd)\n",
+        a->name, job_nodes(a), job_gpus(a), job_gpus(a));
+    write_roots(a, f);
+    fprintf(f,
+        "run=$here/run-$SLURM_JOB_ID\n"
+        "mkdir -p \"$run\"\n"
+        "address=ipc://$run/coordinator.sock\n"
+        "listen=$address\n"
+        "keys=\n"
+        "if [ \"${SLURM_JOB_NUM_NODES:-1}\" -gt 1 ]; then\n"
+        "    address=tcp://$(hostname):7070\n"
+        "    listen=tcp://0.0.0.0:7070\n"
+        "    rm -rf \"$run/keys\"\n"
+        "    mkdir -m 700 \"$run/keys\"\n"
+        "    for key in coordinator:coordinator workers:worker me:admin; do\n"
+        "        ballast keygen \"${key%%:*}\" --role \"${key#*:}\" --out \"$run/keys\" "
+        "--quiet >/dev/null\n"
+        "    done\n"
+        "    (umask 077 && cat \"$run/keys/workers.pub\" \"$run/keys/me.pub\" "
+        ">\"$run/keys/authorized\")\n"
+        "    keys=\"key: '$run/keys/coordinator.key'\n"
+        "authorized_keys: '$run/keys/authorized'\"\n"
+        "    export BALLAST_KEY=$run/keys/me.key BALLAST_COORDINATOR_KEY=$run/keys/coordinator.pub\n"
+        "fi\n"
+        "export BALLAST_ADDRESS=$address\n\n"
+        "cat >\"$run/coordinator.yaml\" <<EOF\n"
+        "listen: [$listen]\n"
+        "state_dir: ${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID\n"
+        "$keys\n"
+        "EOF\n"
+        "ballast-coordinator --config \"$run/coordinator.yaml\" >\"$run/coordinator.log\" 2>&1 &\n"
+        "coordinator=$!\n\n"
+        "cat >\"$run/worker\" <<'EOF'\n"
+        "#!/bin/bash\n"
+        "set -euo pipefail\n"
+        "file=$RUN/worker-$SLURM_PROCID.yaml\n"
+        "device=$DEVICE\n"
+        "[ \"$device\" = cpu ] || device=$device:$SLURM_LOCALID\n"
+        "keys=\n"
+        "if [ -n \"${BALLAST_KEY:-}\" ]; then # on several machines\n"
+        "    keys=\"key: '$RUN/keys/workers.key'\n"
+        "coordinator_key: '$RUN/keys/coordinator.pub'\n"
+        "data_address: 'tcp://$(hostname -I | cut -d' ' -f1):*'\"\n"
+        "fi\n"
+        "cat >\"$file\" <<YAML\n");
+    write_worker_yaml(f, "", "worker-$SLURM_PROCID", "$(hostname)", "$BALLAST_ADDRESS",
+                      "${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID-$SLURM_LOCALID", "$ROOTS",
+                      "$device");
+    fprintf(f,
+        "$keys\n"
+        "YAML\n"
+        "exec ballast-worker --config \"$file\"\n"
+        "EOF\n"
+        "chmod +x \"$run/worker\"\n"
+        "RUN=$run ROOTS=$roots DEVICE=${DEVICE:-cuda} srun --kill-on-bad-exit=0 "
+        "--output=\"$run/worker-%%t.log\" \"$run/worker\" &\n"
+        "workers=$!\n"
+        "trap 'kill \"$workers\" \"$coordinator\" 2>/dev/null || true; wait' EXIT\n\n"
+        "ballast submit \"$here/job.yaml\" --follow\n");
+}
+
+static void write_k8s_coordinator(const struct adapt *a, FILE *f)
+{
+    fprintf(f,
+        "# One coordinator, and a pod for each machine with a worker for each of its GPUs. Set\n"
+        "# the image and the claim. Daemons in containers run as root. First, once, keys:\n"
+        "#   mkdir -m 700 keys\n"
+        "#   ballast keygen coordinator --role coordinator --out keys\n"
+        "#   ballast keygen workers --role worker --out keys\n"
+        "#   ballast keygen me --role admin --out keys\n"
+        "#   cat keys/workers.pub keys/me.pub > keys/authorized\n"
+        "#   kubectl create secret generic %s-keys --from-file=keys\n"
+        "# and then, to submit:\n"
+        "#   kubectl port-forward service/%s-coordinator 7070 &\n"
+        "#   ballast submit job.yaml --follow --address tcp://127.0.0.1:7070 \\\n"
+        "#     --key keys/me.key --coordinator-key keys/coordinator.pub\n"
+        "apiVersion: v1\n"
+        "kind: Service\n"
+        "metadata: {name: %s-coordinator}\n"
+        "spec:\n"
+        "  clusterIP: None\n"
+        "  selector: {app: %s-coordinator}\n"
+        "  ports: [{name: rpc, port: 7070}]\n"
+        "---\n"
+        "apiVersion: apps/v1\n"
+        "kind: StatefulSet\n"
+        "metadata: {name: %s-coordinator}\n"
+        "spec:\n"
+        "  serviceName: %s-coordinator\n"
+        "  replicas: 1\n"
+        "  selector: {matchLabels: {app: %s-coordinator}}\n"
+        "  template:\n"
+        "    metadata: {labels: {app: %s-coordinator}}\n"
+        "    spec:\n"
+        "      containers:\n"
+        "        - name: coordinator\n"
+        "          image: ballast:latest\n"
+        "          command: [/bin/sh, -c]\n"
+        "          args:\n"
+        "            - |\n"
+        "              cat >/tmp/c.yaml <<EOF\n"
+        "              listen: [tcp://0.0.0.0:7070]\n"
+        "              state_dir: /state\n"
+        "              key: /keys/coordinator.key\n"
+        "              authorized_keys: /keys/authorized\n"
+        "              EOF\n"
+        "              exec ballast-coordinator --config /tmp/c.yaml\n"
+        "          volumeMounts:\n"
+        "            - {name: state, mountPath: /state}\n"
+        "            - {name: keys, mountPath: /keys, readOnly: true}\n"
+        "      volumes:\n"
+        "        - name: keys\n"
+        "          secret:\n"
+        "            secretName: %s-keys\n"
+        "            defaultMode: 0400\n"
+        "            items:\n"
+        "              - {key: coordinator.key, path: coordinator.key}\n"
+        "              - {key: authorized, path: authorized}\n"
+        "  volumeClaimTemplates:\n"
+        "    - metadata: {name: state}\n"
+        "      spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 20Gi}}}\n"
+        "---\n",
+        a->name, a->name, a->name, a->name, a->name, a->name, a->name, a->name, a->name);
+}
+
+void adapt_launch_k8s(const struct adapt *a, FILE *f)
+{
+    write_k8s_coordinator(a, f);
+    fprintf(f,
+        "apiVersion: apps/v1\n"
+        "kind: StatefulSet\n"
+        "metadata: {name: %s-worker}\n"
+        "spec:\n"
+        "  serviceName: %s-worker\n"
+        "  replicas: %" PRIu32 "\n"
+        "  podManagementPolicy: Parallel\n"
+        "  selector: {matchLabels: {app: %s-worker}}\n"
+        "  template:\n"
+        "    metadata: {labels: {app: %s-worker}}\n"
+        "    spec:\n"
+        "      containers:\n"
+        "        - name: workers\n"
+        "          image: ballast:latest\n"
+        "          command: [/bin/sh, -c]\n"
+        "          args:\n"
+        "            - |\n"
+        "              for i in $(seq 0 %" PRIu32 "); do\n"
+        "                cat >/tmp/worker-$i.yaml <<EOF\n",
+        a->name, a->name, job_nodes(a), a->name, a->name, job_gpus(a) - 1);
+    write_worker_yaml(f, "              ", "$HOSTNAME-$i", "$HOSTNAME", "$BALLAST_ADDRESS",
+                      "/tmp/worker-$i", "/shared", "cuda:$i");
+    fprintf(f,
+        "              key: /keys/workers.key\n"
+        "              coordinator_key: /keys/coordinator.pub\n"
+        "              data_address: \"tcp://$POD_IP:*\"\n"
+        "              EOF\n"
+        "                ballast-worker --config /tmp/worker-$i.yaml &\n"
+        "              done\n"
+        "              wait\n"
+        "          env:\n"
+        "            - name: BALLAST_ADDRESS\n"
+        "              value: tcp://%s-coordinator-0.%s-coordinator:7070\n"
+        "            - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}\n"
+        "          resources: {limits: {nvidia.com/gpu: %" PRIu32 "}}\n"
+        "          volumeMounts:\n"
+        "            - {name: shared, mountPath: /shared}\n"
+        "            - {name: memory, mountPath: /dev/shm}\n"
+        "            - {name: keys, mountPath: /keys, readOnly: true}\n"
+        "      volumes:\n"
+        "        - name: keys\n"
+        "          secret:\n"
+        "            secretName: %s-keys\n"
+        "            defaultMode: 0400\n"
+        "            items:\n"
+        "              - {key: workers.key, path: workers.key}\n"
+        "              - {key: coordinator.pub, path: coordinator.pub}\n"
+        "        - {name: shared, persistentVolumeClaim: {claimName: shared}}\n"
+        "        - {name: memory, emptyDir: {medium: Memory}}\n",
+        a->name, a->name, job_gpus(a), a->name);
+}
