@@ -1,6 +1,6 @@
 /* bench_coll.c - collectives of the ranks of one machine, one line per operation and size
  *
- *   bench_coll [--pin] [--ms N] [RANKS [HOSTS]]
+ *   bench_coll [--pin] [--ms N] [--op NAME] [--bytes N] [RANKS [HOSTS]]
  *                                       through shared memory, 4 ranks unless said; or as if they
  *                                       were on several hosts, through the network's loopback
  *   bench_coll --gpus N [host|nccl]     every operation, a GPU for each rank, beside NCCL's plain
@@ -36,6 +36,8 @@
 
 struct options {
     uint32_t world, n_hosts, budget_ms;
+    const char *op; /* that alone, and of that size; NULL and 0: all */
+    size_t n_bytes;
     bool on_gpus, is_pinned;
     enum coll_wish wish;
 };
@@ -62,6 +64,8 @@ static void must(int rc, const struct err *err)
 
 /* ---- on the CPU ----------------------------------------------------------------------------- */
 
+static const char *const cpu_names[] = {"all_reduce", "all_to_all", "all_gather",
+                                        "reduce_scatter"};
 enum cpu_op { CPU_ALL_REDUCE, CPU_ALL_TO_ALL, CPU_ALL_GATHER, CPU_REDUCE_SCATTER, N_CPU_OPS };
 
 struct arrays {
@@ -121,8 +125,6 @@ static void over_ranks(struct coll *c, enum coll_op op, double *x, size_t n)
 static void measure(struct coll *c, enum cpu_op op, const struct arrays *a, size_t n_bytes,
                     const struct options *o)
 {
-    static const char *const names[] = {"all_reduce", "all_to_all", "all_gather",
-                                        "reduce_scatter"};
     double ms[CALLS_MAX], cpu[CALLS_MAX], ignored;
     size_t n = n_bytes / sizeof(float);
     time_cpu_call(c, op, a, n, &ignored);
@@ -138,7 +140,7 @@ static void measure(struct coll *c, enum cpu_op op, const struct arrays *a, size
     double middle = median(ms, n_calls);
     if (c->rank == 0)
         printf("%s ranks=%u hosts=%u MB=%.3f median_ms=%.3f best_ms=%.3f cpu_ms=%.3f\n",
-               names[op], c->world, o->n_hosts, (double)n_bytes / 1e6, middle, ms[0],
+               cpu_names[op], c->world, o->n_hosts, (double)n_bytes / 1e6, middle, ms[0],
                median(cpu, n_calls));
     fflush(stdout);
 }
@@ -148,14 +150,15 @@ static void bench_cpu(struct coll *c, const struct options *o)
     static const size_t sizes[] = {64,      64000,   500000,   1000000,
                                    2000000, 8000000, 32000000, 64000000};
     enum { N_SIZES = sizeof sizes / sizeof *sizes };
-    size_t most = sizes[N_SIZES - 1];
+    size_t most = o->n_bytes > sizes[N_SIZES - 1] ? o->n_bytes : sizes[N_SIZES - 1];
     float *values = malloc(most);
     struct arrays a = {c->ops->alloc(c, most), c->ops->alloc(c, most), values};
     for (size_t i = 0; i < most / sizeof *values; i++)
         values[i] = (float)(i % 1000) * 1e-3f + (float)c->rank;
     for (enum cpu_op op = CPU_ALL_REDUCE; op < N_CPU_OPS; op++)
-        for (size_t i = 0; i < N_SIZES; i++)
-            measure(c, op, &a, sizes[i], o);
+        for (size_t i = 0; i < (o->n_bytes ? 1 : N_SIZES); i++)
+            if (!o->op || !strcmp(o->op, cpu_names[op]))
+                measure(c, op, &a, o->n_bytes ? o->n_bytes : sizes[i], o);
     free(values);
 }
 
@@ -407,7 +410,8 @@ static bool read_options(int argc, char **argv, struct options *o)
 {
     static const struct option known[] = {
         {"gpus", required_argument, NULL, 'g'}, {"pin", no_argument, NULL, 'p'},
-        {"ms", required_argument, NULL, 'm'}, {0},
+        {"ms", required_argument, NULL, 'm'},   {"op", required_argument, NULL, 'o'},
+        {"bytes", required_argument, NULL, 'b'}, {0},
     };
     struct err err = {0};
     *o = (struct options){.world = 4, .n_hosts = 1, .budget_ms = 250, .wish = COLL_WISH_AUTO};
@@ -419,6 +423,10 @@ static bool read_options(int argc, char **argv, struct options *o)
             o->is_pinned = true;
         } else if (c == 'm') {
             o->budget_ms = (uint32_t)strtoul(optarg, NULL, 10);
+        } else if (c == 'o') {
+            o->op = optarg;
+        } else if (c == 'b') {
+            o->n_bytes = strtoul(optarg, NULL, 10);
         } else {
             return false;
         }
@@ -441,8 +449,8 @@ int main(int argc, char **argv)
     uint8_t id[16] = "bench";
     uint32_t pid = (uint32_t)getpid();
     if (!read_options(argc, argv, &o)) {
-        fprintf(stderr, "usage: bench_coll [--pin] [--ms N] [RANKS, 1 to 64 [HOSTS]]\n       "
-                        "bench_coll --gpus N [host|nccl]%s\n",
+        fprintf(stderr, "usage: bench_coll [--pin] [--ms N] [--op NAME] [--bytes N] [RANKS, 1 to 64 "
+                        "[HOSTS]]\n       bench_coll --gpus N [host|nccl]%s\n",
                 BALLAST_HAS_CUDA ? "" : ", which this build cannot");
         return 2;
     }

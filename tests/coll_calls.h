@@ -3,6 +3,7 @@
 #define TESTS_COLL_CALLS_H
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -352,6 +353,34 @@ static inline void started_calls(struct rank *r, struct coll *c)
     }
     free(apart);
     free(x);
+}
+
+/* ---- rank 1 is stopped by another thread ------------------------------------------------------ */
+
+static inline void *abort_soon(void *arg)
+{
+    struct coll *c = arg;
+    nanosleep(&(struct timespec){.tv_nsec = 100 * 1000 * 1000}, NULL);
+    c->ops->abort(c);
+    return NULL;
+}
+
+static inline void stopped_from_outside(struct rank *r, struct coll *c)
+{
+    pthread_t thread;
+    if (c->rank == 1) { /* which never comes to the barrier */
+        pthread_create(&thread, NULL, abort_soon, c);
+        pthread_join(thread, NULL);
+    }
+    r->rc = c->ops->barrier(c, &c->world_group, &r->err);
+    CHECK(r, c->ops->barrier(c, &c->world_group, NULL) == -ECANCELED);
+}
+
+static inline void was_stopped(const struct rank *r)
+{
+    assert_int_equal(r->rc, -ECANCELED);
+    if (!strstr(r->err.text, "rank 1 was stopped"))
+        fail_msg("rank %u: %s", r->rank, r->err.text);
 }
 
 #endif

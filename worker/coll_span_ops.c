@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "worker/coll_copy.h"
 #include "worker/coll_span.h"
 
 #define LINE_BYTES 64u
@@ -60,7 +61,7 @@ static void place_bytes(const struct gather *x, uint32_t i, const uint8_t *from,
         size_t some = x->part - in_block < end - at ? x->part - in_block : end - at;
         uint8_t *to = x->out + (b * x->c.g->n_ranks + i) * x->part + in_block;
         if (to != from)
-            memcpy(to, from, some);
+            copy_piece(to, from, some, x->all * x->c.g->n_ranks);
         from += some;
         at += some;
     }
@@ -209,12 +210,15 @@ static void post_rows(struct span_call *c, const uint8_t *send, const int64_t *s
 static void copy_rows(struct span_call *c, uint8_t *recv, const int64_t *recv_rows,
                       size_t row_bytes)
 {
+    size_t all = 0;
+    for (uint32_t i = 0; i < c->g->n_ranks; i++)
+        all += (size_t)recv_rows[i] * row_bytes;
     for (uint32_t i = 0; i < c->g->n_ranks; i++) {
         size_t n = (size_t)recv_rows[i] * row_bytes, before = 0;
         for (uint32_t j = 0; c->s->host[i] == c->s->my_host && j < c->g->me; j++)
             before += (size_t)span_rows_of(c, i, j);
-        if (c->s->host[i] == c->s->my_host && n > 0)
-            memcpy(recv, span_input_of(c, i) + before * row_bytes, n);
+        if (c->s->host[i] == c->s->my_host)
+            copy_piece(recv, span_input_of(c, i) + before * row_bytes, n, all);
         recv += n;
     }
 }

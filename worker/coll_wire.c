@@ -26,6 +26,7 @@
 #define FLUSH_MS  20
 #define YIELDS    4u
 #define DRAIN_MAX 64 /* messages, before it looks at what to send */
+#define IO_MAX    4  /* threads of ZeroMQ's, which encrypt; a connection belongs to one of them */
 
 /* ---- tickets -------------------------------------------------------------------------------- */
 
@@ -239,6 +240,14 @@ void wire_recv(struct wire *w, uint32_t from, uint64_t tag, void *data, size_t n
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
+/* Of a rank, which has some of a machine's ranks beside it. */
+static int count_io_threads(void)
+{
+    cpu_set_t cores;
+    int n = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) / 4 : 1;
+    return n < 1 ? 1 : n > IO_MAX ? IO_MAX : n;
+}
+
 int wire_open(const char *address, struct wire **out_wire, struct err *err)
 {
     struct wire *w = xcalloc(1, sizeof *w);
@@ -250,6 +259,7 @@ int wire_open(const char *address, struct wire **out_wire, struct err *err)
     if (rc < 0)
         goto fail;
     w->context = zmq_ctx_new();
+    zmq_ctx_set(w->context, ZMQ_IO_THREADS, count_io_threads());
     zmq_ctx_set(w->context, ZMQ_MAX_SOCKETS, zmq_ctx_get(w->context, ZMQ_SOCKET_LIMIT));
     if ((w->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) {
         rc = err_set(err, -errno, "eventfd: %s", strerror(errno));

@@ -7,7 +7,7 @@
 
 #include "worker/coll_wire_parts.h"
 
-#define HWM_MESSAGES     8 /* pieces in ZeroMQ, of a connection and direction */
+#define HWM_MESSAGES     32 /* pieces in ZeroMQ, of a connection and direction: a window */
 #define ANSWER_LINGER_MS 2000
 #define HANDSHAKE_MS     20000
 #define HEARTBEAT_MS     5000
