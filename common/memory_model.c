@@ -72,14 +72,23 @@ static struct state state_of_map(const struct memory_input *in, const struct mod
     };
 }
 
+static uint64_t packed_expert_bytes(const struct memory_input *in)
+{
+    uint64_t latent = in->spec->latent, inter = in->spec->expert_inter;
+    return 2 * packing_bytes(in->packing, inter, latent) +
+           packing_bytes(in->packing, latent, inter);
+}
+
 static struct state state_of_counts(const struct memory_input *in,
                                     const struct model_counts *counts)
 {
     uint64_t base = owned(in, counts, counts->total - counts->experts, counts->per_expert);
-    uint64_t experts = in->packed_experts ? owned(in, counts, 0, counts->per_expert) : 0;
+    uint64_t experts = owned(in, counts, 0, counts->per_expert);
     uint64_t adapters = owned(in, counts, in->dense_adapters, in->expert_adapters);
+    uint64_t expert_bytes = in->packing ? owned(in, counts, 0, packed_expert_bytes(in))
+                                        : experts * in->elem_bytes;
     return (struct state){
-        .weight_bytes = (base - experts + adapters) * in->elem_bytes + experts * 17 / 32,
+        .weight_bytes = (base - experts + adapters) * in->elem_bytes + expert_bytes,
         .trained = memory_is_frozen(in) ? adapters : base,
     };
 }

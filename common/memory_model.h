@@ -24,7 +24,7 @@ struct memory_input {
     uint64_t dense_adapters, expert_adapters;
     uint32_t lora_rank;      /* of those */
     bool     lora_by_heads;  /* sparse attention brings one of kv_b head by head */
-    bool     packed_experts; /* experts of a frozen base are MXFP4: 17 bytes for 32 numbers */
+    enum packing packing; /* of the experts of a frozen base */
     const struct tensor_map *map; /* for the exact sizes of units; NULL: layers' mean */
     bool     on_gpu;
     uint32_t n_threads;     /* of a CPU; 0: one */

@@ -16,7 +16,6 @@
 #define ALIGN_NUMBERS 16u
 #define A_LOG_MULTIPLE 128u
 #define NAME_MAX_BYTES 256
-#define PACKED_GROUP 32u /* numbers that share a scale */
 
 enum { BUFFER = 1, F32 = 2, UNREACHED = 4, OPTIONAL = 8 };
 
@@ -424,21 +423,29 @@ void tensor_map_train_indexers(struct tensor_map *map, bool alone)
     tensor_map_index(map);
 }
 
-int tensor_map_pack_experts(struct tensor_map *map, size_t elem_bytes, struct err *err)
+static bool is_own_of_expert(const struct tensor_entry *e)
 {
-    for (size_t i = 0; i < map->n_entries; i++) {
-        const struct tensor_entry *e = &map->entries[i];
-        if (e->expert >= 0 && e->adapter == ADAPTER_NONE && e->dims[1] % PACKED_GROUP != 0)
-            return err_set(err, -EINVAL, "MXFP4 packs rows in groups of %u numbers, but those of "
-                           "%s have %" PRIu64, PACKED_GROUP, e->name, e->dims[1]);
-    }
+    return e->expert >= 0 && e->adapter == ADAPTER_NONE;
+}
+
+int tensor_map_pack_experts(struct tensor_map *map, enum packing packing, size_t elem_bytes,
+                            struct err *err)
+{
+    int rc = 0;
+    if (packing == PACKING_NONE)
+        return 0;
+    for (size_t i = 0; rc == 0 && i < map->n_entries; i++)
+        if (is_own_of_expert(&map->entries[i]))
+            rc = packing_check(packing, map->entries[i].name, map->entries[i].dims[1], err);
+    if (rc < 0)
+        return rc;
     for (size_t i = 0; i < map->n_entries; i++) {
         struct tensor_entry *e = &map->entries[i];
-        if (e->expert < 0 || e->adapter != ADAPTER_NONE)
+        if (!is_own_of_expert(e))
             continue;
         assert(!tensor_is_trained(e));
-        e->is_packed = true;
-        e->count = align_up(e->stored_count / 2 + e->stored_count / PACKED_GROUP, elem_bytes) /
+        e->packing = packing;
+        e->count = align_up(packing_bytes(packing, e->dims[0], e->dims[1]), elem_bytes) /
                    elem_bytes;
     }
     tensor_map_index(map);

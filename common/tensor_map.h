@@ -11,6 +11,7 @@
 
 #include "common/err.h"
 #include "common/model_spec.h"
+#include "common/packing.h"
 
 /* NORMAL: N(0, init_std). A_LOG: log U(1, 16). DT_BIAS: inverse softplus of a step drawn
  * log-uniformly from [1e-3, 0.1]. CONV: U(-b, b), b = kernel^-0.5. HEAD: N(0, 1 / hidden) cut at
@@ -69,8 +70,8 @@ struct tensor_entry {
                              * self_attention_res_*, indexers), or it is frozen */
     bool     is_optional;   /* a checkpoint may lack it; then it is zero */
     bool     is_matrix;     /* decayed by decay: matrices (2-D, not norm, bias, conv, A_log) */
-    bool     is_packed;     /* frozen, and kept as MXFP4: its packed bytes, then its scales. count
-                             * is what these take in elements, stored_count what they stand for */
+    enum packing packing;   /* of a frozen matrix that is kept packed: count is what its bytes take
+                             * in elements, stored_count the numbers that they stand for */
     bool     keep_f32;      /* published in F32 even in BF16 checkpoints */
 };
 
@@ -122,8 +123,9 @@ void tensor_map_fini(struct tensor_map *map);
 void tensor_map_train_indexers(struct tensor_map *map, bool alone);
 
 /* From now on the matrices of routed experts, which must be frozen, are kept packed among elements
- * of elem_bytes. -EINVAL where their rows are no multiple of the 32 that share a scale. */
-int tensor_map_pack_experts(struct tensor_map *map, size_t elem_bytes, struct err *err);
+ * of elem_bytes; PACKING_NONE changes nothing. Fails like packing_check. */
+int tensor_map_pack_experts(struct tensor_map *map, enum packing packing, size_t elem_bytes,
+                            struct err *err);
 
 /* After entries were added or frozen: offsets, sizes and by_name anew. */
 void tensor_map_index(struct tensor_map *map);

@@ -75,7 +75,6 @@ struct strategy_limits adapt_engine(void)
         l.offload[i] = takes("parallel.offload", offload_names[i]);
     for (int i = 0; i < BASE_PRECISIONS; i++)
         l.base[i] = takes("model.base_precision", base_names[i]);
-    l.base[BASE_FP8] = false; /* it is taken, but unpacked on load: plans mean it packed */
     return l;
 }
 

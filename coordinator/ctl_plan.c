@@ -34,13 +34,18 @@ static struct plan_choice choice_of(const struct plan *p)
 {
     const Ballast__JobSpec *s = p->spec;
     struct layout_degrees d = p->layout.degrees;
-    bool packed = !strcmp(s->model_base_precision, "mxfp4") && job_trains_adapters(s);
+    enum packing packing = job_trains_adapters(s) ? packing_of_base(s->model_base_precision)
+                                                  : PACKING_NONE;
     bool is_f32 = !strcmp(s->train_precision, "f32");
     return (struct plan_choice){
         .world = d.world, .fsdp = d.fsdp, .ep = d.ep, .expert_shard = d.expert_shard, .sp = 1,
         .tp = 1, .micro_batch = s->train_micro_batch, .accumulation = (uint32_t)p->n_passes,
         .recompute = (enum recompute_kind)recompute_of(s->parallel_activation_checkpointing),
-        .base = packed ? BASE_MXFP4 : is_f32 ? BASE_F32 : BASE_BF16, .is_f32 = is_f32,
+        .base = packing == PACKING_MXFP4 ? BASE_MXFP4
+                : packing == PACKING_FP8 ? BASE_FP8
+                : is_f32                 ? BASE_F32
+                                         : BASE_BF16,
+        .is_f32 = is_f32,
     };
 }
 

@@ -6,7 +6,6 @@
 #include "common/mem.h"
 #include "kernels/cuda_products.h"
 #include "kernels/cuda_tiles.h"
-#include "kernels/mxfp4.h"
 
 #define PAIRED_ROWS_MIN 512 /* of a group, on average */
 
@@ -22,7 +21,7 @@ static bool all_are_aligned(const struct cuda_tile_job *job, const struct cuda_t
 {
     for (int32_t i = 0; i < n_groups; i++)
         if (!is_aligned(groups[i].a, job->a_stride) ||
-            (!job->b_is_mxfp4 && !is_aligned(groups[i].b, job->b_stride)))
+            (job->b_packing == PACKING_NONE && !is_aligned(groups[i].b, job->b_stride)))
             return false;
     return true;
 }
@@ -30,8 +29,9 @@ static bool all_are_aligned(const struct cuda_tile_job *job, const struct cuda_t
 /* Does not look at how many rows there are: that must not change the order of sums. */
 static bool is_wide(const struct cuda_tile_job *job, int32_t n_groups, bool all_aligned)
 {
-    return job->type == ELEM_BF16 && job->shared_a && all_aligned && !job->b_is_mxfp4 &&
-           n_groups <= CUDA_TILE_WIDE_GROUPS_MAX && job->n_shared_rows <= INT32_MAX;
+    return job->type == ELEM_BF16 && job->shared_a && all_aligned &&
+           job->b_packing == PACKING_NONE && n_groups <= CUDA_TILE_WIDE_GROUPS_MAX &&
+           job->n_shared_rows <= INT32_MAX;
 }
 
 static uint64_t common_divisor(uint64_t a, uint64_t b)
@@ -197,45 +197,45 @@ void cuda_grouped_linear_dw(struct device *dev, float *const *acc_dw, const_elem
 /* ---- weights that stay packed ---- */
 
 static void packed_product(struct device *dev, const char *op, struct cuda_tile_job *job,
-                           elem *c, const elem *a, const uint8_t *const *packed,
-                           const uint8_t *const *scales, const int64_t *offsets, int32_t n_groups,
-                           int64_t n, int64_t k)
+                           elem *c, const elem *a, const uint8_t *const *w,
+                           const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out)
 {
     struct cuda_tile_group *groups = xcalloc((size_t)n_groups, sizeof *groups);
+    uint64_t scales_at = packing_scales_at(job->b_packing, (uint64_t)out, (uint64_t)in);
+    assert(packing_check(job->b_packing, op, (uint64_t)in, NULL) == 0);
     for (int32_t g = 0; g < n_groups; g++) {
-        assert((uintptr_t)packed[g] % 4 == 0);
+        assert((uintptr_t)w[g] % 16 == 0);
         groups[g] = (struct cuda_tile_group){
-            .c = elem_at(dev, c, offsets[g] * n), .a = const_elem_at(dev, a, offsets[g] * k),
-            .b = packed[g], .b_scales = scales[g], .m = offsets[g + 1] - offsets[g], .n = n, .k = k,
+            .c = elem_at(dev, c, offsets[g] * job->c_stride),
+            .a = const_elem_at(dev, a, offsets[g] * job->a_stride), .b = w[g],
+            .b_scales = w[g] + scales_at, .m = offsets[g + 1] - offsets[g], .n = job->c_stride,
+            .k = job->a_stride,
         };
     }
     cuda_tiles(dev, op, job, groups, n_groups);
     free(groups);
 }
 
-void cuda_grouped_linear_mxfp4(struct device *dev, elem_ptr y, const_elem_ptr x,
-                               const uint8_t *const *packed, const uint8_t *const *scales,
-                               const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out)
+void cuda_grouped_linear_packed(struct device *dev, elem_ptr y, const_elem_ptr x,
+                                const uint8_t *const *w, enum packing packing,
+                                const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out)
 {
     struct cuda_tile_job job = {
-        .c_stride = out, .a_stride = in, .b_stride = in, .b_transposed = true, .b_is_mxfp4 = true,
-        .type = dev->elem, .c_type = dev->elem, .alpha = 1,
+        .c_stride = out, .a_stride = in, .b_stride = in, .b_transposed = true,
+        .b_packing = packing, .type = dev->elem, .c_type = dev->elem, .alpha = 1,
     };
-    assert(in % MXFP4_GROUP == 0);
-    packed_product(dev, "grouped_linear_mxfp4", &job, y.p, x.p, packed, scales, offsets, n_groups,
-                   out, in);
+    packed_product(dev, "grouped_linear_packed", &job, y.p, x.p, w, offsets, n_groups, in, out);
 }
 
-void cuda_grouped_linear_mxfp4_dx(struct device *dev, elem_ptr dx, const_elem_ptr dy,
-                                  const uint8_t *const *packed, const uint8_t *const *scales,
-                                  const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out,
-                                  float beta)
+void cuda_grouped_linear_packed_dx(struct device *dev, elem_ptr dx, const_elem_ptr dy,
+                                   const uint8_t *const *w, enum packing packing,
+                                   const int64_t *offsets, int32_t n_groups, int64_t in,
+                                   int64_t out, float beta)
 {
     struct cuda_tile_job job = {
-        .c_stride = in, .a_stride = out, .b_stride = in, .b_is_mxfp4 = true, .type = dev->elem,
+        .c_stride = in, .a_stride = out, .b_stride = in, .b_packing = packing, .type = dev->elem,
         .c_type = dev->elem, .alpha = 1, .beta = beta,
     };
-    assert(in % MXFP4_GROUP == 0);
-    packed_product(dev, "grouped_linear_mxfp4_dx", &job, dx.p, dy.p, packed, scales, offsets,
-                   n_groups, in, out);
+    packed_product(dev, "grouped_linear_packed_dx", &job, dx.p, dy.p, w, offsets, n_groups, in,
+                   out);
 }

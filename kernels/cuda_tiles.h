@@ -16,7 +16,7 @@
 struct cuda_tile_group {
     void *c;
     const void *a, *b;
-    const uint8_t *b_scales; /* of a packed b */
+    const void *b_scales; /* of a packed b */
     int64_t m, n, k;
     int64_t first_tile; /* tiles of the groups before */
     int32_t row;        /* of the job's shared operands: the group's first */
@@ -27,7 +27,7 @@ struct cuda_tile_group {
 struct cuda_tile_job {
     int64_t c_stride, a_stride, b_stride;
     bool    a_transposed, b_transposed;
-    bool    b_is_mxfp4; /* b packed: its stride counts numbers, a multiple of 32 */
+    enum packing b_packing; /* its stride counts numbers, and is how many a row has */
     enum elem_type type, c_type;
     float   alpha, beta;
     /* Where the groups' rows lie one after another: all of them. a NULL: each group has its own a

@@ -20,17 +20,17 @@
  *
  * Where memory lies. The host may not look into what alloc gave. In host memory are: structs,
  * cu_seqlens and cu_rows, the offsets of groups, the arrays of a route, n_rerouted and n_dropped,
- * and arrays of pointers (w, acc_dw, r, acc_dr, packed, scales of groups), which point into the
- * device. All else is in the device's: elements, floats, tokens, labels, ids, sent, selected,
- * index, counts, histogram, and the accumulators acc, acc_loss, acc_sum and acc_bad. No op returns
- * a number that it computed: it adds it to an accumulator, which is read once, when the host may
- * wait for it. */
+ * and arrays of pointers (w, acc_dw, r, acc_dr), which point into the device. All else is in the
+ * device's: elements, floats, tokens, labels, ids, sent, selected, index, counts, histogram, packed
+ * weights, and the accumulators acc, acc_loss, acc_sum and acc_bad. No op returns a number that it
+ * computed: it adds it to an accumulator, which is read once, when the host may wait for it. */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
 
 #include <math.h>
 
 #include "common/err.h"
+#include "common/packing.h"
 #include "common/types.h"
 
 #ifdef __cplusplus
@@ -277,16 +277,17 @@ struct device_ops {
     void (*grouped_linear_dw)(struct device *dev, float *const *acc_dw, const_elem_ptr dy,
                               const_elem_ptr x, const int64_t *offsets, int32_t n_groups,
                               int64_t in, int64_t out);
-    /* The same over frozen weights that stay packed as MXFP4 (model.md 6.4): packed[g]
-     * (out, in / 2), scales[g] (out, in / 32), in a multiple of 32, no scale of 255. Weights are
-     * decoded a block at a time and never lie unpacked as a whole. */
-    void (*grouped_linear_mxfp4)(struct device *dev, elem_ptr y, const_elem_ptr x,
-                                 const uint8_t *const *packed, const uint8_t *const *scales,
-                                 const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out);
-    void (*grouped_linear_mxfp4_dx)(struct device *dev, elem_ptr dx, const_elem_ptr dy,
-                                    const uint8_t *const *packed, const uint8_t *const *scales,
-                                    const int64_t *offsets, int32_t n_groups, int64_t in,
-                                    int64_t out, float beta);
+    /* The same over frozen weights that stay packed: w[g] (out, in) as common/packing.h lays it
+     * out, from a multiple of 16 bytes on, no code and no scale of it NaN; MXFP4: in a multiple of
+     * 32. Weights are decoded a block at a time and never lie unpacked as a whole. */
+    void (*grouped_linear_packed)(struct device *dev, elem_ptr y, const_elem_ptr x,
+                                  const uint8_t *const *w, enum packing packing,
+                                  const int64_t *offsets, int32_t n_groups, int64_t in,
+                                  int64_t out);
+    void (*grouped_linear_packed_dx)(struct device *dev, elem_ptr dx, const_elem_ptr dy,
+                                     const uint8_t *const *w, enum packing packing,
+                                     const int64_t *offsets, int32_t n_groups, int64_t in,
+                                     int64_t out, float beta);
     /* The same per head, each head with its own weight: head h of token t is the row
      * x + (t n_heads + h) x_stride, and alike for y; w_h = w + h w_stride is (out, in). Absorbed
      * latent attention needs it: with kv_b's rows of a head, nope keys then v values, q_latent =

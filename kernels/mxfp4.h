@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define MXFP4_GROUP 32 /* numbers to a scale */
+#include "common/packing.h"
 
 /* n numbers, a multiple of 32: n / 2 bytes and n / 32 scales. */
 void mxfp4_decode(float *out, const uint8_t *packed, const uint8_t *scales, int64_t n);

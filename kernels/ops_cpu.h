@@ -26,13 +26,13 @@ void cpu_grouped_linear_dx(struct device *dev, float *dx, const float *dy, const
 void cpu_grouped_linear_dw(struct device *dev, float *const *acc_dw, const float *dy,
                            const float *x, const int64_t *offsets, int32_t n_groups, int64_t in,
                            int64_t out);
-void cpu_grouped_linear_mxfp4(struct device *dev, float *y, const float *x,
-                              const uint8_t *const *packed, const uint8_t *const *scales,
-                              const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out);
-void cpu_grouped_linear_mxfp4_dx(struct device *dev, float *dx, const float *dy,
-                                 const uint8_t *const *packed, const uint8_t *const *scales,
-                                 const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out,
-                                 float beta);
+void cpu_grouped_linear_packed(struct device *dev, float *y, const float *x,
+                               const uint8_t *const *w, enum packing packing,
+                               const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out);
+void cpu_grouped_linear_packed_dx(struct device *dev, float *dx, const float *dy,
+                                  const uint8_t *const *w, enum packing packing,
+                                  const int64_t *offsets, int32_t n_groups, int64_t in,
+                                  int64_t out, float beta);
 void cpu_heads_linear(struct device *dev, float *y, int64_t y_stride, const float *x,
                       int64_t x_stride, const float *w, int64_t w_stride, int64_t n,
                       int32_t n_heads, int64_t in, int64_t out, float beta);

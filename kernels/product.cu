@@ -4,12 +4,13 @@
  * large groups fill the device alike. An element of c is summed along k in one order whatever the
  * number of rows, which is what deterministic runs need. float32 is summed by the ordinary units;
  * bf16 by tensor cores from a ring of tiles in shared memory. */
+#include <cuda_fp8.h>
+
 #include "kernels/cuda_elem.cuh"
 #include "kernels/cuda_tiles.h"
 
-#define THREADS     256
-#define STRIP       8 /* tiles of rows that are done together: they share b through the cache */
-#define MXFP4_GROUP 32
+#define THREADS 256
+#define STRIP   8 /* tiles of rows that are done together: they share b through the cache */
 
 struct place {
     int32_t group;
@@ -53,7 +54,7 @@ __device__ static void put(void *c, bool is_bf16, int64_t at, float sum, float a
     }
 }
 
-/* ---- packed numbers: model.md 6.4 ---- */
+/* ---- packed numbers: common/packing.h ---- */
 
 /* 2^(code - 127) / 2; scales below 1 / 2^126 are subnormal. */
 __device__ __forceinline__ float half_scale(uint8_t code)
@@ -69,9 +70,66 @@ __device__ __forceinline__ float twice(uint32_t code)
     return code & 8 ? -size : size;
 }
 
-__device__ __forceinline__ float unpack_one(const uint8_t *packed, const uint8_t *scales, int64_t i)
+/* The numbers of two codes of FP8; float16 has them all. */
+__device__ __forceinline__ float2 two_of_fp8(uint32_t codes)
 {
-    return half_scale(scales[i / MXFP4_GROUP]) * twice(packed[i / 2] >> (i % 2 * 4) & 15);
+    return __half22float2(__half2(
+        __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(codes & 0xffff), __NV_E4M3)));
+}
+
+/* Of the block that a number of a matrix is in whose rows have n_cols. */
+__device__ __forceinline__ float fp8_scale(const void *scales, int64_t row, int64_t col,
+                                           int64_t n_cols)
+{
+    int64_t across = (n_cols + FP8_BLOCK - 1) / FP8_BLOCK;
+    return ((const float *)scales)[row / FP8_BLOCK * across + col / FP8_BLOCK];
+}
+
+template <packing P>
+__device__ __forceinline__ float unpack_one(const uint8_t *codes, const void *scales, int64_t row,
+                                            int64_t col, int64_t n_cols)
+{
+    int64_t i = row * n_cols + col;
+    if (P == PACKING_FP8)
+        return fp8_scale(scales, row, col, n_cols) * two_of_fp8(codes[i]).x;
+    return half_scale(((const uint8_t *)scales)[i / MXFP4_GROUP]) *
+           twice(codes[i / 2] >> (i % 2 * 4) & 15);
+}
+
+/* Eight neighbours from i on as bf16; all of them exist, as rows are whole groups. */
+__device__ __forceinline__ uint4 eight_of_mxfp4(const uint8_t *from, const uint8_t *scales,
+                                                int64_t i)
+{
+    uint32_t codes = *(const uint32_t *)(from + i / 2);
+    float scale = half_scale(scales[i / MXFP4_GROUP]);
+    return make_uint4(pack_bf16(scale * twice(codes), scale * twice(codes >> 4)),
+                      pack_bf16(scale * twice(codes >> 8), scale * twice(codes >> 12)),
+                      pack_bf16(scale * twice(codes >> 16), scale * twice(codes >> 20)),
+                      pack_bf16(scale * twice(codes >> 24), scale * twice(codes >> 28)));
+}
+
+__device__ __forceinline__ uint32_t scaled_pair(uint32_t codes, float scale)
+{
+    float2 both = two_of_fp8(codes);
+    return pack_bf16(scale * both.x, scale * both.y);
+}
+
+/* The same of a block of FP8, n of them and zeros; one at a time where rows are no multiple of 8.
+ * A code of 0 is zero. */
+__device__ __forceinline__ uint4 eight_of_fp8(const uint8_t *from, int n, float scale)
+{
+    uint2 codes = make_uint2(0, 0);
+    if (n == 8 && (uintptr_t)from % 8 == 0) {
+        codes = *(const uint2 *)from;
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            codes.x |= j < n ? (uint32_t)from[j] << (8 * j) : 0;
+            codes.y |= j + 4 < n ? (uint32_t)from[j + 4] << (8 * j) : 0;
+        }
+    }
+    return make_uint4(scaled_pair(codes.x, scale), scaled_pair(codes.x >> 16, scale),
+                      scaled_pair(codes.y, scale), scaled_pair(codes.y >> 16, scale));
 }
 
 /* ---- float32 ---- */
@@ -79,25 +137,27 @@ __device__ __forceinline__ float unpack_one(const uint8_t *packed, const uint8_t
 #define DEPTH 16 /* of a tile along k */
 #define SIDE  CUDA_TILE_F32
 
-/* Tile (DEPTH, SIDE) of an operand whose element (k, i) is from[k * k_stride + i * i_stride], zeros
- * beyond its end. Neighbouring threads read along what is contiguous. */
-template <bool PACKED>
-__device__ static void load_f32(float (*to)[SIDE + 4], const void *from, const uint8_t *scales,
-                                int64_t k_stride, int64_t i_stride, int64_t k0, int64_t n_k,
-                                int64_t i0, int64_t n_i)
+/* Tile (DEPTH, SIDE) of an operand, zeros beyond its end: element (k, i) is number k of row i where
+ * rows lie along k, else number i of row k. Neighbouring threads read along rows. */
+template <packing P>
+__device__ static void load_f32(float (*to)[SIDE + 4], const void *from, const void *scales,
+                                bool along_k, int64_t stride, int64_t k0, int64_t n_k, int64_t i0,
+                                int64_t n_i)
 {
     for (int e = (int)threadIdx.x; e < DEPTH * SIDE; e += THREADS) {
-        int k = k_stride == 1 ? e % DEPTH : e / SIDE;
-        int i = k_stride == 1 ? e / DEPTH : e % SIDE;
-        int64_t at = (k0 + k) * k_stride + (i0 + i) * i_stride;
+        int k = along_k ? e % DEPTH : e / SIDE;
+        int i = along_k ? e / DEPTH : e % SIDE;
+        int64_t row = along_k ? i0 + i : k0 + k, col = along_k ? k0 + k : i0 + i;
         float x = 0;
         if (k0 + k < n_k && i0 + i < n_i)
-            x = PACKED ? unpack_one((const uint8_t *)from, scales, at) : ((const float *)from)[at];
+            x = P == PACKING_NONE
+                    ? ((const float *)from)[row * stride + col]
+                    : unpack_one<P>((const uint8_t *)from, scales, row, col, stride);
         to[k][i] = x;
     }
 }
 
-template <bool PACKED>
+template <packing P>
 __global__ static void __launch_bounds__(THREADS)
     tiles_f32(cuda_tile_job job, const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
 {
@@ -108,10 +168,9 @@ __global__ static void __launch_bounds__(THREADS)
         cuda_tile_group g = groups[p.group];
         float sum[4][4] = {};
         for (int64_t k0 = 0; k0 < g.k; k0 += DEPTH) {
-            load_f32<false>(a, g.a, NULL, job.a_transposed ? job.a_stride : 1,
-                            job.a_transposed ? 1 : job.a_stride, k0, g.k, p.row, g.m);
-            load_f32<PACKED>(b, g.b, g.b_scales, job.b_transposed ? 1 : job.b_stride,
-                             job.b_transposed ? job.b_stride : 1, k0, g.k, p.col, g.n);
+            load_f32<PACKING_NONE>(a, g.a, NULL, !job.a_transposed, job.a_stride, k0, g.k, p.row,
+                                   g.m);
+            load_f32<P>(b, g.b, g.b_scales, job.b_transposed, job.b_stride, k0, g.k, p.col, g.n);
             __syncthreads();
 #pragma unroll
             for (int k = 0; k < DEPTH; k++)
@@ -154,21 +213,21 @@ __device__ __forceinline__ void copy_async_part(void *to_shared, const void *fro
                  : "memory");
 }
 
-/* Eight neighbouring numbers of which n_valid exist, into shared memory. */
-template <bool PACKED>
-__device__ __forceinline__ void load_eight(bf16 *to, const void *from, const uint8_t *scales,
-                                           int64_t at, int n_valid, bool is_aligned)
+/* Eight neighbouring numbers of a row, from a multiple of 8 on, of which n_valid exist, into shared
+ * memory. */
+template <packing P>
+__device__ __forceinline__ void load_eight(bf16 *to, const void *from, const void *scales,
+                                           int64_t row, int64_t col, int64_t stride, int n_valid,
+                                           bool is_aligned)
 {
-    if (PACKED) {
+    int64_t at = row * stride + col;
+    if (P != PACKING_NONE) {
+        const uint8_t *codes = (const uint8_t *)from;
         uint4 words = make_uint4(0, 0, 0, 0);
-        if (n_valid > 0) {
-            uint32_t codes = *(const uint32_t *)((const uint8_t *)from + at / 2);
-            float scale = half_scale(scales[at / MXFP4_GROUP]);
-            words.x = pack_bf16(scale * twice(codes), scale * twice(codes >> 4));
-            words.y = pack_bf16(scale * twice(codes >> 8), scale * twice(codes >> 12));
-            words.z = pack_bf16(scale * twice(codes >> 16), scale * twice(codes >> 20));
-            words.w = pack_bf16(scale * twice(codes >> 24), scale * twice(codes >> 28));
-        }
+        if (n_valid > 0)
+            words = P == PACKING_FP8 ? eight_of_fp8(codes + at, n_valid,
+                                                    fp8_scale(scales, row, col, stride))
+                                     : eight_of_mxfp4(codes, (const uint8_t *)scales, at);
         *(uint4 *)to = words;
     } else if (is_aligned) {
         copy_async_part(to, (const bf16 *)from + (n_valid > 0 ? at : 0), 2 * n_valid);
@@ -180,8 +239,8 @@ __device__ __forceinline__ void load_eight(bf16 *to, const void *from, const uin
 }
 
 /* Tile (ROWS, COLS) of a row-major matrix (n_rows, n_cols), zeros beyond its end. */
-template <bool PACKED, int ROWS, int COLS, int LD>
-__device__ __forceinline__ void load_tile(bf16 *to, const void *from, const uint8_t *scales,
+template <packing P, int ROWS, int COLS, int LD>
+__device__ __forceinline__ void load_tile(bf16 *to, const void *from, const void *scales,
                                           int64_t stride, int64_t row0, int64_t n_rows,
                                           int64_t col0, int64_t n_cols, bool is_aligned)
 {
@@ -191,30 +250,30 @@ __device__ __forceinline__ void load_tile(bf16 *to, const void *from, const uint
         int r = e / PER_ROW, c = e % PER_ROW * 8;
         int64_t left = row0 + r < n_rows ? n_cols - col0 - c : 0;
         int n_valid = left >= 8 ? 8 : left > 0 ? (int)left : 0;
-        load_eight<PACKED>(to + r * LD + c, from, scales, (row0 + r) * stride + col0 + c, n_valid,
-                           is_aligned);
+        load_eight<P>(to + r * LD + c, from, scales, row0 + r, col0 + c, stride, n_valid,
+                      is_aligned);
     }
 }
 
 /* Both operands' tiles at k0. */
-template <bool A_T, bool B_T, bool PACKED>
+template <bool A_T, bool B_T, packing P>
 __device__ __forceinline__ void load_stage(bf16 *stage, const cuda_tile_job &job,
                                            const cuda_tile_group &g, const place &p, int64_t k0,
                                            bool is_aligned)
 {
     bf16 *a = stage, *b = stage + TILE_ELEMS;
     if (A_T)
-        load_tile<false, DEPTH, SIDE, LD_ALONG_I>(a, g.a, NULL, job.a_stride, k0, g.k, p.row, g.m,
-                                                  is_aligned);
+        load_tile<PACKING_NONE, DEPTH, SIDE, LD_ALONG_I>(a, g.a, NULL, job.a_stride, k0, g.k,
+                                                         p.row, g.m, is_aligned);
     else
-        load_tile<false, SIDE, DEPTH, LD_ALONG_K>(a, g.a, NULL, job.a_stride, p.row, g.m, k0, g.k,
-                                                  is_aligned);
+        load_tile<PACKING_NONE, SIDE, DEPTH, LD_ALONG_K>(a, g.a, NULL, job.a_stride, p.row, g.m,
+                                                         k0, g.k, is_aligned);
     if (B_T)
-        load_tile<PACKED, SIDE, DEPTH, LD_ALONG_K>(b, g.b, g.b_scales, job.b_stride, p.col, g.n,
-                                                   k0, g.k, is_aligned);
+        load_tile<P, SIDE, DEPTH, LD_ALONG_K>(b, g.b, g.b_scales, job.b_stride, p.col, g.n, k0,
+                                              g.k, is_aligned);
     else
-        load_tile<PACKED, DEPTH, SIDE, LD_ALONG_I>(b, g.b, g.b_scales, job.b_stride, k0, g.k,
-                                                   p.col, g.n, is_aligned);
+        load_tile<P, DEPTH, SIDE, LD_ALONG_I>(b, g.b, g.b_scales, job.b_stride, k0, g.k, p.col,
+                                              g.n, is_aligned);
 }
 
 /* A warp's 64 x 32 of the tile, at row0, col0, over DEPTH. */
@@ -287,7 +346,7 @@ __device__ static void write_tile(const float (&d)[4][4][4], const cuda_tile_job
             }
 }
 
-template <bool A_T, bool B_T, bool PACKED>
+template <bool A_T, bool B_T, packing P>
 __global__ static void __launch_bounds__(THREADS, 2)
     tiles_bf16(cuda_tile_job job, bool is_aligned, const cuda_tile_group *groups, int32_t n_groups,
                int64_t n_tiles)
@@ -301,8 +360,8 @@ __global__ static void __launch_bounds__(THREADS, 2)
         float d[4][4][4] = {};
         for (int s = 0; s < STAGES - 1; s++) {
             if (s < n_steps)
-                load_stage<A_T, B_T, PACKED>(ring + s * 2 * TILE_ELEMS, job, g, p,
-                                             (int64_t)s * DEPTH, is_aligned);
+                load_stage<A_T, B_T, P>(ring + s * 2 * TILE_ELEMS, job, g, p, (int64_t)s * DEPTH,
+                                        is_aligned);
             copy_async_commit();
         }
         for (int s = 0; s < n_steps; s++) {
@@ -310,8 +369,8 @@ __global__ static void __launch_bounds__(THREADS, 2)
             __syncthreads();
             int next = s + STAGES - 1; /* into the stage that was read last */
             if (next < n_steps)
-                load_stage<A_T, B_T, PACKED>(ring + next % STAGES * 2 * TILE_ELEMS, job, g, p,
-                                             (int64_t)next * DEPTH, is_aligned);
+                load_stage<A_T, B_T, P>(ring + next % STAGES * 2 * TILE_ELEMS, job, g, p,
+                                        (int64_t)next * DEPTH, is_aligned);
             copy_async_commit();
             multiply<A_T, B_T>(d, ring + s % STAGES * 2 * TILE_ELEMS, row, col);
         }
@@ -321,36 +380,57 @@ __global__ static void __launch_bounds__(THREADS, 2)
     }
 }
 
-template <bool A_T, bool B_T, bool PACKED>
+template <bool A_T, bool B_T, packing P>
 static void launch_bf16(struct device *dev, const cuda_tile_job *job, bool is_aligned,
                         const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
 {
     unsigned n_blocks = grid_blocks(n_tiles, 1, 2 * cuda_n_multiprocessors(dev));
-    allow_shared(tiles_bf16<A_T, B_T, PACKED>, SHARED_BYTES);
-    tiles_bf16<A_T, B_T, PACKED><<<n_blocks, THREADS, SHARED_BYTES, cuda_stream(dev)>>>(
+    allow_shared(tiles_bf16<A_T, B_T, P>, SHARED_BYTES);
+    tiles_bf16<A_T, B_T, P><<<n_blocks, THREADS, SHARED_BYTES, cuda_stream(dev)>>>(
         *job, is_aligned, groups, n_groups, n_tiles);
+}
+
+template <packing P>
+static void launch_f32(struct device *dev, const cuda_tile_job *job,
+                       const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
+{
+    unsigned n_blocks = grid_blocks(n_tiles, 1, 4 * cuda_n_multiprocessors(dev));
+    tiles_f32<P><<<n_blocks, THREADS, 0, cuda_stream(dev)>>>(*job, groups, n_groups, n_tiles);
+}
+
+/* Of products with a packed b, whose a lies along k. */
+template <packing P>
+static void launch_packed(struct device *dev, const cuda_tile_job *job, bool is_aligned,
+                          const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
+{
+    auto launch = job->b_transposed ? launch_bf16<false, true, P> : launch_bf16<false, false, P>;
+    launch(dev, job, is_aligned, groups, n_groups, n_tiles);
+}
+
+static void launch_plain(struct device *dev, const cuda_tile_job *job, bool is_aligned,
+                         const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
+{
+    auto launch = job->a_transposed
+                      ? (job->b_transposed ? launch_bf16<true, true, PACKING_NONE>
+                                           : launch_bf16<true, false, PACKING_NONE>)
+                      : (job->b_transposed ? launch_bf16<false, true, PACKING_NONE>
+                                           : launch_bf16<false, false, PACKING_NONE>);
+    launch(dev, job, is_aligned, groups, n_groups, n_tiles);
 }
 
 extern "C" void cuda_tiles_launch(struct device *dev, const cuda_tile_job *job, bool is_aligned,
                                   const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
 {
+    packing p = job->b_packing;
     if (job->type == ELEM_F32) {
-        unsigned n_blocks = grid_blocks(n_tiles, 1, 4 * cuda_n_multiprocessors(dev));
-        if (job->b_is_mxfp4)
-            tiles_f32<true><<<n_blocks, THREADS, 0, cuda_stream(dev)>>>(*job, groups, n_groups,
-                                                                        n_tiles);
-        else
-            tiles_f32<false><<<n_blocks, THREADS, 0, cuda_stream(dev)>>>(*job, groups, n_groups,
-                                                                         n_tiles);
+        auto launch = p == PACKING_MXFP4 ? launch_f32<PACKING_MXFP4>
+                      : p == PACKING_FP8 ? launch_f32<PACKING_FP8>
+                                         : launch_f32<PACKING_NONE>;
+        launch(dev, job, groups, n_groups, n_tiles);
         return;
     }
-    auto launch = job->b_is_mxfp4
-                      ? (job->b_transposed ? launch_bf16<false, true, true>
-                                           : launch_bf16<false, false, true>)
-                      : job->a_transposed
-                      ? (job->b_transposed ? launch_bf16<true, true, false>
-                                           : launch_bf16<true, false, false>)
-                      : (job->b_transposed ? launch_bf16<false, true, false>
-                                           : launch_bf16<false, false, false>);
+    auto launch = p == PACKING_MXFP4 ? launch_packed<PACKING_MXFP4>
+                  : p == PACKING_FP8 ? launch_packed<PACKING_FP8>
+                                     : launch_plain;
     launch(dev, job, is_aligned, groups, n_groups, n_tiles);
 }

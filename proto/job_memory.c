@@ -15,7 +15,7 @@ static void count_adapters(const Ballast__JobSpec *spec, const struct tensor_map
     for (size_t i = 0; i < map->n_entries && out->spec->index_top_k; i++)
         out->lora_by_heads = out->lora_by_heads || (map->entries[i].role == ROLE_MLA_KV_B &&
                                                     map->entries[i].adapter != ADAPTER_NONE);
-    out->packed_experts = !strcmp(spec->model_base_precision, "mxfp4");
+    out->packing = packing_of_base(spec->model_base_precision);
 }
 
 int job_memory_input(const Ballast__JobSpec *spec, const struct model_spec *model,

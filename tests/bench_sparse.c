@@ -8,7 +8,7 @@
 #include "common/clock.h"
 #include "common/mem.h"
 #include "kernels/device.h"
-#include "kernels/mxfp4.h"
+#include "kernels/packed.h"
 
 #define RUNS 5
 
@@ -167,62 +167,63 @@ static void bench_dsa(void)
 #define IN      3584
 #define OUT     512
 
-struct packed {
+struct products {
+    enum packing packing;
     float *x, *y, *w[EXPERTS];
-    uint8_t *codes[EXPERTS], *scales[EXPERTS];
+    uint8_t *packed[EXPERTS];
     int64_t offsets[EXPERTS + 1];
 };
 
 static void run_packed(void *ctx)
 {
-    struct packed *p = ctx;
-    dev->ops->grouped_linear_mxfp4(dev, p->y, p->x, (const uint8_t *const *)p->codes,
-                                   (const uint8_t *const *)p->scales, p->offsets, EXPERTS, IN, OUT);
+    struct products *p = ctx;
+    dev->ops->grouped_linear_packed(dev, p->y, p->x, (const uint8_t *const *)p->packed, p->packing,
+                                    p->offsets, EXPERTS, IN, OUT);
 }
 
 static void run_packed_dx(void *ctx)
 {
-    struct packed *p = ctx;
-    dev->ops->grouped_linear_mxfp4_dx(dev, p->x, p->y, (const uint8_t *const *)p->codes,
-                                      (const uint8_t *const *)p->scales, p->offsets, EXPERTS, IN,
-                                      OUT, 0);
+    struct products *p = ctx;
+    dev->ops->grouped_linear_packed_dx(dev, p->x, p->y, (const uint8_t *const *)p->packed,
+                                       p->packing, p->offsets, EXPERTS, IN, OUT, 0);
 }
 
 static void run_unpacked(void *ctx)
 {
-    struct packed *p = ctx;
+    struct products *p = ctx;
     dev->ops->grouped_linear(dev, p->y, p->x, (const float *const *)p->w, p->offsets, EXPERTS, IN,
                              OUT);
 }
 
 static void run_decode(void *ctx)
 {
-    struct packed *p = ctx;
+    struct products *p = ctx;
     for (int e = 0; e < EXPERTS; e++)
-        mxfp4_decode(p->w[e], p->codes[e], p->scales[e], IN * OUT);
+        packed_decode(p->w[e], &(struct packed){p->packing, p->packed[e], OUT, IN}, 0, OUT, 0, IN);
 }
 
-static void bench_packed(void)
+static void bench_packed(enum packing packing, const char *name)
 {
-    struct packed p = {.x = floats(ROWS * IN), .y = floats(ROWS * OUT)};
+    struct products p = {.packing = packing, .x = floats(ROWS * IN), .y = floats(ROWS * OUT)};
+    char title[4][80];
     for (int e = 0; e < EXPERTS; e++) {
         p.w[e] = floats(IN * OUT);
-        p.codes[e] = xcalloc(IN * OUT / 2, 1);
-        p.scales[e] = xcalloc(IN * OUT / MXFP4_GROUP, 1);
-        mxfp4_encode(p.codes[e], p.scales[e], p.w[e], IN * OUT);
+        p.packed[e] = xcalloc(packing_bytes(packing, OUT, IN), 1);
+        packed_encode(p.packed[e], packing, p.w[e], OUT, IN);
         p.offsets[e + 1] = (e + 1) * ROWS / EXPERTS;
     }
     double flops = 2.0 * ROWS * IN * OUT;
-    report((struct bench){"grouped_linear_mxfp4 256 x 3584 -> 512, 8 experts", run_packed, &p,
-                          flops});
-    report((struct bench){"grouped_linear_mxfp4_dx", run_packed_dx, &p, flops});
-    report((struct bench){"grouped_linear, for comparison", run_unpacked, &p, flops});
-    report((struct bench){"mxfp4_decode of 14.7 million numbers, one thread (numbers)", run_decode,
-                          &p, (double)EXPERTS * IN * OUT});
+    snprintf(title[0], 80, "grouped_linear, %s, 256 x 3584 -> 512, 8 experts", name);
+    snprintf(title[1], 80, "grouped_linear_dx, %s", name);
+    snprintf(title[2], 80, "grouped_linear, plain, for comparison");
+    snprintf(title[3], 80, "decoding 14.7 million of %s, one thread (numbers)", name);
+    report((struct bench){title[0], run_packed, &p, flops});
+    report((struct bench){title[1], run_packed_dx, &p, flops});
+    report((struct bench){title[2], run_unpacked, &p, flops});
+    report((struct bench){title[3], run_decode, &p, (double)EXPERTS * IN * OUT});
     for (int e = 0; e < EXPERTS; e++) {
         free(p.w[e]);
-        free(p.codes[e]);
-        free(p.scales[e]);
+        free(p.packed[e]);
     }
     free(p.x);
     free(p.y);
@@ -264,7 +265,8 @@ int main(int argc, char **argv)
     }
     printf("%u threads\n", dev->n_threads);
     bench_dsa();
-    bench_packed();
+    bench_packed(PACKING_MXFP4, "MXFP4");
+    bench_packed(PACKING_FP8, "FP8");
     bench_muon();
     dev->ops->close(dev);
     return 0;

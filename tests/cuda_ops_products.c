@@ -2,7 +2,9 @@
  */
 #include "tests/cuda_ops.h"
 
-#include "kernels/mxfp4.h"
+#include <string.h>
+
+#include "common/packing.h"
 
 /* Sums of k products of unit numbers, one beside other orders of summation. */
 #define TOLERANCE_SUM_F32 2e-5
@@ -196,59 +198,91 @@ static void grouped_linear_dw(struct trial *t)
 
 /* ---- packed weights ---- */
 
-struct packed {
-    const uint8_t **codes, **scales;
-};
-
-/* Any codes; scales around one, and among them the smallest there is. */
-static struct packed packed_of(struct trial *t, int32_t groups, int64_t n)
+/* Any codes; of MXFP4 scales around one, and among them the smallest there is. */
+static void fill_mxfp4(struct trial *t, uint8_t *bytes, int64_t scales_at, int64_t n_bytes)
 {
-    struct packed p = {
-        trial_host(t, (size_t)groups * sizeof *p.codes),
-        trial_host(t, (size_t)groups * sizeof *p.scales),
-    };
-    int64_t n_codes = n / 2, n_scales = n / MXFP4_GROUP;
-    uint8_t *codes = trial_host(t, (size_t)(groups * n_codes));
-    uint8_t *scales = trial_host(t, (size_t)(groups * n_scales));
-    for (int64_t i = 0; i < groups * n_codes; i++)
-        codes[i] = (uint8_t)trial_below(t, 256);
-    for (int64_t i = 0; i < groups * n_scales; i++)
-        scales[i] = (uint8_t)(i % 17 == 0 ? i % 3 : 120 + trial_below(t, 5));
-    const uint8_t *all_codes = in_bytes(t, codes, (size_t)(groups * n_codes));
-    const uint8_t *all_scales = in_bytes(t, scales, (size_t)(groups * n_scales));
-    for (int32_t g = 0; g < groups; g++) {
-        p.codes[g] = all_codes + g * n_codes;
-        p.scales[g] = all_scales + g * n_scales;
-    }
-    return p;
+    for (int64_t i = 0; i < scales_at; i++)
+        bytes[i] = (uint8_t)trial_below(t, 256);
+    for (int64_t i = scales_at; i < n_bytes; i++)
+        bytes[i] = (uint8_t)(i % 17 == 0 ? i % 3 : 120 + trial_below(t, 5));
 }
 
-static void grouped_linear_mxfp4(struct trial *t)
+/* All but NaN; scales that make numbers as large as one, each block its own. */
+static void fill_fp8(struct trial *t, uint8_t *bytes, int64_t scales_at, int64_t n_bytes)
+{
+    for (int64_t i = 0; i < scales_at; i++)
+        bytes[i] = (uint8_t)(trial_below(t, 2) * 128 + trial_below(t, 127));
+    for (int64_t i = scales_at; i < n_bytes; i += (int64_t)sizeof(float)) {
+        float scale = (float)(1 + trial_below(t, 100)) * 1e-4f;
+        memcpy(bytes + i, &scale, sizeof scale);
+    }
+}
+
+static const uint8_t **packed_of(struct trial *t, enum packing packing, int32_t groups, int64_t in,
+                                 int64_t out)
+{
+    int64_t scales_at = (int64_t)packing_scales_at(packing, (uint64_t)out, (uint64_t)in);
+    int64_t n_bytes = (int64_t)packing_bytes(packing, (uint64_t)out, (uint64_t)in);
+    int64_t stride = (n_bytes + 15) / 16 * 16;
+    const uint8_t **w = trial_host(t, (size_t)groups * sizeof *w);
+    uint8_t *host = trial_host(t, (size_t)(groups * stride));
+    for (int32_t g = 0; g < groups; g++) {
+        if (packing == PACKING_MXFP4)
+            fill_mxfp4(t, host + g * stride, scales_at, n_bytes);
+        else
+            fill_fp8(t, host + g * stride, scales_at, n_bytes);
+    }
+    const uint8_t *all = in_bytes(t, host, (size_t)(groups * stride));
+    for (int32_t g = 0; g < groups; g++)
+        w[g] = all + g * stride;
+    return w;
+}
+
+static void grouped_linear_packed(struct trial *t, enum packing packing)
 {
     int64_t n = t->d[0], in = t->d[2], out = t->d[3];
     int32_t groups = (int32_t)t->d[1];
     const int64_t *offsets = offsets_of(t, n, groups, t->d[4]);
     const elem *x = in_elems(t, n * in, 1);
-    struct packed p = packed_of(t, groups, in * out);
+    const uint8_t *const *w = packed_of(t, packing, groups, in, out);
     elem *y = out_elems(t, "y", n * out);
     count_grouped(t);
     TRIAL_RUN(t)
-        t->dev->ops->grouped_linear_mxfp4(t->dev, y, x, p.codes, p.scales, offsets, groups, in,
-                                          out);
+        t->dev->ops->grouped_linear_packed(t->dev, y, x, w, packing, offsets, groups, in, out);
 }
 
-static void grouped_linear_mxfp4_dx(struct trial *t)
+static void grouped_linear_packed_dx(struct trial *t, enum packing packing)
 {
     int64_t n = t->d[0], in = t->d[2], out = t->d[3], beta = t->d[5];
     int32_t groups = (int32_t)t->d[1];
     const int64_t *offsets = offsets_of(t, n, groups, t->d[4]);
     const elem *dy = in_elems(t, n * out, 1);
-    struct packed p = packed_of(t, groups, in * out);
+    const uint8_t *const *w = packed_of(t, packing, groups, in, out);
     elem *dx = assigned(t, "dx", n * in, beta);
     count_grouped(t);
     TRIAL_RUN(t)
-        t->dev->ops->grouped_linear_mxfp4_dx(t->dev, dx, dy, p.codes, p.scales, offsets, groups,
-                                             in, out, (float)beta);
+        t->dev->ops->grouped_linear_packed_dx(t->dev, dx, dy, w, packing, offsets, groups, in, out,
+                                              (float)beta);
+}
+
+static void grouped_linear_mxfp4(struct trial *t)
+{
+    grouped_linear_packed(t, PACKING_MXFP4);
+}
+
+static void grouped_linear_mxfp4_dx(struct trial *t)
+{
+    grouped_linear_packed_dx(t, PACKING_MXFP4);
+}
+
+static void grouped_linear_fp8(struct trial *t)
+{
+    grouped_linear_packed(t, PACKING_FP8);
+}
+
+static void grouped_linear_fp8_dx(struct trial *t)
+{
+    grouped_linear_packed_dx(t, PACKING_FP8);
 }
 
 #define DENSE(op)                                                                                  \
@@ -300,11 +334,25 @@ static void grouped_linear_mxfp4_dx(struct trial *t)
     {#op, op, {1500, 3, 3584, 3072, EVEN, 1}, CASE_LARGE},                                         \
     {#op, op, {131072, 14, 3584, 3072, EVEN, 0}, CASE_BENCH}
 
+/* Rows that divide by nothing, that end within a block, of several; those of two published models. */
+#define FP8(op)                                                                                    \
+    {#op, op, {0, 3, 32, 8, EVEN, 0}},                                                             \
+    {#op, op, {1, 1, 3, 5, EVEN, 0}},                                                              \
+    {#op, op, {40, 7, 97, 9, SKEWED, 1}},                                                          \
+    {#op, op, {130, 3, 131, 257, SKEWED, 1}},                                                      \
+    {#op, op, {301, 4, 164, 300, ONE_HAS_ALL, 0}},                                                 \
+    {#op, op, {333, 5, 264, 136, SKEWED, 1}},                                                      \
+    {#op, op, {700, 6, 512, 384, SKEWED, 0}},                                                      \
+    {#op, op, {1500, 3, 3584, 3072, EVEN, 1}, CASE_LARGE},                                         \
+    {#op, op, {1000, 3, 7168, 2048, SKEWED, 0}, CASE_LARGE},                                       \
+    {#op, op, {131072, 14, 3584, 3072, EVEN, 0}, CASE_BENCH}
+
 static const struct op_case cases[] = {
     DENSE(linear), DENSE(linear_f32), DENSE(linear_dx), DENSE(linear_dw),
     HEADS(heads_linear), HEADS(heads_linear_dx), HEADS(heads_linear_dw),
     GROUPED(grouped_linear), GROUPED(grouped_linear_dx), GROUPED(grouped_linear_dw),
     PACKED(grouped_linear_mxfp4), PACKED(grouped_linear_mxfp4_dx),
+    FP8(grouped_linear_fp8), FP8(grouped_linear_fp8_dx),
 };
 
 OP_FAMILY(products, cases)

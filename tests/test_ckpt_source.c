@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "common/mem.h"
+#include "kernels/packed.h"
 #include "worker/ckpt_source.h"
 
 #define NAME "model.layers.0.mlp.experts.0.up_proj.weight"
@@ -120,9 +121,40 @@ static void mxfp4_is_read_from_any_element(void **state)
     safetensors_close(st);
 }
 
+/* What is stored as e is packed comes byte for byte, anything else by way of its numbers. */
+static void packed_matrices_are_taken_as_they_are_stored(void **state)
+{
+    (void)state;
+    enum { ROWS = 130, COLS = 160 };
+    static uint8_t codes[ROWS * COLS], out[ROWS * COLS + 64], again[ROWS * COLS + 64];
+    static float x[ROWS * COLS];
+    const float scales[4] = { 1, -2, 0.125f, 4 };
+    for (size_t i = 0; i < sizeof codes; i++)
+        codes[i] = (uint8_t)(i % 251 % 127 | i % 3 << 7);
+    struct safetensors *st = stored((const struct stored[]){
+        { "", "F8_E4M3", ROWS, COLS, codes, sizeof codes },
+        { "_scale_inv", "F32", 2, 2, scales, sizeof scales },
+        { 0 },
+    });
+    struct tensor_entry e = matrix(ROWS, COLS);
+    struct ckpt_source s;
+    assert_int_equal(ckpt_source_find(st, &e, path, &s, NULL), 0);
+    e.packing = PACKING_FP8;
+    assert_int_equal(ckpt_source_read_packed(&s, &e, out, NULL), 0);
+    assert_memory_equal(out, codes, sizeof codes);
+    assert_memory_equal(out + sizeof codes, scales, sizeof scales);
+    e.packing = PACKING_MXFP4;
+    assert_int_equal(ckpt_source_read(&s, 0, ROWS * COLS, x, NULL), 0);
+    assert_int_equal(ckpt_source_read_packed(&s, &e, out, NULL), 0);
+    packed_encode(again, PACKING_MXFP4, x, ROWS, COLS);
+    assert_memory_equal(out, again, packing_bytes(PACKING_MXFP4, ROWS, COLS));
+    safetensors_close(st);
+}
+
 static const uint8_t zeros[4096];
 static const uint8_t nan8[4] = { 0x38, 0x7f }, nan_scale[1] = { 255 };
 static const float one[4] = { 1, 1, 1, 1 }, infinite[4] = { 1, 1, INFINITY, 1 };
+static const float enormous[1] = { 1e37f };
 
 static const struct {
     const char *shows;
@@ -150,6 +182,39 @@ static const struct {
     { "a scale that is NaN", 1, 32, { { "_packed", "U8", 1, 16, zeros, 16 },
       { "_scale", "U8", 1, 1, nan_scale, 1 } }, "element 0: NaN" },
 };
+
+/* The same of what is taken without looking at its numbers. */
+static const struct {
+    enum packing packing;
+    struct stored tensors[3];
+    const char *says;
+} bad_packed[] = {
+    { PACKING_FP8, { { "", "F8_E4M3", 1, 2, nan8, 2 }, { "_scale_inv", "F32", 1, 1, one, 4 } },
+      "weight', element 1 is no number" },
+    { PACKING_FP8, { { "", "F8_E4M3", 1, 2, zeros, 2 },
+      { "_scale_inv", "F32", 1, 1, enormous, 4 } },
+      "weight_scale_inv', scale 0 is no number" },
+    { PACKING_MXFP4, { { "_packed", "U8", 1, 16, zeros, 16 },
+      { "_scale", "U8", 1, 1, nan_scale, 1 } }, "weight_scale', scale 0 is no number" },
+};
+
+static void what_is_wrong_in_packed_bytes_is_named(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bad_packed / sizeof *bad_packed; i++) {
+        struct safetensors *st = stored(bad_packed[i].tensors);
+        struct tensor_entry e = matrix(1, bad_packed[i].packing == PACKING_FP8 ? 2 : 32);
+        struct ckpt_source s;
+        struct err err = {0};
+        uint8_t out[64];
+        assert_int_equal(ckpt_source_find(st, &e, path, &s, NULL), 0);
+        e.packing = bad_packed[i].packing;
+        assert_int_equal(ckpt_source_read_packed(&s, &e, out, &err), -EINVAL);
+        if (!strstr(err.text, bad_packed[i].says))
+            fail_msg("row %zu: %s", i, err.text);
+        safetensors_close(st);
+    }
+}
 
 static void what_is_wrong_is_named(void **state)
 {
@@ -323,6 +388,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fp8_has_a_scale_for_each_block),
         cmocka_unit_test(mxfp4_is_read_from_any_element),
+        cmocka_unit_test(packed_matrices_are_taken_as_they_are_stored),
+        cmocka_unit_test(what_is_wrong_in_packed_bytes_is_named),
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(next_token_layers_and_vision_are_carried),
         cmocka_unit_test(a_tensor_of_another_model_is_named),

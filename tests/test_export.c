@@ -115,7 +115,7 @@ static void add_stored(struct file *f, const struct tensor_entry *e, uint64_t nu
         uint8_t *codes = add(f, e->name, "", ST_F8_E4M3, 2, e->dims, n);
         float *scale = (float *)(void *)add(f, e->name, "_scale_inv", ST_F32, 2,
                                             (uint64_t[]){ 1, 1 }, sizeof *scale);
-        fp8_e4m3_encode(codes, scale, x, (int64_t)rows, (int64_t)cols, FP8_BLOCK);
+        fp8_e4m3_encode(codes, scale, x, (int64_t)rows, (int64_t)cols);
         break;
     }
     }
@@ -308,8 +308,8 @@ static float *decoded(const struct safetensors *st, const struct tensor_entry *e
         snprintf(name, sizeof name, "%s_scale_inv", e->name);
         memcpy(&scale, safetensors_find(st, name)->data, sizeof scale);
         assert_int_equal(v->tensor.dtype, ST_F8_E4M3);
-        fp8_e4m3_decode(x, v->data, &scale, 0, (int64_t)e->dims[0], (int64_t)e->dims[1],
-                        FP8_BLOCK);
+        fp8_e4m3_decode(x, v->data, &scale, (int64_t)e->dims[1], 0, (int64_t)e->dims[0], 0,
+                        (int64_t)e->dims[1]);
         break;
     }
     default:

@@ -12,7 +12,7 @@
 
 #include "common/lora_map.h"
 #include "common/mem.h"
-#include "kernels/mxfp4.h"
+#include "kernels/packed.h"
 #include "worker/optim.h"
 #include "worker/shuffle.h"
 #include "worker/stack.h"
@@ -144,7 +144,10 @@ static void run_on(const struct model_spec *spec, const struct lora_config *lora
         config.index_stage = variant & 32 ? INDEX_DENSE : INDEX_SPARSE;
         config.index_joint = variant & 16;
     }
-    if (variant & 8 && tensor_map_pack_experts(&map, sizeof(float), &err) < 0)
+    enum packing packing = variant & 8     ? PACKING_MXFP4
+                           : variant & 128 ? PACKING_FP8
+                                           : PACKING_NONE;
+    if (tensor_map_pack_experts(&map, packing, sizeof(float), &err) < 0)
         fail_msg("%s", err.text);
     if (stack_run(&config, body, arg, &err) < 0)
         fail_msg("world %u fsdp %u ep %u shard %u: %s", degrees.world, degrees.fsdp, degrees.ep,
@@ -654,27 +657,35 @@ static void moving_experts_changes_no_bit(void **state)
 
 /* ---- a packed base -------------------------------------------------------------------------- */
 
-/* Experts as wide as groups of MXFP4 ask for. */
-static struct model_spec wide(void)
+/* Experts as wide as groups of MXFP4 ask for, or of more than one block of FP8. */
+static struct model_spec wide(enum packing packing)
 {
     struct model_spec m = a_model();
-    m.latent = 32;
-    m.expert_inter = 64;
+    m.latent = packing == PACKING_MXFP4 ? 32 : 150;
+    m.expert_inter = packing == PACKING_MXFP4 ? 64 : 35;
     return m;
 }
 
+struct packed_course {
+    struct course course;
+    enum packing packing;
+    size_t state_bytes;
+};
+
 /* What an expert's matrix is packed as, from its numbers in the other runs. */
-static void pack(const struct tensor_entry *e, uint8_t *packed)
+static uint8_t *pack(const struct tensor_entry *e, enum packing packing)
 {
     float *x = xcalloc(e->stored_count, sizeof *x);
+    uint8_t *bytes = xcalloc(packing_bytes(packing, e->dims[0], e->dims[1]) + sizeof *x, 1);
     for (uint64_t i = 0; i < e->stored_count; i++)
         x[i] = initial(e, i);
-    mxfp4_encode(packed, packed + e->stored_count / 2, x, (int64_t)e->stored_count);
+    packed_encode(bytes, packing, x, (int64_t)e->dims[0], (int64_t)e->dims[1]);
     free(x);
+    return bytes;
 }
 
 /* The experts' own matrices as they are packed, or as the floats that those decode to. */
-static void fill_experts(struct stack *s)
+static void fill_experts(struct stack *s, enum packing packing)
 {
     const struct tensor_map *map = s->config->map;
     for (size_t t = 0; t < map->n_entries; t++) {
@@ -682,44 +693,46 @@ static void fill_experts(struct stack *s)
         struct shard_part part;
         if (e->expert < 0 || e->adapter != ADAPTER_NONE || !shard_part(s->shard, e, &part))
             continue;
-        uint8_t *packed = xcalloc(e->stored_count, 1);
+        int64_t rows = (int64_t)e->dims[0], cols = (int64_t)e->dims[1];
+        uint8_t *bytes = pack(e, packing);
+        struct packed w = {packing, bytes, rows, cols};
         float *x = xcalloc(e->stored_count, sizeof *x);
-        pack(e, packed);
-        mxfp4_decode(x, packed, packed + e->stored_count / 2, (int64_t)e->stored_count);
-        const float *from = e->is_packed ? (const float *)(const void *)packed : x;
+        packed_decode(x, &w, 0, rows, 0, cols);
+        const float *from = e->packing ? (const float *)(const void *)bytes : x;
         memcpy(part.elements, from + part.first, part.count * sizeof *x);
-        free(packed);
+        free(bytes);
         free(x);
     }
 }
-
-struct packed_course {
-    struct course course;
-    size_t state_bytes;
-};
 
 static int train_packed(struct stack *s, void *arg, struct err *err)
 {
     struct packed_course *c = arg;
     fill(s);
-    fill_experts(s);
+    fill_experts(s, c->packing);
     c->state_bytes = shard_state_bytes(s->shard);
     return train_on(s, &c->course, err);
 }
 
+/* On one rank, where nothing else differs, bit by bit. */
 static void a_packed_base_trains_as_what_it_decodes_to(void **state)
 {
     (void)state;
     static const struct layout_degrees layouts[] = {
         { 1, 1, 1, 0 }, { 2, 2, 2, 0 }, { 4, 2, 2, 2 },
     };
-    struct model_spec m = wide();
     struct lora_config c = LORA(all, false);
-    for (size_t i = 0; i < COUNT(layouts); i++) {
-        struct packed_course plain_one = {0}, packed = { .course.moves_every = 1 };
-        run_on(&m, &c, layouts[i], 2, train_packed, &plain_one);
-        run_on(&m, &c, layouts[i], 2 | 8, train_packed, &packed);
+    for (size_t i = 0; i < 2 * COUNT(layouts); i++) {
+        enum packing packing = i % 2 ? PACKING_FP8 : PACKING_MXFP4;
+        struct model_spec m = wide(packing);
+        struct packed_course plain_one = { .packing = packing };
+        struct packed_course packed = { .packing = packing, .course.moves_every = 1 };
+        run_on(&m, &c, layouts[i / 2], 2, train_packed, &plain_one);
+        run_on(&m, &c, layouts[i / 2], 2 | (i % 2 ? 128 : 8), train_packed, &packed);
         assert_true(packed.state_bytes < plain_one.state_bytes);
+        if (i < 2)
+            assert_memory_equal(packed.course.losses, plain_one.course.losses,
+                                sizeof packed.course.losses);
         for (size_t k = 0; k < N_STEPS; k++)
             if (!(fabs(packed.course.losses[k] / plain_one.course.losses[k] - 1) < 1e-5))
                 fail_msg("layout %zu step %zu: %.9g packed, %.9g plain", i, k,
@@ -735,9 +748,11 @@ static void rows_that_are_no_groups_are_not_packed(void **state)
     struct tensor_map map = map_of(&m, &c);
     struct err err = {0};
     uint64_t before = map.expert.frozen;
-    assert_int_equal(tensor_map_pack_experts(&map, 4, &err), -EINVAL);
+    assert_int_equal(tensor_map_pack_experts(&map, PACKING_MXFP4, 4, &err), -EINVAL);
     assert_non_null(strstr(err.text, "in groups of 32 numbers, but those of "));
     assert_true(map.expert.frozen == before);
+    assert_int_equal(tensor_map_pack_experts(&map, PACKING_FP8, 4, &err), 0);
+    assert_true(map.expert.frozen < before);
     tensor_map_fini(&map);
 }
 

@@ -14,8 +14,7 @@
 #include "common/json.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
-#include "kernels/fp8.h"
-#include "kernels/mxfp4.h"
+#include "kernels/packed.h"
 #include "worker/ckpt.h"
 #include "worker/peft.h"
 #include "worker/stack.h"
@@ -328,35 +327,27 @@ static void write_base(const char *path)
     tensor_map_fini(&map);
 }
 
-/* A tensor as it should be held, as floats, or where it is packed as those bytes. */
-static float *expected(const struct tensor_entry *e, size_t tensor, enum base_precision precision)
+/* A tensor as it should be held: its floats, or where it is packed its bytes. */
+static void *expected(const struct tensor_entry *e, size_t tensor, enum base_precision precision)
 {
-    uint64_t n = e->count;
-    float *x = xcalloc(n, sizeof *x), scale;
-    uint8_t *codes = xcalloc(n, 1);
+    uint64_t n = e->stored_count;
+    enum packing packing = precision == BASE_MXFP4 ? PACKING_MXFP4 : PACKING_FP8;
+    struct packed w = {packing, NULL, (int64_t)e->dims[0], (int64_t)e->dims[1]};
+    bool is_fp8 = precision == BASE_FP8 && tensor_is_projection(e->role);
+    float *x = xcalloc(n, sizeof *x);
     for (uint64_t i = 0; i < n; i++)
         x[i] = number(tensor, i);
-    if (precision == BASE_FP8 && tensor_is_projection(e->role)) { /* one block each */
-        fp8_e4m3_encode(codes, &scale, x, (int64_t)e->dims[0], (int64_t)e->dims[1], FP8_BLOCK);
-        for (uint64_t i = 0; i < n; i++)
-            x[i] = fp8_e4m3_value(codes[i]) * scale;
-    } else if (e->is_matrix && precision != BASE_F32) {
-        for (uint64_t i = 0; i < n; i++)
+    if (!e->packing && !is_fp8) {
+        for (uint64_t i = 0; e->is_matrix && precision != BASE_F32 && i < n; i++)
             x[i] = bf16_value(bf16_of(x[i]));
+        return x;
     }
-    free(codes);
-    return x;
-}
-
-static uint8_t *expected_packed(const struct tensor_entry *e, size_t tensor)
-{
-    float *x = xcalloc(e->stored_count, sizeof *x);
-    uint8_t *packed = xcalloc(e->count, sizeof *x);
-    for (uint64_t i = 0; i < e->stored_count; i++)
-        x[i] = number(tensor, i);
-    mxfp4_encode(packed, packed + e->stored_count / 2, x, (int64_t)e->stored_count);
-    free(x);
-    return packed;
+    uint8_t *bytes = xcalloc(packing_bytes(packing, e->dims[0], e->dims[1]) + sizeof *x, 1);
+    packed_encode(bytes, packing, x, w.rows, w.cols);
+    w.bytes = bytes;
+    packed_decode(x, &w, 0, w.rows, 0, w.cols);
+    free(e->packing ? (void *)x : bytes);
+    return e->packing ? (void *)bytes : x;
 }
 
 struct base_job {
@@ -375,8 +366,7 @@ static int load_base(struct stack *s, void *arg, struct err *err)
         if (e->adapter != ADAPTER_NONE)
             continue;
         if (shard_part(s->shard, e, &p)) {
-            void *whole = e->is_packed ? (void *)expected_packed(e, number_of)
-                                       : (void *)expected(e, number_of, j->precision);
+            void *whole = expected(e, number_of, j->precision);
             const void *mine = e->is_buffer ? (const void *)p.weights : (const void *)p.elements;
             if (memcmp(mine, (float *)whole + p.first, p.count * sizeof(float)) != 0)
                 rc = err_set(err, -EBADMSG, "%s is not as it should be", e->name);
@@ -390,6 +380,8 @@ static int load_base(struct stack *s, void *arg, struct err *err)
 static void a_base_is_held_in_its_precision(void **state)
 {
     (void)state;
+    static const enum packing packings[] = {[BASE_FP8] = PACKING_FP8,
+                                            [BASE_MXFP4] = PACKING_MXFP4};
     const struct layout_degrees layouts[] = { one, two, four };
     char *path = xasprintf("%s/model.safetensors", folder);
     struct lora_config lora = { 3, 6, false, targets, COUNT(targets) };
@@ -402,8 +394,8 @@ static void a_base_is_held_in_its_precision(void **state)
             struct err err = {0};
             assert_int_equal(tensor_map_init(&spec, &map, NULL), 0);
             assert_int_equal(lora_map_add(&map, &lora, NULL), 0);
-            if (precision == BASE_MXFP4)
-                assert_int_equal(tensor_map_pack_experts(&map, sizeof(float), &err), 0);
+            assert_int_equal(tensor_map_pack_experts(&map, packings[precision], sizeof(float),
+                                                     &err), 0);
             struct stack_config config = { .spec = &spec, .map = &map, .lora = &lora,
                                            .degrees = layouts[i], .tokens_max = 16 };
             if (stack_run(&config, load_base, &job, &err) < 0)

@@ -49,7 +49,8 @@ static const struct row {
     bool count_margins;
     uint32_t n_spare;
     const struct lora_config *lora;
-    bool packed, muon, is_blocking;
+    enum packing packing;
+    bool muon, is_blocking;
     uint32_t n_nodes;
 } rows[] = {
     {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
@@ -67,7 +68,11 @@ static const struct row {
     {"room for copies of experts", {4, 2, 2, 2}, RECOMPUTE_OFF, false, 3},
     {"adapters", {1, 1, 1, 1}, RECOMPUTE_FULL, false, 0, &adapters},
     {"adapters, all cut", {4, 4, 2, 2}, RECOMPUTE_OFF, false, 1, &adapters},
-    {"adapters, experts packed", {2, 2, 2, 1}, RECOMPUTE_OFF, false, 0, &adapters, true},
+    {"adapters, experts as MXFP4", {2, 2, 2, 1}, RECOMPUTE_OFF, false, 0, &adapters,
+     PACKING_MXFP4},
+    {"adapters, experts as FP8", {2, 2, 2, 1}, RECOMPUTE_OFF, false, 0, &adapters, PACKING_FP8},
+    {"adapters, experts as FP8, all cut", {4, 4, 2, 2}, RECOMPUTE_OFF, false, 1, &adapters,
+     PACKING_FP8},
     {"adapters, one unit after another", {4, 4, 2, 2}, RECOMPUTE_OFF, .lora = &adapters,
      .is_blocking = true},
     {"Muon", {1, 1, 1, 1}, RECOMPUTE_FULL, .muon = true},
@@ -95,7 +100,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
     struct memory_plan plan = memory_model(&(struct memory_input){
         .spec = s->config->spec, .degrees = row->degrees, .n_tokens = N_TOKENS, .elem_bytes = 4,
         .dense_adapters = dense, .expert_adapters = row->lora ? map->expert.trained : 0,
-        .packed_experts = row->packed, .map = map, .has_muon = row->muon,
+        .packing = row->packing, .map = map, .has_muon = row->muon,
         .lora_rank = row->lora ? row->lora->r : 0,
         .recompute = row->recompute, .count_margins = row->count_margins,
         .n_spare = row->n_spare, .is_blocking = row->is_blocking, .n_nodes = row->n_nodes});
@@ -108,7 +113,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
         return rc;
     for (int i = 0; i < N_TOKENS; i++)
         tokens[i] = (i * i * 7919 + i * 31 + (int)s->rank * 97) % 512;
-    if (row->packed)
+    if (row->packing)
         return 0;
     ckpt_init_weights(s->shard, s->config->map, s->config->spec, 1); /* else all rows go one way */
     struct model_batch batch = {tokens, tokens, cu_seqlens, N_TOKENS, 1};
@@ -137,7 +142,7 @@ static void the_plan_is_near_what_is_taken(void **state)
         struct tensor_map map;
         assert_int_equal(tensor_map_init(&spec, &map, &err), 0);
         assert_true(!row.lora || lora_map_add(&map, row.lora, &err) == 0);
-        assert_true(!row.packed || tensor_map_pack_experts(&map, sizeof(float), &err) == 0);
+        assert_int_equal(tensor_map_pack_experts(&map, row.packing, sizeof(float), &err), 0);
         map.has_muon = row.muon;
         struct stack_config config = {
             .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees,

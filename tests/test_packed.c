@@ -3,6 +3,7 @@
 
 #include "kernels/fp8.h"
 #include "kernels/mxfp4.h"
+#include "kernels/packed.h"
 
 static struct random rng;
 static struct device *dev;
@@ -122,51 +123,59 @@ static void agrees_with_the_reference_file(void **state)
 
 #define GROUPS 5
 
+struct product_case {
+    enum packing packing;
+    int64_t in, out, offsets[GROUPS + 1];
+};
+
+/* y and dx over packed weights beside those over what these decode to: the same bits. */
+static void compare_products(const struct product_case *c)
+{
+    int64_t in = c->in, out = c->out, n = c->offsets[GROUPS];
+    uint8_t *packed[GROUPS];
+    float *w[GROUPS];
+    for (int g = 0; g < GROUPS; g++) {
+        float *x = random_floats(&rng, in * out, 1);
+        packed[g] = xcalloc(packing_bytes(c->packing, (uint64_t)out, (uint64_t)in), 1);
+        w[g] = zeros(in * out);
+        packed_encode(packed[g], c->packing, x, out, in);
+        packed_decode(w[g], &(struct packed){c->packing, packed[g], out, in}, 0, out, 0, in);
+        free(x);
+    }
+    float *x = random_floats(&rng, n * in, 1), *dy = random_floats(&rng, n * out, 1);
+    float *y = filled(n * out, NAN), *y_want = filled(n * out, NAN);
+    float *dx = filled(n * in, 1), *dx_want = filled(n * in, 1);
+    const uint8_t *const *p = (const uint8_t *const *)packed;
+    const float *const *q = (const float *const *)w;
+    dev->ops->grouped_linear_packed(dev, y, x, p, c->packing, c->offsets, GROUPS, in, out);
+    dev->ops->grouped_linear(dev, y_want, x, q, c->offsets, GROUPS, in, out);
+    dev->ops->grouped_linear_packed_dx(dev, dx, dy, p, c->packing, c->offsets, GROUPS, in, out, 1);
+    dev->ops->grouped_linear_dx(dev, dx_want, dy, q, c->offsets, GROUPS, in, out, 1);
+    assert_memory_equal(y, y_want, (size_t)(n * out) * sizeof *y);
+    assert_memory_equal(dx, dx_want, (size_t)(n * in) * sizeof *dx);
+    for (int g = 0; g < GROUPS; g++) {
+        free(packed[g]);
+        free(w[g]);
+    }
+    float *all[] = {x, dy, y, y_want, dx, dx_want};
+    for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
+        free(all[k]);
+}
+
 static void products_equal_those_of_decoded_weights(void **state)
 {
     (void)state;
-    static const struct {
-        int64_t in, out, offsets[GROUPS + 1];
-    } cases[] = {
-        {32, 1, {0, 1, 1, 1, 1, 1}},
-        {64, 70, {0, 3, 3, 20, 21, 90}},
-        {160, 130, {0, 0, 150, 151, 200, 200}},
+    static const struct product_case cases[] = {
+        {PACKING_MXFP4, 32, 1, {0, 1, 1, 1, 1, 1}},
+        {PACKING_MXFP4, 64, 70, {0, 3, 3, 20, 21, 90}},
+        {PACKING_MXFP4, 160, 130, {0, 0, 150, 151, 200, 200}},
+        {PACKING_FP8, 1, 1, {0, 1, 1, 1, 1, 1}},
+        {PACKING_FP8, 33, 70, {0, 3, 3, 20, 21, 90}},
+        {PACKING_FP8, 301, 130, {0, 0, 150, 151, 200, 200}},
+        {PACKING_FP8, 128, 256, {0, 7, 7, 9, 40, 41}},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        int64_t in = cases[i].in, out = cases[i].out, n = cases[i].offsets[GROUPS];
-        uint8_t *packed[GROUPS], *scales[GROUPS];
-        float *w[GROUPS];
-        for (int g = 0; g < GROUPS; g++) {
-            float *x = random_floats(&rng, in * out, 1);
-            packed[g] = xcalloc((size_t)(in * out / 2), 1);
-            scales[g] = xcalloc((size_t)(in * out / 32), 1);
-            w[g] = zeros(in * out);
-            mxfp4_encode(packed[g], scales[g], x, in * out);
-            mxfp4_decode(w[g], packed[g], scales[g], in * out);
-            free(x);
-        }
-        float *x = random_floats(&rng, n * in, 1), *dy = random_floats(&rng, n * out, 1);
-        float *y = filled(n * out, NAN), *y_want = filled(n * out, NAN);
-        float *dx = filled(n * in, 1), *dx_want = filled(n * in, 1);
-        const uint8_t *const *p = (const uint8_t *const *)packed;
-        const uint8_t *const *s = (const uint8_t *const *)scales;
-        dev->ops->grouped_linear_mxfp4(dev, y, x, p, s, cases[i].offsets, GROUPS, in, out);
-        dev->ops->grouped_linear(dev, y_want, x, (const float *const *)w, cases[i].offsets, GROUPS,
-                                 in, out);
-        dev->ops->grouped_linear_mxfp4_dx(dev, dx, dy, p, s, cases[i].offsets, GROUPS, in, out, 1);
-        dev->ops->grouped_linear_dx(dev, dx_want, dy, (const float *const *)w, cases[i].offsets,
-                                    GROUPS, in, out, 1);
-        assert_memory_equal(y, y_want, (size_t)(n * out) * sizeof *y);
-        assert_memory_equal(dx, dx_want, (size_t)(n * in) * sizeof *dx);
-        for (int g = 0; g < GROUPS; g++) {
-            free(packed[g]);
-            free(scales[g]);
-            free(w[g]);
-        }
-        float *all[] = {x, dy, y, y_want, dx, dx_want};
-        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
-            free(all[k]);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        compare_products(&cases[i]);
 }
 
 /* ---- eight bits ---- */
@@ -192,21 +201,54 @@ static void eight_bits_by_rule(void **state)
         assert_true(fp8_e4m3_value((uint8_t)code) < fp8_e4m3_value((uint8_t)(code + 1)));
 }
 
+static void every_code_decodes_to_its_number(void **state)
+{
+    (void)state;
+    uint8_t bytes[256];
+    float one = 1, out[256];
+    for (int code = 0; code < 256; code++)
+        bytes[code] = (uint8_t)((code & 0x7f) == 0x7f ? 0 : code);
+    for (int part = 0; part < 2; part++) /* a block each */
+        fp8_e4m3_decode(out + part * 128, bytes + part * 128, &one, 128, 0, 1, 0, 128);
+    for (int code = 0; code < 256; code++) {
+        float want = fp8_e4m3_value(bytes[code]);
+        if (out[code] != want || signbit(out[code]) != signbit(want))
+            fail_msg("code %d: %g, not %g", code, out[code], want);
+    }
+}
+
+/* All of the matrix, and a part of it that begins and ends within blocks. */
 static void every_block_has_its_scale(void **state)
 {
     (void)state;
-    enum { ROWS = 11, COLS = 21, BLOCK = 8 };
-    uint8_t bytes[ROWS * COLS];
-    float scales[2 * 3] = {1, 2, 3, 4, 5, 6}, out[5 * COLS];
+    enum { ROWS = 131, COLS = 270, FIRST_ROW = 100, FIRST_COL = 120, N_COLS = 140 };
+    static uint8_t bytes[ROWS * COLS];
+    static float out[ROWS * COLS];
+    float scales[2 * 3] = {1, 2, 3, 4, 5, 6};
     for (int i = 0; i < ROWS * COLS; i++)
         bytes[i] = (uint8_t)(random_bits(&rng) % 0x7f);
-    fp8_e4m3_decode(out, bytes, scales, 6, 5, COLS, BLOCK);
-    for (int i = 0; i < 5 * COLS; i++) {
-        int row = 6 + i / COLS, col = i % COLS;
-        float want = fp8_e4m3_value(bytes[row * COLS + col]) *
-                     scales[row / BLOCK * 3 + col / BLOCK];
-        assert_true(out[i] == want);
+    for (int is_part = 0; is_part < 2; is_part++) {
+        int row0 = is_part ? FIRST_ROW : 0, col0 = is_part ? FIRST_COL : 0;
+        int n_rows = ROWS - row0, n_cols = is_part ? N_COLS : COLS;
+        fp8_e4m3_decode(out, bytes, scales, COLS, row0, n_rows, col0, n_cols);
+        for (int i = 0; i < n_rows * n_cols; i++) {
+            int row = row0 + i / n_cols, col = col0 + i % n_cols;
+            float want = fp8_e4m3_value(bytes[row * COLS + col]) *
+                         scales[row / FP8_BLOCK * 3 + col / FP8_BLOCK];
+            assert_true(out[i] == want);
+        }
     }
+}
+
+/* Codes, and from a multiple of four bytes on the scales. */
+static void a_packed_matrix_is_one_run_of_bytes(void **state)
+{
+    (void)state;
+    assert_int_equal(packing_scales_at(PACKING_MXFP4, 3, 64), 96);
+    assert_int_equal(packing_bytes(PACKING_MXFP4, 3, 64), 102);
+    assert_int_equal(packing_scales_at(PACKING_FP8, 5, 129), 648);
+    assert_int_equal(packing_bytes(PACKING_FP8, 5, 129), 656);
+    assert_int_equal(packing_bytes(PACKING_FP8, 256, 128), 256 * 128 + 8);
 }
 
 int main(void)
@@ -219,7 +261,9 @@ int main(void)
         cmocka_unit_test(agrees_with_the_reference_file),
         cmocka_unit_test(products_equal_those_of_decoded_weights),
         cmocka_unit_test(eight_bits_by_rule),
+        cmocka_unit_test(every_code_decodes_to_its_number),
         cmocka_unit_test(every_block_has_its_scale),
+        cmocka_unit_test(a_packed_matrix_is_one_run_of_bytes),
     };
     rng.state = test_seed();
     dev = test_device(2, false);

@@ -28,7 +28,8 @@ int ckpt_load_weights(const char *model_path, struct shard *s, const struct tens
 
 /* The same of a base that is frozen: its matrices rounded as that precision has them. FP8 is of
  * layers' projections, with a scale for each block of 128 x 128, and MXFP4 of what the map keeps
- * packed; the rest is BF16. What is stored in that form already is not rounded again. */
+ * packed, as FP8 may be; the rest is BF16. What is stored in that form already is not rounded
+ * again. */
 enum base_precision { BASE_F32, BASE_BF16, BASE_FP8, BASE_MXFP4 };
 int ckpt_load_base(const char *model_path, struct shard *s, const struct tensor_map *map,
                    enum base_precision precision, struct err *err);

@@ -414,7 +414,8 @@ static int read_tensor(const struct ckpt_tensors *t, const struct safetensors *s
         return rc;
     if (t->what == CKPT_WEIGHTS && ckpt_base_is_whole(e, &source, t->precision))
         return ckpt_base_read(t->shard, e, &p, &source, err);
-    bool rounds = e->is_matrix && t->precision != BASE_F32 && !ckpt_source_is_fp8(&source);
+    bool rounds = e->is_matrix && t->precision != BASE_F32 &&
+                  ckpt_source_packing(&source) != PACKING_FP8;
     return read_part(t, &source, rounds, &p, chunk, err);
 }
 

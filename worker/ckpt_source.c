@@ -12,6 +12,7 @@
 #include "common/mem.h"
 #include "kernels/fp8.h"
 #include "kernels/mxfp4.h"
+#include "kernels/packed.h"
 
 #define NAME_BYTES 320
 
@@ -249,27 +250,55 @@ int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, fl
     return rc < 0 ? rc : check_finite(s, first, n, out, err);
 }
 
-bool ckpt_source_is_fp8(const struct ckpt_source *s)
+enum packing ckpt_source_packing(const struct ckpt_source *s)
 {
-    return s->scales && s->values->tensor.dtype == ST_F8_E4M3;
+    return !s->scales ? PACKING_NONE
+           : s->values->tensor.dtype == ST_U8 ? PACKING_MXFP4
+                                              : PACKING_FP8;
 }
 
-int ckpt_source_read_packed(const struct ckpt_source *s, uint64_t n, uint8_t *out_packed,
-                            uint8_t *out_scales, struct err *err)
+static int no_number(const struct st_view *v, const char *what, int64_t i, struct err *err)
 {
-    if (s->scales && s->values->tensor.dtype == ST_U8) {
-        int64_t bad = mxfp4_find_nan(s->scales->data, (int64_t)s->scales->n_bytes);
-        if (bad >= 0)
-            return err_set(err, -EINVAL, "%s: tensor '%s', scale %" PRId64 " is no number",
-                           s->scales->file, s->scales->tensor.name, bad);
-        memcpy(out_packed, s->values->data, s->values->n_bytes);
-        memcpy(out_scales, s->scales->data, s->scales->n_bytes);
+    return err_set(err, -EINVAL, "%s: tensor '%s', %s %" PRId64 " is no number", v->file,
+                   v->tensor.name, what, i);
+}
+
+static int check_mxfp4(const struct ckpt_source *s, struct err *err)
+{
+    int64_t bad = mxfp4_find_nan(s->scales->data, (int64_t)s->scales->n_bytes);
+    return bad < 0 ? 0 : no_number(s->scales, "scale", bad, err);
+}
+
+/* Also no scale under which a code might become infinite. */
+static int check_fp8(const struct ckpt_source *s, struct err *err)
+{
+    int64_t bad = fp8_e4m3_find_nan(s->values->data, (int64_t)s->values->n_bytes);
+    for (uint64_t i = 0; i < s->scales->n_elements; i++) {
+        float scale;
+        memcpy(&scale, s->scales->data + i * sizeof scale, sizeof scale);
+        if (!isfinite(scale * FP8_LARGEST))
+            return no_number(s->scales, "scale", (int64_t)i, err);
+    }
+    return bad < 0 ? 0 : no_number(s->values, "element", bad, err);
+}
+
+int ckpt_source_read_packed(const struct ckpt_source *s, const struct tensor_entry *e,
+                            uint8_t *out, struct err *err)
+{
+    int rc;
+    if (ckpt_source_packing(s) == e->packing) {
+        rc = e->packing == PACKING_MXFP4 ? check_mxfp4(s, err) : check_fp8(s, err);
+        if (rc < 0)
+            return rc;
+        memcpy(out, s->values->data, s->values->n_bytes);
+        memcpy(out + packing_scales_at(e->packing, e->dims[0], e->dims[1]), s->scales->data,
+               s->scales->n_bytes);
         return 0;
     }
-    float *whole = xcalloc(n, sizeof *whole);
-    int rc = ckpt_source_read(s, 0, n, whole, err);
+    float *whole = xcalloc(e->stored_count, sizeof *whole);
+    rc = ckpt_source_read(s, 0, e->stored_count, whole, err);
     if (rc == 0)
-        mxfp4_encode(out_packed, out_scales, whole, (int64_t)n);
+        packed_encode(out, e->packing, whole, (int64_t)e->dims[0], (int64_t)e->dims[1]);
     free(whole);
     return rc;
 }

@@ -26,11 +26,11 @@ int ckpt_source_find(const struct safetensors *st, const struct tensor_entry *e,
 int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, float *out,
                      struct err *err);
 
-/* The whole matrix, n numbers, as MXFP4: as it is stored, or packed from what is. Out: n / 2 bytes,
- * n / 32. */
-int ckpt_source_read_packed(const struct ckpt_source *s, uint64_t n, uint8_t *out_packed,
-                            uint8_t *out_scales, struct err *err);
-bool ckpt_source_is_fp8(const struct ckpt_source *s);
+/* The whole matrix of e, as e is packed: the bytes that are stored if they are so, else packed from
+ * what is. Out: packing_bytes. */
+int ckpt_source_read_packed(const struct ckpt_source *s, const struct tensor_entry *e,
+                            uint8_t *out, struct err *err);
+enum packing ckpt_source_packing(const struct ckpt_source *s);
 
 /* The next matrix, from entry *inout_i of the map on, that is a part of v, and where in it; *inout_i
  * goes behind it. NULL: there are no more, as in a tensor that is not fused. */

@@ -17,8 +17,7 @@
 #include "common/hf_config.h"
 #include "common/json.h"
 #include "common/mem.h"
-#include "kernels/fp8.h"
-#include "kernels/mxfp4.h"
+#include "kernels/packed.h"
 #include "worker/base_hash.h"
 #include "worker/ckpt_beside.h"
 #include "worker/ckpt_source.h"
@@ -134,23 +133,17 @@ static int merged(const struct merge *m, const struct pair *p, float **out, stru
 static int write_packed(struct st_writer *w, size_t i, const struct st_view *v,
                         const struct pair *p, const float *x, struct err *err)
 {
-    uint64_t n = p->base->count, rows = p->base->dims[0], cols = p->base->dims[1];
+    uint64_t rows = p->base->dims[0], cols = p->base->dims[1];
     size_t ending = strlen(p->base->name);
     bool is_fp8 = strcmp(v->tensor.name + ending, "_scale_inv") == 0 ||
                   v->tensor.dtype == ST_F8_E4M3;
     bool is_scales = strncmp(v->tensor.name + ending, "_scale", 6) == 0;
-    uint64_t n_scales = is_fp8 ? ((rows + FP8_BLOCK - 1) / FP8_BLOCK) *
-                                     ((cols + FP8_BLOCK - 1) / FP8_BLOCK) * sizeof(float)
-                               : n / MXFP4_GROUP;
-    uint8_t *bytes = xcalloc(is_fp8 ? n : n / 2, 1), *scales = xcalloc(n_scales, 1);
-    if (is_fp8)
-        fp8_e4m3_encode(bytes, (float *)(void *)scales, x, (int64_t)rows, (int64_t)cols,
-                        FP8_BLOCK);
-    else
-        mxfp4_encode(bytes, scales, x, (int64_t)n);
-    int rc = st_write_bytes(w, i, is_scales ? scales : bytes, err);
+    enum packing packing = is_fp8 ? PACKING_FP8 : PACKING_MXFP4;
+    uint8_t *bytes = xcalloc(packing_bytes(packing, rows, cols), 1);
+    packed_encode(bytes, packing, x, (int64_t)rows, (int64_t)cols);
+    int rc = st_write_bytes(w, i, is_scales ? bytes + packing_scales_at(packing, rows, cols)
+                                            : bytes, err);
     free(bytes);
-    free(scales);
     return rc;
 }
 

@@ -25,7 +25,7 @@ enum index_stage { INDEX_FROZEN, INDEX_DENSE, INDEX_SPARSE };
 struct lora_pass {
     int64_t r;       /* 0: there are none, and all weights are trained */
     float   scale;   /* alpha / r */
-    bool    packed_experts; /* their own matrices are MXFP4 */
+    enum packing experts_packing; /* of their own matrices */
     bool    on_experts, shared_a; /* routed ones; those of a layer have one A, in its unit */
     elem   *z, *dz;  /* scratch of (the rows of a product, r) */
     float  *floats;  /* the same */

@@ -42,7 +42,8 @@ struct lora_pass lora_of(const struct lora_config *c, const struct tensor_map *m
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         l.on_experts = l.on_experts || (e->adapter == ADAPTER_B && e->expert >= 0);
-        l.packed_experts = l.packed_experts || e->is_packed;
+        if (e->packing != PACKING_NONE)
+            l.experts_packing = e->packing;
     }
     return l;
 }

@@ -20,7 +20,6 @@ int moe_init(struct moe *e, const struct model_spec *m, const struct slots *slot
     e->w = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->w);
     e->dw = xcalloc(3 * (size_t)n_groups, sizeof *e->dw);
     e->packed = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->packed);
-    e->scales = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->scales);
     e->a = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->a);
     e->b = xcalloc(3 * (size_t)slots->n_slots, sizeof *e->b);
     e->da = xcalloc(3 * (size_t)n_groups, sizeof *e->da);
@@ -57,7 +56,6 @@ void moe_fini(struct moe *e, struct device *dev)
     free(e->w);
     free(e->dw);
     free(e->packed);
-    free(e->scales);
     free(e->a);
     free(e->b);
     free(e->da);

@@ -29,7 +29,7 @@ struct moe {
     uint32_t n_slots, n_sources; /* of this rank; ranks that send rows here */
     const elem **w;            /* 3 n_slots: gates, ups, downs; NULL before moe_init */
     float **dw;                /* 3 times the larger of n_slots and n_sources */
-    const uint8_t **packed, **scales; /* 3 n_slots: in place of w, where experts are packed */
+    const uint8_t **packed;    /* 3 n_slots: the same, where experts are packed */
     const elem **a, **b;       /* 3 n_slots: the adapters' beside them */
     float **da, **db;          /* as dw */
     const float *ones;         /* n * top_k on the device, of this step */
@@ -177,8 +177,7 @@ struct moe_product {
 };
 
 /* Points e's arrays to the matrices in the slots' blocks. */
-void moe_product_point(const struct pass *p, struct moe *e, const struct shard_experts *x,
-                       const struct unit_view *u);
+void moe_product_point(struct moe *e, const struct shard_experts *x, const struct unit_view *u);
 
 /* y = x W^T and dx = beta dx + dy W, of plain matrices or packed ones. */
 void moe_product_forward(const struct pass *p, const struct moe *e, const struct moe_product *w,

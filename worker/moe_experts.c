@@ -66,7 +66,7 @@ int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const str
         struct products w = products_of(p, r->chunk.offsets, (int32_t)x.n_slots,
                                         r->n_rows);
         spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
-        moe_product_point(p, e, &x, u);
+        moe_product_point(e, &x, u);
         moe_lora_point(p, e, &x, u);
         products_forward(p, e, u, &w, out_rows, r, &b);
         spans_end(p->dev);
@@ -185,7 +185,7 @@ int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const st
     struct products w = products_of(p, r->chunk.offsets, (int32_t)x.n_slots,
                                     r->n_rows);
     spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
-    moe_product_point(p, e, &x, u);
+    moe_product_point(e, &x, u);
     moe_lora_point(p, e, &x, u);
     backward_down(p, e, u, &w, b, r);
     spans_end(p->dev);
