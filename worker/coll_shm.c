@@ -35,6 +35,7 @@ struct shm_header {
     _Atomic uint32_t abort_phase;
     _Atomic uint32_t n_gone; /* ranks of other hosts */
     char abort_text[512];
+    _Atomic uint64_t cores[CPU_SETSIZE / 64]; /* a bit for each that some rank may use */
 };
 
 static struct shm_header *header_of(const struct shm *s)
@@ -373,9 +374,33 @@ bool shm_has_reached(const struct shm_count *c, uint32_t target)
     return (int32_t)(atomic_load_explicit(&c->n, memory_order_acquire) - target) >= 0;
 }
 
+/* A spinning rank must not keep the one that it waits for off its core. A machine may have more
+ * cores than its ranks were given. */
+static uint32_t count_spins(const struct shm *s)
+{
+    const struct shm_header *h = header_of(s);
+    uint32_t n_cores = 0;
+    for (size_t i = 0; i < sizeof h->cores / sizeof *h->cores; i++)
+        n_cores += (uint32_t)__builtin_popcountll(
+            atomic_load_explicit(&h->cores[i], memory_order_relaxed));
+    return n_cores >= s->n_here ? SPINS : 0;
+}
+
+static void tell_cores(struct shm *s)
+{
+    cpu_set_t mine;
+    if (sched_getaffinity(0, sizeof mine, &mine) < 0)
+        return;
+    for (uint32_t i = 0; i < CPU_SETSIZE; i++)
+        if (CPU_ISSET(i, &mine))
+            atomic_fetch_or(&header_of(s)->cores[i / 64], 1ull << i % 64);
+}
+
 static bool spin(struct shm *s, const struct shm_count *c, uint32_t target)
 {
-    for (uint32_t i = 0; i < s->n_spins; i++) {
+    if (shm_has_reached(c, target))
+        return true;
+    for (uint32_t i = count_spins(s); i > 0; i--) {
         if (shm_has_reached(c, target))
             return true;
         __builtin_ia32_pause();
@@ -487,8 +512,6 @@ void shm_plan(struct shm *s, size_t arena_bytes)
     s->rank_stride = s->small_at + n_meetings * SHM_SMALL_BYTES;
     s->arenas_at = s->ranks_at + s->world * s->rank_stride;
     s->map_bytes = s->arenas_at + s->n_here * arena_bytes;
-    /* A spinning rank must not keep the one that it waits for off its core. */
-    s->n_spins = sysconf(_SC_NPROCESSORS_ONLN) >= (long)s->n_here ? SPINS : 0;
 }
 
 int shm_map(struct shm *s, int fd, struct err *err)
@@ -498,6 +521,7 @@ int shm_map(struct shm *s, int fd, struct err *err)
         return err_set(err, -errno, "mapping %zu GiB of address space for the collectives: %s",
                        s->map_bytes >> 30, strerror(errno));
     s->base = p;
+    tell_cores(s);
     madvise(shm_arena_of(s, s->rank), s->arena_bytes, MADV_HUGEPAGE);
     madvise(s->base, s->map_bytes, MADV_DONTDUMP);
     return 0;

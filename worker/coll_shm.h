@@ -86,7 +86,6 @@ struct shm {
     uint32_t rank, world;
     uint32_t *places; /* (world) index of a rank's arena; SHM_ELSEWHERE: it is on another host */
     uint32_t first, n_here; /* the lowest rank of this host; how many it has */
-    uint32_t n_spins; /* before a waiting rank gives its core away */
     _Atomic uint64_t call_timeout_ns; /* a thread of its own may watch */
     _Atomic uint64_t idle_timeout_ns; /* while nobody gets anything done; 0: call_timeout_ns */
     uint64_t stopped_timeout_ns;
