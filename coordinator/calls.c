@@ -49,20 +49,19 @@ static bool check_after(struct coord *c, struct turn *t, uint64_t peer,
 static bool check_fits(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Envelope *e,
                        const Ballast__JobSpec *spec)
 {
-    uint64_t needs = spec->memory_bytes_per_rank;
-    size_t n = 0, n_large = 0;
-    for (size_t i = 0; i < c->fleet.n; i++) {
-        const struct worker *w = c->fleet.workers[i];
-        if (!fleet_is_usable(w))
-            continue;
-        n++;
-        n_large += w->memory_bytes >= needs;
-    }
+    struct queue_worker *workers;
+    struct queue_job job = core_queue_job(0, spec);
+    size_t n = core_workers(&c->fleet, t->now_ns, &t->arena, &workers), n_large = 0;
+    uint64_t needs = queue_memory_needed(&job, workers, n);
+    for (size_t i = 0; i < n; i++)
+        n_large += workers[i].memory_bytes >= needs;
     if (n < spec->parallel_workers || n_large >= spec->parallel_workers)
         return true;
     turn_refuse(t, peer, e, BALLAST__CODE__RESOURCE_EXHAUSTED, "NO_FIT",
-                "a rank needs %" PRIu64 " MiB of memory; of the %zu workers attached %zu have "
-                "that, %u are needed", needs >> 20, n, n_large, spec->parallel_workers);
+                "a rank needs %" PRIu64 " MiB of memory%s; of the %zu workers attached %zu have "
+                "that, %u are needed", needs >> 20,
+                needs > spec->memory_bytes_per_rank ? " where its experts lie on several nodes"
+                                                    : "", n, n_large, spec->parallel_workers);
     return false;
 }
 

@@ -300,8 +300,8 @@ static struct wait_reason obstacle(const struct job *j, uint64_t now_ns)
     return (struct wait_reason){0};
 }
 
-static size_t queue_workers(const struct fleet *f, uint64_t now_ns, struct arena *arena,
-                            struct queue_worker **out_workers)
+size_t core_workers(const struct fleet *f, uint64_t now_ns, struct arena *arena,
+                    struct queue_worker **out_workers)
 {
     struct queue_worker *workers = arena_alloc(arena, f->n * sizeof *workers);
     size_t n = 0;
@@ -316,6 +316,15 @@ static size_t queue_workers(const struct fleet *f, uint64_t now_ns, struct arena
     return n;
 }
 
+struct queue_job core_queue_job(job_id id, const Ballast__JobSpec *spec)
+{
+    return (struct queue_job){
+        .id = id, .priority = spec->scheduling_priority, .n_workers = spec->parallel_workers,
+        .memory_bytes = spec->memory_bytes_per_rank,
+        .memory_bytes_spread = spec->memory_bytes_spread,
+        .n_together = spec->parallel_expert_parallel_degree};
+}
+
 static void run_queue(struct coord *c, struct turn *t)
 {
     struct arena *arena = &t->arena;
@@ -328,17 +337,13 @@ static void run_queue(struct coord *c, struct turn *t)
         j->wait = obstacle(j, t->now_ns);
         if (j->wait.kind != WAIT_NONE)
             continue;
-        asked[n_jobs] = (struct queue_job){
-            .id = j->id, .priority = j->spec->scheduling_priority,
-            .n_workers = j->spec->parallel_workers,
-            .memory_bytes = j->spec->memory_bytes_per_rank,
-            .n_together = j->spec->parallel_expert_parallel_degree};
+        asked[n_jobs] = core_queue_job(j->id, j->spec);
         jobs[n_jobs++] = j;
     }
     if (!n_jobs)
         return;
     struct queue_worker *workers;
-    size_t n_workers = queue_workers(&c->fleet, t->now_ns, arena, &workers);
+    size_t n_workers = core_workers(&c->fleet, t->now_ns, arena, &workers);
     struct queue_decision *decisions = arena_alloc(arena, n_jobs * sizeof *decisions);
     queue_decide(asked, n_jobs, workers, n_workers, arena, decisions);
     for (size_t i = 0; i < n_jobs; i++) {

@@ -16,6 +16,7 @@
 #include "coordinator/fleet.h"
 #include "coordinator/job.h"
 #include "coordinator/keys.h"
+#include "coordinator/queue.h"
 
 /* A JOB_WAIT that has no answer yet. */
 struct pending_wait {
@@ -53,6 +54,11 @@ struct coord {
 
 /* The tick looks at everybody at this time, or earlier. */
 void core_wake_at(struct coord *c, uint64_t at_ns);
+
+/* What the queue sees of a job, and of the workers that are attached and not drained: in the arena. */
+struct queue_job core_queue_job(job_id id, const Ballast__JobSpec *spec);
+size_t core_workers(const struct fleet *f, uint64_t now_ns, struct arena *arena,
+                    struct queue_worker **out_workers);
 
 /* ---- emit.c: each makes one record and applies it ----------------------------------------- */
 

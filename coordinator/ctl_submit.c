@@ -22,6 +22,36 @@ static int refuse_key(const struct ctl *c, const struct job_file_places *places,
     return rc;
 }
 
+/* Of a rank whose expert group lies on several nodes, the most over how many they may be: which
+ * they are the coordinator finds. */
+static uint64_t spread_memory(const Ballast__JobSpec *spec, const struct model_spec *model,
+                              struct layout_degrees degrees)
+{
+    uint64_t most = 0;
+    for (uint32_t n = 2; n < degrees.ep; n += (n + 1) / 2) {
+        struct job_machine on = {!strcmp(spec->train_precision, "bf16"), 1, n};
+        struct memory_plan memory;
+        const char *key;
+        if (job_memory(spec, model, degrees, &on, &memory, &key, NULL) == 0 && memory.total > most)
+            most = memory.total;
+    }
+    return most;
+}
+
+/* On how many nodes an expert group lies where these workers make the gang, at most. */
+static uint32_t nodes_of_group(const Ballast__JobSpec *spec, Ballast__Worker *const *workers,
+                               size_t n)
+{
+    size_t most = 1, ep = spec->parallel_expert_parallel_degree;
+    for (size_t i = 0; i < n; i++) {
+        size_t here = 0;
+        for (size_t k = 0; k < n; k++)
+            here += !strcmp(workers[i]->node, workers[k]->node);
+        most = here > most ? here : most;
+    }
+    return (uint32_t)((ep + most - 1) / most);
+}
+
 /* What only the model can say: whether it is one, whether the experts can be cut so, and how much
  * memory a rank needs. Fills the spec's two derived fields. */
 static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
@@ -50,6 +80,7 @@ static int read_model(const struct ctl *c, Ballast__JobSpec *spec,
                         "; expected sign or off");
     } else {
         spec->memory_bytes_per_rank = memory.total;
+        spec->memory_bytes_spread = spread_memory(spec, model, layout.degrees);
         spec->model_parameters = model_spec_count(model).total;
         rc = CTL_OK;
     }
@@ -77,10 +108,14 @@ static void tell_changes(struct ctl *c, const Ballast__JobSpec *spec)
         return;
     qsort(reply->workers, reply->n_workers, sizeof *reply->workers, by_memory);
     const Ballast__Worker *last = reply->workers[spec->parallel_workers - 1];
-    if (last->memory_bytes >= spec->memory_bytes_per_rank)
+    uint32_t n_nodes = nodes_of_group(spec, reply->workers, reply->n_workers);
+    uint64_t needs = n_nodes > 1 && spec->memory_bytes_spread ? spec->memory_bytes_spread
+                                                              : spec->memory_bytes_per_rank;
+    if (last->memory_bytes >= needs)
         return;
     struct model_spec *model = xcalloc(1, sizeof *model);
-    struct job_machine on = {.on_gpu = strncmp(last->device, "cpu", 3) != 0, .n_threads = 1};
+    struct job_machine on = {.on_gpu = strncmp(last->device, "cpu", 3) != 0, .n_threads = 1,
+                             .n_nodes = n_nodes > 1 ? n_nodes : 0};
     char changes[JOB_FIT_TEXT_MAX], has[32];
     struct err err;
     if (hf_config_read(spec->model_path, model, &err) == 0) {

@@ -208,6 +208,10 @@ static const char *wait_text(const struct job *j, uint64_t now_ns, struct arena 
         return arena_printf(arena, "needs %" PRIu64 " worker%s with %" PRIu64 " MiB of memory, %"
                             PRIu64 " such attached, %" PRIu64 " free", w->a, s, w->d >> 20,
                             w->b, w->c);
+    case WAIT_NODE:
+        return arena_printf(arena, "waits until %" PRIu64 " workers of one node are free: where "
+                            "its experts lie on several, ranks need more memory than they have",
+                            w->a);
     case WAIT_BEHIND:
         return arena_printf(arena, "waits behind job %" PRIu64, w->a);
     }

@@ -51,6 +51,7 @@ enum wait_kind {
     WAIT_GANG,    /* the ranks of the last attempt have not ended */
     WAIT_WORKERS, /* needs a workers, b are attached, c free */
     WAIT_MEMORY,  /* needs a workers of d bytes, b such are attached, c free */
+    WAIT_NODE,    /* for a workers of one node: spread over several they have too little memory */
     WAIT_BEHIND,  /* behind job a, which goes first */
 };
 

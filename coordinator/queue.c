@@ -114,14 +114,51 @@ static size_t take(struct pool *p, const struct run *r, const struct queue_job *
     return n_gang;
 }
 
+/* Whether every group of ranks that exchange tokens may be on one node of workers that are in order
+ * of their nodes, be they free or not. */
+static bool fits_together(const struct queue_job *job, const struct queue_worker *workers, size_t n,
+                          bool free_only)
+{
+    size_t together = job->n_together ? job->n_together : 1, n_here = 0, n_placed = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (i && strcmp(workers[i].node, workers[i - 1].node)) {
+            n_placed += n_here / together * together;
+            n_here = 0;
+        }
+        n_here += (workers[i].is_free || !free_only) &&
+                  workers[i].memory_bytes >= job->memory_bytes;
+    }
+    return n_placed + n_here / together * together >= job->n_workers;
+}
+
+static bool grows_when_spread(const struct queue_job *job)
+{
+    return job->memory_bytes_spread > job->memory_bytes && job->n_together > 1;
+}
+
+uint64_t queue_memory_needed(const struct queue_job *job, struct queue_worker *workers,
+                             size_t n_workers)
+{
+    if (!grows_when_spread(job))
+        return job->memory_bytes;
+    qsort(workers, n_workers, sizeof *workers, by_node);
+    return fits_together(job, workers, n_workers, false) ? job->memory_bytes
+                                                         : job->memory_bytes_spread;
+}
+
+static void sort_pool(struct pool *p, struct arena *arena)
+{
+    if (p->runs)
+        return;
+    p->runs = arena_alloc(arena, p->n * sizeof *p->runs);
+    qsort(p->workers, p->n, sizeof *p->workers, by_node);
+}
+
 /* Enough are free. Prefers one node, the one that fits best; else as few nodes as possible, first
  * with whole groups of ranks that exchange tokens, then with what is left. */
 static uint32_t *choose(struct pool *p, const struct queue_job *job, struct arena *arena)
 {
-    if (!p->runs) {
-        p->runs = arena_alloc(arena, p->n * sizeof *p->runs);
-        qsort(p->workers, p->n, sizeof *p->workers, by_node);
-    }
+    sort_pool(p, arena);
     uint32_t *gang = arena_alloc(arena, job->n_workers * sizeof *gang);
     size_t n_runs = find_runs(p, job), n_gang = 0, best = 0;
     for (size_t i = 1; i < n_runs && p->runs[i].n_free >= job->n_workers; i++)
@@ -148,6 +185,18 @@ static struct wait_reason needs(const struct queue_job *job, size_t n_attached, 
     };
 }
 
+/* What the gang needs on these nodes: at best, with all workers idle, and now. */
+static void settle_memory(struct pool *p, struct queue_job *job, const struct sizes *all,
+                          struct arena *arena)
+{
+    if (!grows_when_spread(job) || sizes_at_least(all, job->memory_bytes) < job->n_workers)
+        return;
+    sort_pool(p, arena);
+    bool may_start = sizes_at_least(&p->free_ones, job->memory_bytes) >= job->n_workers;
+    if (!fits_together(job, p->workers, p->n, may_start))
+        job->memory_bytes = job->memory_bytes_spread;
+}
+
 void queue_decide(const struct queue_job *jobs, size_t n_jobs, struct queue_worker *workers,
                   size_t n_workers, struct arena *arena, struct queue_decision *out_decisions)
 {
@@ -158,20 +207,26 @@ void queue_decide(const struct queue_job *jobs, size_t n_jobs, struct queue_work
                         .free_ones = sizes_of(workers, n_workers, true, arena)};
     job_id behind = 0;
     for (size_t i = 0; i < n_jobs; i++) {
-        const struct queue_job *job = &jobs[i];
+        struct queue_job job = jobs[i];
         struct queue_decision *out = &out_decisions[i];
-        size_t n_attached = sizes_at_least(&all, job->memory_bytes);
-        size_t n_free = sizes_at_least(&pool.free_ones, job->memory_bytes);
+        settle_memory(&pool, &job, &all, arena);
+        size_t n_attached = sizes_at_least(&all, job.memory_bytes);
+        size_t n_free = sizes_at_least(&pool.free_ones, job.memory_bytes);
+        bool never_fits = n_attached < job.n_workers &&
+            (job.memory_bytes == jobs[i].memory_bytes ||
+             !fits_together(&jobs[i], pool.workers, pool.n, false));
         *out = (struct queue_decision){0};
-        if (n_attached < job->n_workers) {
-            out->wait = needs(job, n_attached, n_free, all.n >= job->n_workers);
+        if (never_fits) {
+            out->wait = needs(&job, n_attached, n_free, all.n >= job.n_workers);
         } else if (behind) {
             out->wait = (struct wait_reason){.kind = WAIT_BEHIND, .a = behind};
-        } else if (n_free < job->n_workers) {
-            out->wait = needs(job, n_attached, n_free, pool.free_ones.n >= job->n_workers);
-            behind = job->id;
+        } else if (n_free < job.n_workers) {
+            out->wait = job.memory_bytes == jobs[i].memory_bytes
+                ? needs(&job, n_attached, n_free, pool.free_ones.n >= job.n_workers)
+                : (struct wait_reason){.kind = WAIT_NODE, .a = job.n_together};
+            behind = job.id;
         } else {
-            out->workers = choose(&pool, job, arena);
+            out->workers = choose(&pool, &job, arena);
         }
     }
 }

@@ -16,6 +16,7 @@ struct queue_job {
     int32_t  priority;
     uint32_t n_workers;
     uint64_t memory_bytes; /* each worker must have; 0: any */
+    uint64_t memory_bytes_spread; /* the same where n_together ranks lie on several nodes, if more */
     uint32_t n_together;   /* ranks in a row that had better be on one node: those that the experts
                             * lie over; 0: any */
 };
@@ -32,6 +33,11 @@ struct queue_decision {
     uint32_t          *workers; /* n_workers fleet indices in rank order: it starts; else NULL */
     struct wait_reason wait;
 };
+
+/* The memory that each worker must have for a gang of these, were all of them idle: more where
+ * ranks that exchange tokens cannot be on one node. The workers are put in another order. */
+uint64_t queue_memory_needed(const struct queue_job *job, struct queue_worker *workers,
+                             size_t n_workers);
 
 /* Whether a goes before b. */
 bool queue_is_before(const struct queue_job *a, const struct queue_job *b);

@@ -335,6 +335,33 @@ static void a_bad_submit_changes_nothing(void **state)
     assert_int_equal(b->n_log, 1); /* the epoch */
 }
 
+static void a_job_must_fit_where_its_experts_lie_on_several_nodes(void **state)
+{
+    struct bench *b = *state;
+    Ballast__Hello h = BALLAST__HELLO__INIT;
+    static const char *const nodes[] = {"n1", "n1", "n2", "n2"};
+    for (uint64_t i = 0; i < 4; i++) {
+        h.name = (char *)(const char *[]){"a", "b", "c", "d"}[i];
+        h.node = (char *)nodes[i];
+        h.machine = "m1";
+        h.memory_bytes = 8ull << 30;
+        life_of[W1 + i] = 1;
+        message(b, W1 + i, M(HELLO), &h.base);
+    }
+    Ballast__JobSpec spec = a_spec(4);
+    spec.memory_bytes_per_rank = 8ull << 30;
+    spec.memory_bytes_spread = 9ull << 30;
+    spec.parallel_expert_parallel_degree = 4;
+    submit_spec(b, 1, &spec);
+    const Ballast__Status *s = sent(b, CLIENT, M(SUBMIT))->envelope.status;
+    assert_int_equal(s->code, BALLAST__CODE__RESOURCE_EXHAUSTED);
+    assert_string_equal(s->message, "a rank needs 9216 MiB of memory where its experts lie on "
+                        "several nodes; of the 4 workers attached 0 have that, 4 are needed");
+    spec.parallel_expert_parallel_degree = 2; /* each group on a node */
+    submit_spec(b, 2, &spec);
+    expect_job(b, 1, JOB(STARTING), NULL);
+}
+
 static void a_job_waits_for_the_one_it_comes_after(void **state)
 {
     struct bench *b = *state;
@@ -1175,6 +1202,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(one_key_makes_one_job),
         TEST(a_bad_submit_changes_nothing),
+        TEST(a_job_must_fit_where_its_experts_lie_on_several_nodes),
         TEST(a_job_waits_for_the_one_it_comes_after),
         TEST(start_is_repeated_until_the_rank_shows),
         TEST(ranks_hear_where_the_others_listen),

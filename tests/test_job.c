@@ -129,6 +129,8 @@ static void reasons_say_it_in_words(void **state)
         {{WAIT_MEMORY, 2, 1, 0, 3u << 20},
          "needs 2 workers with 3 MiB of memory, 1 such attached, 0 free"},
         {{WAIT_BEHIND, 7, 0, 0, 0}, "waits behind job 7"},
+        {{WAIT_NODE, 4, 0, 0, 0}, "waits until 4 workers of one node are free: where its experts "
+         "lie on several, ranks need more memory than they have"},
         {{WAIT_AFTER, 7, 0, 0, 0}, "waits until job 7 is DONE"},
         {{WAIT_HELD, 0, 0, 0, 0}, "held: for lunch"},
     };

@@ -11,8 +11,8 @@
 
 #define GIB (1ull << 30)
 
-/* Jobs "id:workers[:memory GiB[:together]]" in order; workers "name/node[*busy]", 8 GiB each. The
- * expected lines: "id starts a b" or "id waits KIND numbers". */
+/* Jobs "id:workers[:memory GiB[:together[:memory when spread]]]" in order; workers
+ * "name/node[*busy]", 8 GiB each. The expected lines: "id starts a b" or "id waits KIND numbers". */
 struct row {
     const char *shows, *jobs, *workers, *expected;
 };
@@ -35,6 +35,13 @@ static const struct row rows[] = {
     {"and fill the nodes where they cannot", "1:4:0:2", "a/x d/y b/z e/y c/y",
      "1 starts c d e a\n"},
     {"memory counts", "1:1:16", "a/x b/x", "1 waits memory 1 0 0\n"},
+    {"where the experts lie on two nodes ranks need more than there is", "1:4:8:4:9",
+     "a/x b/x c/y d/y", "1 waits memory 4 0 0\n"},
+    {"on one node they do not", "1:4:8:4:9", "a/x b/x c/x d/x", "1 starts a b c d\n"},
+    {"nor where each group has a node", "1:4:8:2:9", "a/x b/x c/y d/y", "1 starts a b c d\n"},
+    {"a group waits for its node, rather than start where it does not fit", "1:2:8:2:9 2:1",
+     "a/x b/x* c/y", "1 waits node 2 0 0\n2 waits behind 1\n"},
+    {"and starts on several where all have room", "1:2:4:2:8", "a/x b/x* c/y", "1 starts a c\n"},
     {"a job that fits no worker lets others pass", "1:1:16 2:1", "a/x",
      "1 waits memory 1 0 0\n2 starts a\n"},
 };
@@ -42,10 +49,10 @@ static const struct row rows[] = {
 static size_t read_jobs(const char *text, struct queue_job *out_jobs)
 {
     size_t n = 0;
-    unsigned id, n_workers, gib, together;
+    unsigned id, n_workers, gib, together, spread;
     int length;
     for (; *text; text += strspn(text, " ")) {
-        gib = together = 0;
+        gib = together = spread = 0;
         sscanf(text, "%u:%u%n", &id, &n_workers, &length);
         text += length;
         if (*text == ':') {
@@ -56,8 +63,13 @@ static size_t read_jobs(const char *text, struct queue_job *out_jobs)
             sscanf(text, ":%u%n", &together, &length);
             text += length;
         }
+        if (*text == ':') {
+            sscanf(text, ":%u%n", &spread, &length);
+            text += length;
+        }
         out_jobs[n++] = (struct queue_job){.id = id, .n_workers = n_workers,
-                                           .memory_bytes = gib * GIB, .n_together = together};
+                                           .memory_bytes = gib * GIB, .n_together = together,
+                                           .memory_bytes_spread = spread * GIB};
     }
     return n;
 }
@@ -105,7 +117,8 @@ static void the_table(void **state)
                          (unsigned)d->wait.a);
             } else {
                 snprintf(end, room, "%u waits %s %u %u %u\n", (unsigned)jobs[k].id,
-                         d->wait.kind == WAIT_MEMORY ? "memory" : "workers", (unsigned)d->wait.a,
+                         d->wait.kind == WAIT_MEMORY ? "memory"
+                         : d->wait.kind == WAIT_NODE ? "node" : "workers", (unsigned)d->wait.a,
                          (unsigned)d->wait.b, (unsigned)d->wait.c);
             }
         }
