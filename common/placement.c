@@ -194,6 +194,51 @@ void placement_keep_slots(struct placement *p, const struct placement *before)
     free(mixed);
 }
 
+void placement_at_stage(const struct placement *from, const struct placement *to,
+                        const uint32_t *stage, uint32_t last, struct placement *out)
+{
+    for (uint32_t s = 0; s < placement_n_total(to); s++)
+        out->expert[s] = stage[s] <= last ? to->expert[s] : from->expert[s];
+    for (uint32_t e = 0; e < to->n_experts; e++)
+        out->home[e] = stage[to->home[e]] <= last ? to->home[e] : from->home[e];
+    placement_share_evenly(out);
+}
+
+static int check_settled(const struct placement *from, const struct placement *to,
+                         struct err *err)
+{
+    for (uint32_t s = 0; s < placement_n_total(to); s++) {
+        uint32_t device = s / to->n_slots;
+        int32_t e = to->expert[s];
+        int32_t before = e == PLACEMENT_EMPTY ? -1 : placement_find(from, device, (uint32_t)e);
+        if (before >= 0 && (uint32_t)before != s)
+            return err_set(err, -EINVAL, "expert %d changes its slot within device %u, which "
+                           "stages do not allow", e, device);
+    }
+    return 0;
+}
+
+int placement_check_stages(const struct placement *from, const struct placement *to,
+                           const uint32_t *stage, struct err *err)
+{
+    struct placement p;
+    struct err why = { 0 };
+    uint32_t last = 0;
+    int rc = check_settled(from, to, err);
+    for (uint32_t s = 0; s < placement_n_total(to); s++)
+        last = stage[s] > last ? stage[s] : last;
+    if (last >= STAGES_MAX)
+        return err_set(err, -EINVAL, "%u stages: must be at most %u", last + 1, STAGES_MAX);
+    placement_init_like(&p, to);
+    for (uint32_t k = 0; k < last && rc == 0; k++) {
+        placement_at_stage(from, to, stage, k, &p);
+        if (placement_check(&p, &why) < 0)
+            rc = err_set(err, -EINVAL, "stage %u is no placement: %s", k, why.text);
+    }
+    placement_fini(&p);
+    return rc;
+}
+
 uint32_t placement_moves(const struct placement *from, const struct placement *to)
 {
     uint32_t n = 0;

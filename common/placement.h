@@ -53,6 +53,17 @@ void placement_keep_homes(struct placement *p, const struct placement *before);
  * there, the others what is left. Shares are not carried along. */
 void placement_keep_slots(struct placement *p, const struct placement *before);
 
+/* What is in force once the slots up to stage `last` have what `to` has in them, homes included,
+ * and the others what `from` has. stage: (n_devices, n_slots); out: of the same shape, its shares are
+ * even. Whether that is a placement is for placement_check to say. */
+void placement_at_stage(const struct placement *from, const struct placement *to,
+                        const uint32_t *stage, uint32_t last, struct placement *out);
+
+/* -EINVAL, and why in words, unless there are at most STAGES_MAX stages, each of which is a
+ * placement, and what a device has before and after stays in its slot. */
+int  placement_check_stages(const struct placement *from, const struct placement *to,
+                            const uint32_t *stage, struct err *err);
+
 /* (device, expert) pairs of `to` that `from` does not have: weights that must travel. */
 uint32_t placement_moves(const struct placement *from, const struct placement *to);
 

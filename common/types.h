@@ -55,6 +55,7 @@ typedef uint64_t record_seq; /* from 1, gapless */
 
 /* model */
 #define LAYERS_MAX     1024u
+#define STAGES_MAX     64u  /* step boundaries that the moves of one plan are spread over */
 #define EXPERTS_MAX    8192u
 #define LOAD_WINDOWS_MAX 200u /* of one answer about the past */
 #define LOAD_COUNTS_MAX (1u << 20) /* of one layer in a load report: nodes x experts */

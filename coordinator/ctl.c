@@ -45,6 +45,7 @@ const struct ctl_command ctl_commands[] = {
      "All ranks of a running job take them at one step. Keys of the job file that can be changed:\n"
      "checkpoint.every_steps, checkpoint.keep, train.validation_every_steps,\n"
      "rebalance.window_steps, rebalance.horizon_steps, rebalance.min_gain,\n"
+     "rebalance.boundary_mib, rebalance.layer_moves,\n"
      "scheduling.time_limit, scheduling.max_restarts, scheduling.priority.\n"
      "\n"
      "  ballast job set 7 checkpoint.every_steps=50\n"
@@ -108,7 +109,7 @@ const struct ctl_command ctl_commands[] = {
      "layers, or those that the file names.\n"
      "\n"
      "  ballast rebalance apply 7 --revision 12\n"
-     "  ballast rebalance apply 7 --placement p.csv   as `ballast placement` or `balance` writes it\n",
+     "  ballast rebalance apply 7 --placement p.csv   as `placement` or `balance` writes it\n",
      ctl_rebalance_apply},
     {"rebalance history", "ID", 1, 1, "", "plans and what became of them, imbalance and gain",
      "  ballast rebalance history 7\n", ctl_rebalance_history},

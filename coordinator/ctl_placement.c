@@ -13,7 +13,7 @@
 
 static const struct ctl_column history_columns[] = {
     {"EPOCH", true}, {"STATE", false}, {"TIME", false}, {"STEP", true}, {"BY", false},
-    {"MOVES", true}, {"BYTES", true}, {"PAUSE", true}, {"BEFORE", true}, {"PREDICTED", true},
+    {"MOVES", true}, {"BYTES", true}, {"STAGES", true}, {"PAUSE", true}, {"BEFORE", true}, {"PREDICTED", true},
     {"AFTER", true}, {"GAIN/STEP", true}, {"REASON", false},
 };
 
@@ -30,6 +30,7 @@ static void add_entry(struct ctl_table *t, const Ballast__RebalanceEntry *e)
     ctl_table_cell(t, "%s", e->automatic ? "auto" : "person");
     ctl_table_cell(t, "%" PRIu32, e->n_moves);
     ctl_table_cell(t, "%s", bytes);
+    ctl_table_cell(t, "%" PRIu32, e->n_stages);
     ctl_table_number(t, "%.0f ms", e->pause_s * 1e3);
     ctl_table_number(t, "%.2f", e->imbalance_before);
     ctl_table_number(t, "%.2f", e->imbalance_predicted);
@@ -65,6 +66,7 @@ static struct json *entry_json(const Ballast__RebalanceEntry *e)
     json_put(o, "cause", json_new_string(e->cause));
     json_put(o, "moves", json_new_u64(e->n_moves));
     json_put(o, "bytes", json_new_u64(e->bytes));
+    json_put(o, "stages", json_new_u64(e->n_stages));
     json_put(o, "pause_seconds", json_new_double(e->pause_s));
     json_put(o, "imbalance", imbalance);
     json_put(o, "predicted_gain_seconds", json_new_double(e->predicted_gain_s));

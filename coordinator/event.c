@@ -89,12 +89,14 @@ static void tell_plan(Ballast__Event *e, const Ballast__RecordPlan *r, struct ar
 {
     e->kind = "PLAN_PROPOSED";
     e->text = arena_printf(a, "placement %u, %s: %u move%s, %s, imbalance %s to %s, gain %.3g s "
-                           "a step for %.3g s%s%s", r->placement ? r->placement->epoch : 0,
+                           "a step for %.3g s%s%s%s", r->placement ? r->placement->epoch : 0,
                            r->automatic ? "automatic" : "by a person", r->n_moves,
                            plural(r->n_moves),
                            bytes_text(r->bytes, a), imbalance_text(r->imbalance_before, a),
                            imbalance_text(r->imbalance_predicted, a), r->predicted_gain_s,
-                           r->predicted_cost_s, *r->cause ? "; " : "", r->cause);
+                           r->predicted_cost_s, r->n_stages > 1
+                               ? arena_printf(a, " in %u stages", r->n_stages) : "",
+                           *r->cause ? "; " : "", r->cause);
 }
 
 static void tell_placement(Ballast__Event *e, const Ballast__RecordPlacement *r, struct arena *a)

@@ -97,6 +97,7 @@ static void fold(struct load_window *w, const Ballast__LoadReport *r)
         w->link_bytes_per_s = r->link_bytes_per_s;
     w->expert_bytes = r->expert_bytes;
     w->state_bytes = r->state_bytes;
+    w->frozen_bytes = r->frozen_bytes < r->expert_bytes ? r->frozen_bytes : r->expert_bytes;
     w->last_step = r->last_step;
     w->n_steps += n;
 }

@@ -19,6 +19,7 @@ struct load_window {
     double    step_s, row_s, link_bytes_per_s;
     double    imbalance;               /* max over mean of rows over devices; NaN: not known */
     uint64_t  expert_bytes, state_bytes; /* of one expert */
+    uint64_t  frozen_bytes; /* of expert_bytes */
 };
 
 struct load;

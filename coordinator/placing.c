@@ -204,6 +204,16 @@ static void wait_for_prepared(struct coord *c, struct job *j)
     core_wake_at(c, m->late_ns);
 }
 
+/* A plan is over before the next window is, so that it is not stale before it is carried out. */
+static struct stages_budget stages_budget(const Ballast__JobSpec *s)
+{
+    uint32_t n_max = s->rebalance_window_steps;
+    return (struct stages_budget){
+        .boundary_bytes = (uint64_t)s->rebalance_boundary_mib << 20,
+        .layer_moves = s->rebalance_layer_moves,
+        .n_max = n_max < 1 ? 1 : n_max < STAGES_MAX ? n_max : STAGES_MAX};
+}
+
 void placing_begin(struct coord *c, struct turn *t, struct job *j, const char *cause,
                    const ProtobufCBinaryData *key)
 {
@@ -214,6 +224,7 @@ void placing_begin(struct coord *c, struct turn *t, struct job *j, const char *c
     Ballast__RecordPlan *p = arena_alloc(&t->arena, sizeof *p);
     assert(s->n_changed);
     ballast__record_plan__init(p);
+    p->n_stages = propose_stages(r->propose, stages_budget(j->spec));
     /* Whole where nothing is recorded yet, so that records alone always tell the placement. */
     p->placement = propose_placement(r->propose, r->newest_epoch + 1, !r->placement, &t->arena);
     p->base_epoch = rebalance_epoch(r);
@@ -276,6 +287,8 @@ static void record_placement(struct coord *c, struct turn *t, struct job *j)
     ballast__placement__pack(merged, bytes);
     p->placement = ballast__placement__unpack(arena_pb(&t->arena), n_bytes, bytes);
     assert(p->placement);
+    for (size_t i = 0; i < p->placement->n_layers; i++)
+        p->placement->layers[i]->n_stage = 0; /* they are over */
     r->placement = p;
     emit_finish(c, t, r);
     if (b->propose)

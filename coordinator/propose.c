@@ -23,6 +23,7 @@ struct layer {
     struct balance        *balance;
     struct placement       in_force, wanted; /* wanted: with the verdict */
     struct balance_verdict verdict;
+    uint32_t              *stage;  /* of each slot of wanted; NULL before propose_stages */
     double                 even_s; /* of a window's time in this layer's experts, were all even */
 };
 
@@ -35,6 +36,7 @@ struct propose {
     uint64_t         last_step, n_steps; /* of the newest window */
     double           step_s, horizon_windows;
     struct plan_costs costs;
+    uint64_t         frozen_bytes; /* of costs.weight_bytes */
     uint32_t         n_thought;    /* layers with a verdict; all: newest is valid */
     struct proposal  newest;
 };
@@ -53,6 +55,7 @@ static void drop_layers(struct propose *p)
         balance_destroy(p->layers[i].balance);
         placement_fini(&p->layers[i].in_force);
         placement_fini(&p->layers[i].wanted);
+        free(p->layers[i].stage);
     }
     free(p->layers);
     p->layers = NULL;
@@ -91,6 +94,7 @@ static void measure(struct propose *p, const struct load_window *w)
     double link = w->link_bytes_per_s > 0 ? w->link_bytes_per_s : LINK_BYTES_S_GUESS;
     p->costs = (struct plan_costs){.weight_bytes = w->expert_bytes, .state_bytes = w->state_bytes,
                                    .link_bytes_s = link, .node_link_bytes_s = link};
+    p->frozen_bytes = w->frozen_bytes;
 }
 
 /* Seconds that a window spends in one layer's experts, were all ranks even. */
@@ -294,6 +298,40 @@ void propose_forget(struct propose *p)
     p->n_thought = 0;
 }
 
+uint32_t propose_stages(struct propose *p, struct stages_budget budget)
+{
+    struct stages_layer *changing = xcalloc(p->n_layers, sizeof *changing);
+    uint32_t n = 0;
+    budget.weight_bytes = p->costs.weight_bytes - p->frozen_bytes;
+    budget.state_bytes = p->costs.state_bytes;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        struct layer *l = &p->layers[i];
+        free(l->stage);
+        l->stage = xcalloc(placement_n_total(&l->in_force), sizeof *l->stage);
+        if (changes(l))
+            changing[n++] = (struct stages_layer){
+                .from = &l->in_force, .to = &l->wanted, .worth = l->even_s, .stage = l->stage,
+                .load = forecast_belief(balance_forecast(l->balance))->mean};
+    }
+    uint32_t n_stages = stages_assign(changing, n, &budget);
+    free(changing);
+    return n_stages;
+}
+
+static Ballast__PlacementLayer *pack_layer(const struct layer *l, struct arena *arena)
+{
+    Ballast__PlacementLayer *m =
+        placed_pack(changes(l) ? &l->wanted : &l->in_force, l->number, arena);
+    uint32_t n_total = placement_n_total(&l->in_force), last = 0;
+    for (uint32_t s = 0; l->stage && s < n_total; s++)
+        last = l->stage[s] > last ? l->stage[s] : last;
+    if (last) {
+        m->n_stage = n_total;
+        m->stage = arena_memdup(arena, l->stage, n_total * sizeof *l->stage);
+    }
+    return m;
+}
+
 Ballast__Placement *propose_placement(const struct propose *p, uint32_t epoch, bool all_layers,
                                       struct arena *arena)
 {
@@ -306,8 +344,7 @@ Ballast__Placement *propose_placement(const struct propose *p, uint32_t epoch, b
     for (uint32_t i = 0; i < p->n_layers; i++) {
         const struct layer *l = &p->layers[i];
         if (all_layers || changes(l))
-            m->layers[m->n_layers++] = placed_pack(changes(l) ? &l->wanted : &l->in_force,
-                                                   l->number, arena);
+            m->layers[m->n_layers++] = pack_layer(l, arena);
     }
     return m;
 }

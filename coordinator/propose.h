@@ -9,6 +9,7 @@
 #include "common/err.h"
 #include "common/mem.h"
 #include "coordinator/load.h"
+#include "coordinator/stages.h"
 
 struct propose_policy {
     uint32_t n_devices;     /* ranks of an expert group */
@@ -46,11 +47,15 @@ bool propose_think(struct propose *p);
 /* Thinks to the end, if that is not done. Lives until the next propose_observe. */
 const struct proposal *propose_now(struct propose *p);
 
-/* Thinks of a placement from outside instead, which passed check_placement: the layers that it names.
- * After a window at least. -EINVAL for another shape. Until propose_forget or a window comes. */
+/* Thinks of a placement from outside instead, which passed check_placement: the layers that it
+ * names. After a window at least. -EINVAL for another shape. Until propose_forget or a window. */
 int  propose_given(struct propose *p, const Ballast__Placement *given, struct err *err);
 /* What is proposed next is thought of anew. */
 void propose_forget(struct propose *p);
+
+/* Spreads the moves of the newest proposal over step boundaries, and returns over how many. Of the
+ * budget, what an expert weighs is filled in. */
+uint32_t propose_stages(struct propose *p, struct stages_budget budget);
 
 /* The proposed placement as the ranks get it: the layers that change, or all. In the arena. */
 Ballast__Placement *propose_placement(const struct propose *p, uint32_t epoch, bool all_layers,

@@ -135,6 +135,7 @@ static Ballast__RebalanceEntry *entry_at(sqlite3_stmt *s, struct arena *a)
     e->predicted_gain_s = real_at(s, 12);
     e->realised_gain_s = real_at(s, 13);
     e->reason = text_at(s, 14, a);
+    e->n_stages = (uint32_t)int_at(s, 15);
     return e;
 }
 

@@ -137,7 +137,10 @@ static const char stats_2[] =
     "  job INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, last_step INTEGER NOT NULL,"
     "  at_ns INTEGER NOT NULL) STRICT;";
 
-static const char *const state_steps[] = {state_1, state_2, state_3};
+/* Moves may be spread over several step boundaries. */
+static const char state_4[] = "ALTER TABLE plans ADD COLUMN n_stages INTEGER NOT NULL DEFAULT 1;";
+
+static const char *const state_steps[] = {state_1, state_2, state_3, state_4};
 /* What routers lose, and the choices beyond an expert's capacity. */
 static const char stats_3[] =
     "ALTER TABLE steps ADD COLUMN aux_loss REAL;"

@@ -44,8 +44,8 @@ static const char *const sql[S_MAX] = {
     [S_JOB_PRIORITY] = "UPDATE jobs SET priority = ?2 WHERE id = ?1",
     [S_PLAN_NEW] = "INSERT OR REPLACE INTO plans (job, epoch, base_epoch, state, proposed_at_ns, "
                    "at_step, automatic, cause, n_moves, bytes, predicted_gain_s, "
-                   "predicted_cost_s, imbalance_before, imbalance_predicted) VALUES "
-                   "(?1, ?2, ?3, 'PREPARING', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+                   "predicted_cost_s, imbalance_before, imbalance_predicted, n_stages) VALUES "
+                   "(?1, ?2, ?3, 'PREPARING', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
     [S_PLAN_END] = "UPDATE plans SET state = ?3, ended_at_ns = ?4, reason = ?5 "
                    "WHERE job = ?1 AND epoch = ?2",
     [S_PLANS_VOID] = "UPDATE plans SET state = 'ENDED', ended_at_ns = ?2, reason = 'the attempt is "
@@ -93,7 +93,7 @@ static const char *const sql[S_MAX] = {
                      "p.proposed_at_ns), coalesce(q.at_step, p.at_step), p.automatic, p.cause, "
                      "coalesce(q.n_moves, p.n_moves), coalesce(q.bytes, p.bytes), q.pause_s, "
                      "p.imbalance_before, p.imbalance_predicted, q.imbalance_after, "
-                     "p.predicted_gain_s, q.realised_gain_s, p.reason FROM plans p "
+                     "p.predicted_gain_s, q.realised_gain_s, p.reason, p.n_stages FROM plans p "
                      "LEFT JOIN placements q ON q.job = p.job AND q.epoch = p.epoch "
                      "WHERE p.job = ?1 ORDER BY p.epoch DESC LIMIT ?2) ORDER BY 1",
     [S_READ_AUTO] = "SELECT rebalance_auto FROM jobs WHERE id = ?1",

@@ -56,6 +56,7 @@ static const struct column plans[] = {
     COLUMN("bytes", "INTEGER"), COLUMN("predicted_gain_s", "REAL"),
     COLUMN("predicted_cost_s", "REAL"), COLUMN("imbalance_before", "REAL"),
     COLUMN("imbalance_predicted", "REAL"), COLUMN("reason", "TEXT"),
+    COLUMN("n_stages", "INTEGER"),
 };
 static const struct column placements[] = {
     KEY("job", "INTEGER"), KEY("epoch", "INTEGER"), COLUMN("placed_at_ns", "INTEGER"),

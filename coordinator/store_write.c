@@ -214,6 +214,7 @@ static int write_plan(struct store_tables *t, const Ballast__Record *r, struct e
     put_real(&b, u->predicted_cost_s);
     put_real(&b, u->imbalance_before);
     put_real(&b, u->imbalance_predicted);
+    put_int(&b, u->n_stages ? u->n_stages : 1);
     return db_run(b.s, err);
 }
 

@@ -96,6 +96,7 @@ static const struct check_bound bounds[] = {
     ROW(placement_layer, "experts", 0, 1, PLACEMENT_SLOTS_MAX),
     ROW(placement_layer, "home", 0, 1, EXPERTS_MAX),
     ROW(placement_layer, "share", 0, 1, PLACEMENT_SLOTS_MAX),
+    ROW(placement_layer, "stage", 0, 0, PLACEMENT_SLOTS_MAX),
     ROW(prepare, "job_id", 0, 1, UINT64_MAX),
     ROW(prepare, "attempt", 0, 1, UINT32_MAX),
     ROW(prepare, "placement", 0, 1, 1),

@@ -9,6 +9,7 @@
 static const char *const keys[] = {
     "checkpoint.every_steps", "checkpoint.keep", "train.validation_every_steps",
     "rebalance.window_steps", "rebalance.horizon_steps", "rebalance.min_gain",
+    "rebalance.boundary_mib", "rebalance.layer_moves",
     "scheduling.time_limit", "scheduling.max_restarts", "scheduling.priority", NULL,
 };
 

@@ -180,6 +180,12 @@ static const struct field fields[] = {
      .min = 1, .max = 1e7, .unit = "steps", .help = "over which a move must win its cost"},
     {"rebalance.min_gain", FIELD_DOUBLE, AT(rebalance_min_gain), .preset = "0.02", .max = 1,
      .help = "share of the time of a layer's experts below which they stay"},
+    {"rebalance.boundary_mib", FIELD_U32, AT(rebalance_boundary_mib), .preset = "256",
+     .max = 1u << 20, .unit = "MiB", .help = "that a rank sends, and receives, at one step boundary "
+             "where experts move; a larger plan is spread over several (0: no limit)"},
+    {"rebalance.layer_moves", FIELD_U32, AT(rebalance_layer_moves), .preset = "4",
+     .max = EXPERTS_MAX, .help = "experts of one layer that a rank sends, and receives, at one step "
+             "boundary (0: no limit)"},
 
     {"checkpoint.path", FIELD_PATH, AT(checkpoint_path),
      .help = "a folder; the newest checkpoint in it is where the job goes on"},

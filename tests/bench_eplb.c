@@ -1,6 +1,6 @@
 /* bench_eplb - where a peer's planner puts experts: loads in, a placement out, both as CSV
  *
- * usage: bench_eplb LOADS.csv DEVICES SLOTS_PER_DEVICE PLACEMENT.csv. Of its file's newest window. */
+ * usage: bench_eplb LOADS.csv DEVICES SLOTS_PER_DEVICE PLACEMENT.csv. For the newest window. */
 #include <stdio.h>
 #include <stdlib.h>
 

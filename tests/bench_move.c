@@ -146,7 +146,7 @@ static int migrate(struct stack *s, struct bench *b, struct err *err)
     }
     to.epoch = 1;
     slots_index(&to);
-    int rc = transfer_create(s->shard, &s->slots, &to, &t, err);
+    int rc = transfer_create(s->shard, &s->slots, &to, NULL, &t, err);
     if ((rc = agree(s->coll, rc, err)) == 0)
         rc = transfer_run(t, &r, err);
     if (rc == 0 && s->rank == 0) {

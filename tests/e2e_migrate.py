@@ -38,7 +38,8 @@ class SleepyCluster(Cluster):
             self.env = env
 
     def submit_experts(self, auto):
-        rules = f"auto: {str(auto).lower()}, window_steps: {WINDOW}, horizon_steps: 1000"
+        rules = (f"auto: {str(auto).lower()}, window_steps: {WINDOW}, horizon_steps: 1000, "
+                 "layer_moves: 1")
         return self.submit(self.job(steps=STEPS, checkpoint_every=10, deterministic=True,
                                     more=f"moe: {{bias_update: off}}\nrebalance: {{{rules}, "
                                          "min_gain: 0.001}\n"))

@@ -101,6 +101,7 @@ struct sim_gang {
     job_id   job;
     uint32_t attempt, n_ranks, n_ready;
     uint64_t step, total_steps, every_steps;
+    uint32_t stage;        /* of that plan, the next to be carried out; 0: none was */
     uint32_t agreed_epoch; /* the last boundary word: every rank is ready for that plan; 0: none */
     uint64_t window_step;  /* the window of load began after it */
     bool     is_broken, is_ended;

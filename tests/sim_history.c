@@ -110,6 +110,7 @@ static void submit_random(struct sim *s, uint32_t client)
     spec.rebalance_window_steps = 1 + (uint32_t)sim_random(s, 3);
     spec.rebalance_horizon_steps = 200;
     spec.rebalance_min_gain = 0.01;
+    spec.rebalance_layer_moves = (uint32_t)sim_random(s, 3);
     spec.scheduling_priority = (int32_t)sim_random(s, 3);
     spec.scheduling_time_limit_s = sim_chance(s, 0.1) ? 1 + sim_random(s, 10) : 0;
     if (s->store.n_log && sim_chance(s, 0.15)) {

@@ -1,8 +1,8 @@
 /* sim_plans.c - what trainers do with plans, and the loads they report
  *
  * As the real ones: a PREPARE or ABORT that arrives is looked at in the next step boundary; the
- * boundary word says one step later that every rank is ready, and then all move, whatever has
- * arrived since. In every boundary all ranks must have the same placement. */
+ * boundary word says one step later that every rank is ready, and then all move, stage by stage,
+ * whatever has arrived since. In every boundary all ranks must have the same placement. */
 #include "tests/sim.h"
 
 #include <assert.h>
@@ -152,17 +152,77 @@ static void check_agreement(struct sim *s, const struct sim_gang *g)
     }
 }
 
+static uint32_t last_stage(const Ballast__Placement *p)
+{
+    uint32_t last = 0;
+    for (size_t i = 0; i < p->n_layers; i++)
+        for (size_t k = 0; k < p->layers[i]->n_stage; k++)
+            last = p->layers[i]->stage[k] > last ? p->layers[i]->stage[k] : last;
+    return last;
+}
+
+/* What a layer of the plan makes of what is in force, up to that stage. */
+static Ballast__PlacementLayer *layer_at_stage(const struct sim_trainer *t, size_t i,
+                                               uint32_t stage, struct arena *arena)
+{
+    const Ballast__Placement *now = t->plans.placement, *ready = t->plans.ready;
+    struct placement from, to, part;
+    placed_layer(ready, i, &to);
+    if (now)
+        placed_layer(now, i, &from);
+    else
+        placement_init(&from, to.n_experts, to.n_devices, to.n_slots, NULL);
+    placement_init_like(&part, &to);
+    if (ready->layers[i]->n_stage)
+        placement_at_stage(&from, &to, ready->layers[i]->stage, stage, &part);
+    Ballast__PlacementLayer *l = placed_pack(&part, ready->layers[i]->layer, arena);
+    placement_fini(&from);
+    placement_fini(&to);
+    placement_fini(&part);
+    return l;
+}
+
+/* As after that stage, which is not the last: a placement that has no epoch of its own. */
+static void go_to_stage(struct sim *s, struct sim_trainer *t, uint32_t stage)
+{
+    struct arena arena = {0};
+    struct err err = {0};
+    Ballast__Placement *ready = t->plans.ready, part = *ready;
+    part.epoch = plans_epoch(t);
+    part.layers = arena_alloc(&arena, ready->n_layers * sizeof *part.layers);
+    for (size_t i = 0; i < ready->n_layers; i++)
+        part.layers[i] = layer_at_stage(t, i, stage, &arena);
+    if (check_placement(&part, &err) < 0)
+        sim_fail(s, "job %" PRIu64 ": stage %u is no placement: %s", t->job, stage, err.text);
+    Ballast__Placement *next = message_copy(&part, NULL);
+    arena_fini(&arena);
+    drop(&t->plans.placement);
+    t->plans.placement = next;
+}
+
 static void carry_out(struct sim *s, struct sim_gang *g, uint32_t dies)
 {
-    sim_say(s, "job %" PRIu64 " attempt %u: experts move, placement %u", g->job, g->attempt,
-            g->agreed_epoch);
+    uint32_t last = last_stage(g->ranks[0]->plans.ready);
+    if (g->stage == last)
+        sim_say(s, "job %" PRIu64 " attempt %u: experts move, placement %u", g->job, g->attempt,
+                g->agreed_epoch);
+    else
+        sim_say(s, "job %" PRIu64 " attempt %u: experts move, stage %u of placement %u", g->job,
+                g->attempt, g->stage, g->agreed_epoch);
     for (uint32_t r = 0; r < g->n_ranks && r < dies; r++) {
         struct sim_plans *p = &g->ranks[r]->plans;
         assert(p->ready && p->ready->epoch == g->agreed_epoch);
+        if (g->stage < last) {
+            go_to_stage(s, g->ranks[r], g->stage);
+            continue;
+        }
         drop(&p->placement);
         p->placement = p->ready;
+        for (size_t i = 0; i < p->placement->n_layers; i++)
+            p->placement->layers[i]->n_stage = 0;
         p->ready = NULL;
     }
+    g->stage = g->stage < last ? g->stage + 1 : 0;
     g->agreed_epoch = 0;
     g->window_step = g->step;
 }
@@ -178,7 +238,7 @@ void plans_boundary(struct sim *s, struct sim_gang *g, uint32_t dies)
         s->carried_out[g->job].attempt = g->attempt;
         s->carried_out[g->job].epoch = plans_epoch(g->ranks[0]);
     }
-    for (uint32_t r = 0; r < g->n_ranks; r++)
+    for (uint32_t r = 0; r < g->n_ranks && !g->stage; r++) /* else nothing can stop it */
         take(s, g->ranks[r]);
     g->agreed_epoch = ready_epoch(g->ranks[0]);
     for (uint32_t r = 1; r < g->n_ranks; r++)
@@ -191,7 +251,7 @@ void plans_boundary(struct sim *s, struct sim_gang *g, uint32_t dies)
 Ballast__LoadReport *plans_load(struct sim *s, struct sim_gang *g, struct arena *arena)
 {
     const struct sim_trainer *t = g->ranks[0];
-    if (!t->n_devices || g->step < g->window_step + t->window_steps)
+    if (!t->n_devices || g->stage || g->step < g->window_step + t->window_steps)
         return NULL;
     Ballast__LoadReport *r = arena_alloc(arena, sizeof *r);
     ballast__load_report__init(r);

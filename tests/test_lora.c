@@ -567,7 +567,7 @@ static int move_all(struct stack *s, uint64_t seed, struct err *err)
     struct slots to;
     slots_init_like(&to, &s->slots);
     slots_shuffle(&to, seed);
-    int rc = transfer_create(s->shard, &s->slots, &to, &t, err);
+    int rc = transfer_create(s->shard, &s->slots, &to, NULL, &t, err);
     if (rc == 0)
         rc = transfer_run(t, &r, err);
     transfer_destroy(t);

@@ -2,6 +2,7 @@
 #include "tests/trial.h"
 
 #include "common/hf_config.h"
+#include "tests/staged.h"
 #include "worker/shuffle.h"
 
 static struct model_spec spec;
@@ -43,8 +44,9 @@ static Ballast__Placement message_of(const struct slots *s)
     return placement;
 }
 
-/* base says what is in force. */
-static void send_prepare(struct trial *t, uint32_t rank, const struct slots *s, uint32_t base)
+/* base says what is in force; stage: per layer, or NULL. */
+static void send_staged(struct trial *t, uint32_t rank, const struct slots *s, uint32_t base,
+                        uint32_t *const *stage)
 {
     Ballast__Placement placement = message_of(s);
     Ballast__Prepare prepare = BALLAST__PREPARE__INIT;
@@ -53,9 +55,19 @@ static void send_prepare(struct trial *t, uint32_t rank, const struct slots *s, 
     prepare.attempt = 1;
     prepare.base_epoch = base;
     prepare.placement = &placement;
+    for (size_t i = 0; i < placement.n_layers; i++) {
+        Ballast__PlacementLayer *l = placement.layers[i];
+        l->stage = stage ? stage[l->layer] : NULL;
+        l->n_stage = stage ? l->n_experts : 0;
+    }
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_PREPARE;
     m.prepare = &prepare;
     send_message(t->fds[rank], &m);
+}
+
+static void send_prepare(struct trial *t, uint32_t rank, const struct slots *s, uint32_t base)
+{
+    send_staged(t, rank, s, base, NULL);
 }
 
 static void send_abort_plan(struct trial *t, uint32_t epoch)
@@ -71,7 +83,24 @@ static void send_abort_plan(struct trial *t, uint32_t epoch)
         send_message(t->fds[r], &m);
 }
 
-/* Proposes random placements of the next epoch, one after the other, until the run is over. */
+/* To a random placement of the next epoch; every second time in as many stages as there can be. */
+static void propose(struct trial *t, struct slots *s, uint32_t base, uint64_t seed)
+{
+    struct slots before;
+    uint32_t *stage[8] = {NULL};
+    bool is_staged = seed % 2 == 0;
+    slots_init_like(&before, s);
+    slots_shuffle(s, seed);
+    if (is_staged)
+        staged(&before, s, stage);
+    for (uint32_t r = 0; r < t->world; r++)
+        send_staged(t, r, s, base, is_staged ? stage : NULL);
+    for (uint32_t l = 0; l < 8; l++)
+        free(stage[l]);
+    slots_fini(&before);
+}
+
+/* Proposes random placements, one after the other, until the run is over. */
 static uint32_t keep_moving(struct trial *t, struct slots *s, uint64_t seed)
 {
     while (t->fds[0] >= 0) {
@@ -79,9 +108,7 @@ static uint32_t keep_moving(struct trial *t, struct slots *s, uint64_t seed)
         follow(t, t->step[0] + 2);
         if (t->fds[0] < 0)
             return base;
-        slots_shuffle(s, seed++);
-        for (uint32_t r = 0; r < t->world; r++)
-            send_prepare(t, r, s, base);
+        propose(t, s, base, seed++);
         while (t->fds[0] >= 0 && t->placement[0] < s->epoch)
             follow(t, t->step[0] + 1);
         if (t->placement[0] < s->epoch) /* the end came first */

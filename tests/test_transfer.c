@@ -1,6 +1,7 @@
 /* test_transfer.c - experts move between ranks, whole or not at all */
 #include "tests/ranks.h"
 
+#include "tests/staged.h"
 #include "worker/shuffle.h"
 #include "worker/transfer.h"
 
@@ -65,7 +66,7 @@ static int go_ahead(struct test_rank *r, struct transfer *t)
     double seconds;
     int rc = 0;
     while (rc == 0 && !transfer_is_ahead(t))
-        rc = transfer_ahead(t, &seconds, &r->err);
+        rc = transfer_ahead(t, 0, &seconds, &r->err);
     return rc;
 }
 
@@ -73,7 +74,7 @@ static int move_to(struct test_rank *r, struct slots *to, bool ahead,
                    struct transfer_result *result)
 {
     struct transfer *t = NULL;
-    int rc = transfer_create(r->shard, &r->slots, to, &t, &r->err);
+    int rc = transfer_create(r->shard, &r->slots, to, NULL, &t, &r->err);
     if (rc == 0 && ahead)
         rc = go_ahead(r, t);
     if (rc == 0)
@@ -113,6 +114,40 @@ static void there_and_back(struct test_rank *r)
     }
     RANK_CHECK(r, is_same_map(&r->slots, &first));
     slots_fini(&first);
+}
+
+/* After each stage every expert is where its map says, whole. */
+static void stage_by_stage(struct test_rank *r)
+{
+    struct transfer_result result = {0};
+    fill(r);
+    for (uint32_t i = 0; i < 5 && r->rc == 0; i++) {
+        struct slots to, wanted;
+        struct transfer *t = NULL;
+        uint32_t *stage[16] = {NULL}, n = 0;
+        slots_init_like(&to, &r->slots);
+        slots_shuffle(&to, seed0 + 20 + i);
+        to.epoch = i + 1;
+        staged(&r->slots, &to, stage);
+        slots_init_like(&wanted, &to);
+        RANK_CHECK(r, transfer_create(r->shard, &r->slots, &to, stage, &t, &r->err) == 0);
+        RANK_CHECK(r, i % 2 || go_ahead(r, t) == 0);
+        do {
+            RANK_CHECK(r, transfer_run(t, &result, &r->err) == 0);
+            RANK_CHECK(r, transfer_has_begun(t));
+            RANK_CHECK(r, r->slots.epoch == (result.is_last ? i + 1 : i));
+            for (uint32_t l = 1; l < r->spec->n_layers; l++)
+                RANK_CHECK(r, placement_check(&r->slots.layers[l].map, &r->err) == 0);
+            check_all(r);
+            n++;
+        } while (r->rc == 0 && !result.is_last);
+        RANK_CHECK(r, n == transfer_n_stages(t) && (n > 1 || r->slots.n_devices == 1));
+        RANK_CHECK(r, is_same_map(&r->slots, &wanted));
+        transfer_destroy(t);
+        slots_fini(&wanted);
+        for (uint32_t l = 0; l < 16; l++)
+            free(stage[l]);
+    }
 }
 
 /* A part arrives with a wrong bit: all ranks say so, and nothing has changed. */
@@ -173,7 +208,7 @@ static void one_home_ahead(struct test_rank *r)
     uint64_t trained = r->map->expert.trained, frozen = r->map->expert.frozen;
     fill(r);
     plan_one_home(r, &to);
-    RANK_CHECK(r, transfer_create(r->shard, &r->slots, &to, &t, &r->err) == 0);
+    RANK_CHECK(r, transfer_create(r->shard, &r->slots, &to, NULL, &t, &r->err) == 0);
     RANK_CHECK(r, t && !transfer_is_ahead(t) && go_ahead(r, t) == 0 && transfer_is_ahead(t));
     check_all(r);
     RANK_CHECK(r, r->slots.epoch == 0 && transfer_run(t, &result, &r->err) == 0);
@@ -216,6 +251,15 @@ static void state_is_the_same_bits_after_a_round_trip_on_any_layout(void **state
     test_elem = ELEM_F32;
 }
 
+static void each_stage_is_whole_on_any_layout(void **state)
+{
+    (void)state;
+    run(test_layouts, N_TEST_LAYOUTS, false, stage_by_stage);
+    test_elem = ELEM_BF16;
+    run(test_layouts, N_TEST_LAYOUTS, true, stage_by_stage);
+    test_elem = ELEM_F32;
+}
+
 static void a_moved_home_costs_weights_and_state(void **state)
 {
     (void)state;
@@ -229,6 +273,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_damaged_part_stops_all_and_changes_nothing),
         cmocka_unit_test(state_is_the_same_bits_after_a_round_trip_on_any_layout),
+        cmocka_unit_test(each_stage_is_whole_on_any_layout),
         cmocka_unit_test(a_moved_home_costs_weights_and_state),
     };
     if (argc > 1)

@@ -18,6 +18,8 @@ struct plans {
     /* the training thread's */
     struct transfer *ready;
     uint32_t ready_epoch;
+    uint64_t moved_bytes; /* of its stages so far */
+    double   pause_s;
     struct plans_facts facts;
     struct err why; /* of the newest rejected one */
 };
@@ -98,6 +100,26 @@ static void reject(struct plans *p, uint32_t epoch)
     p->facts.text = p->why.text;
 }
 
+/* The message's, per layer; NULL for a layer that is whole at the first boundary. */
+static int find_stages(const Ballast__Placement *m, const struct slots *now,
+                       const struct slots *to, uint32_t **out_stage, struct err *err)
+{
+    for (size_t i = 0; i < m->n_layers; i++) {
+        const Ballast__PlacementLayer *l = m->layers[i];
+        const struct placement *from = &now->layers[l->layer].map;
+        if (l->n_stage == 0)
+            continue;
+        if (l->n_stage != placement_n_total(from))
+            return err_set(err, -EINVAL, "placement %u, layer %u: %zu stages for %u slots",
+                           m->epoch, l->layer, l->n_stage, placement_n_total(from));
+        int rc = placement_check_stages(from, &to->layers[l->layer].map, l->stage, err);
+        if (rc < 0)
+            return err_prefix(err, "placement %u, layer %u", m->epoch, l->layer);
+        out_stage[l->layer] = l->stage;
+    }
+    return 0;
+}
+
 static int prepare(struct plans *p, const Ballast__Prepare *m, uint32_t aborted,
                    struct shard *shard, struct slots *slots, struct err *err)
 {
@@ -115,7 +137,13 @@ static int prepare(struct plans *p, const Ballast__Prepare *m, uint32_t aborted,
     if (rc < 0)
         return rc;
     drop(p); /* of an older plan, before this one takes its memory */
-    return transfer_create(shard, slots, &to, &p->ready, err);
+    uint32_t **stage = xcalloc(slots->n_layers, sizeof *stage);
+    rc = find_stages(m->placement, slots, &to, stage, err);
+    if (rc == 0)
+        rc = transfer_create(shard, slots, &to, stage, &p->ready, err);
+    free(stage);
+    slots_fini(&to); /* nothing, where the transfer has it */
+    return rc;
 }
 
 static void take_prepare(struct plans *p, const Ballast__Prepare *m, uint32_t aborted,
@@ -137,6 +165,8 @@ void plans_take(struct plans *p, job_id job, uint32_t attempt, struct shard *sha
                 struct slots *slots)
 {
     uint32_t aborted;
+    if (plans_has_begun(p))
+        return; /* it is carried out, whatever arrives */
     Ballast__Prepare *m = take_arrived(p, &aborted);
     if (m && m->job_id == job && m->attempt == attempt)
         take_prepare(p, m, aborted, shard, slots);
@@ -159,22 +189,36 @@ uint32_t plans_ahead(const struct plans *p)
     return p->ready && transfer_is_ahead(p->ready) ? p->ready_epoch : 0;
 }
 
-int plans_go_ahead(struct plans *p, double *out_seconds, struct err *err)
+bool plans_has_begun(const struct plans *p)
+{
+    return p->ready && transfer_has_begun(p->ready);
+}
+
+int plans_go_ahead(struct plans *p, size_t n_bytes_max, double *out_seconds, struct err *err)
 {
     assert(p->ready);
-    return transfer_ahead(p->ready, out_seconds, err);
+    return transfer_ahead(p->ready, n_bytes_max, out_seconds, err);
 }
 
 int plans_carry_out(struct plans *p, struct transfer_result *out, struct err *err)
 {
     assert(p->ready);
-    int rc = transfer_run(p->ready, out, err);
-    drop(p);
-    if (rc == 0) {
-        p->facts.moved_bytes = out->sent_bytes;
-        p->facts.pause_s = out->seconds;
+    if (!transfer_has_begun(p->ready)) {
+        p->moved_bytes = 0;
+        p->pause_s = 0;
     }
-    return rc;
+    int rc = transfer_run(p->ready, out, err);
+    if (rc < 0 || out->is_last)
+        drop(p);
+    if (rc < 0)
+        return rc;
+    p->moved_bytes += out->sent_bytes;
+    p->pause_s = out->seconds > p->pause_s ? out->seconds : p->pause_s;
+    if (out->is_last) {
+        p->facts.moved_bytes = p->moved_bytes;
+        p->facts.pause_s = p->pause_s;
+    }
+    return 0;
 }
 
 struct plans_facts plans_facts(const struct plans *p)

@@ -28,11 +28,14 @@ uint32_t plans_ready(const struct plans *p);
 /* The same once nothing of it is left that may go ahead; 0: none, or something is. */
 uint32_t plans_ahead(const struct plans *p);
 /* At a boundary where all are ready for it: some of what may go ahead goes. Collective. */
-int plans_go_ahead(struct plans *p, double *out_seconds, struct err *err);
+int plans_go_ahead(struct plans *p, size_t n_bytes_max, double *out_seconds, struct err *err);
 
-/* Carries it out: the new placement is in force on all ranks, or an error is on all of them and
- * nothing has changed. Collective. */
+/* Carries out its next stage: what that makes of the placement is in force on all ranks, or an
+ * error is on all of them and the stage has changed nothing. Collective. */
 int plans_carry_out(struct plans *p, struct transfer_result *out, struct err *err);
+
+/* Some of its stages have been carried out, and some not: it is, whatever arrives. */
+bool plans_has_begun(const struct plans *p);
 
 /* What a rank says of it, in its state. */
 struct plans_facts {

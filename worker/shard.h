@@ -145,6 +145,7 @@ float *shard_file_chunk(struct shard *s);
 /* What goes to a copy of an expert, and, besides, to a new home. */
 struct shard_expert_bytes {
     uint64_t weights, state;
+    uint64_t frozen; /* of weights */
 };
 struct shard_expert_bytes shard_expert_bytes(const struct shard *s);
 

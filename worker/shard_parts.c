@@ -255,6 +255,7 @@ struct shard_expert_bytes shard_expert_bytes(const struct shard *s)
     const struct tensor_block *e = &s->map->expert;
     return (struct shard_expert_bytes){
         .weights = (e->trained + e->frozen) * elem_size(s->dev),
+        .frozen = e->frozen * elem_size(s->dev),
         .state = e->trained * sizeof(float) * ((s->master ? 2 : 1) + (s->v_at ? 0 : 1)),
     };
 }

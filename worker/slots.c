@@ -93,11 +93,15 @@ static uint32_t index_layer(struct slots_layer *l, uint32_t me, const double *sp
         l->copied_at[e] = (int32_t)l->n_copied;
         l->copied[l->n_copied] = e;
         l->first_copy[l->n_copied++] = n_copies;
-        for (uint32_t slot = 0; slot < n_total; slot++)
-            if (map->expert[slot] == (int32_t)e)
-                l->copies[n_copies++] = slot;
+        n_copies += n[e];
     }
     l->first_copy[l->n_copied] = n_copies;
+    memset(n, 0, map->n_experts * sizeof *n); /* from here on, of those that are listed */
+    for (uint32_t slot = 0; slot < n_total; slot++) {
+        int32_t k = map->expert[slot] < 0 ? -1 : l->copied_at[map->expert[slot]];
+        if (k >= 0)
+            l->copies[l->first_copy[k] + n[map->expert[slot]]++] = slot;
+    }
     if (l->n_copied > 0)
         l->split = split_create(map, speed);
     free(n);
@@ -112,6 +116,23 @@ void slots_index(struct slots *s)
         if (slots_is_sparse(s, l))
             s->n_copies += index_layer(&s->layers[l], s->me, s->speed);
     }
+}
+
+void slots_at_stage(const struct slots *now, const struct slots *to, uint32_t *const *stage,
+                    uint32_t last, struct slots *out)
+{
+    *out = *now;
+    out->speed = NULL;
+    out->layers = xcalloc(now->n_layers, sizeof *out->layers);
+    for (uint32_t l = 0; l < now->n_layers; l++) {
+        struct placement *map = &out->layers[l].map;
+        if (!slots_is_sparse(now, l))
+            continue;
+        placement_init_like(map, &to->layers[l].map);
+        if (stage[l])
+            placement_at_stage(&now->layers[l].map, &to->layers[l].map, stage[l], last, map);
+    }
+    slots_index(out);
 }
 
 void slots_set_speed(struct slots *s, const double *speed)

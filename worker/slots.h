@@ -45,6 +45,11 @@ void slots_fini(struct slots *s);
 int slots_from(const struct slots *from, const Ballast__Placement *p, struct slots *out,
                struct err *err);
 
+/* What is in force once a plan's stages up to that one are: see placement_at_stage. stage: per
+ * layer, or NULL for a layer that is whole at stage 0. Its epoch is still that of now. Gives *out. */
+void slots_at_stage(const struct slots *now, const struct slots *to, uint32_t *const *stage,
+                    uint32_t last, struct slots *out);
+
 /* What devices are measured to do, (n_devices), or NULL. Must be the same on all ranks from the
  * same step on: shares depend on it. */
 void slots_set_speed(struct slots *s, const double *speed);

@@ -391,6 +391,8 @@ static int report_load(struct trainer *t, const struct step_result *r, struct er
     if (run->model_spec.n_experts == 0)
         return 0;
     window_add(&run->window, step, model_counters(run->model), r->step_s, r->imbalance);
+    if (plans_has_begun(t->plans)) /* the placement in force is none that has an epoch */
+        window_break(&run->window);
     if (!window_is_over(&run->window, step))
         return 0;
     rc = window_report(&run->window, step, &run->slots, run->coll,
@@ -406,7 +408,16 @@ static int report_load(struct trainer *t, const struct step_result *r, struct er
     return 0;
 }
 
-/* What all ranks are ready for. A failure ends the attempt, with the old placement in force. */
+static void tell_migration(const struct run *run, uint32_t epoch,
+                           const struct transfer_result *moved)
+{
+    if (run->coll->rank == 0)
+        printf("step=%" PRIu64 " %s=%u sent_mib=%.2f pause_s=%.4f\n", run->state.step,
+               moved->is_last ? "placement" : "stage_of", epoch,
+               (double)moved->sent_bytes / (1 << 20), moved->seconds);
+}
+
+/* What all ranks are ready for, or its next stage. A failure ends the attempt. */
 static int migrate(struct trainer *t, struct step_result *r, struct err *err)
 {
     struct run *run = &t->run;
@@ -421,11 +432,11 @@ static int migrate(struct trainer *t, struct step_result *r, struct err *err)
     window_moved(&run->window, &moved);
     if (run->state.step % run->window.n_steps != 0) /* else the next step begins a window */
         window_break(&run->window);
-    if (run->coll->rank == 0)
-        printf("step=%" PRIu64 " placement=%u sent_mib=%.2f pause_s=%.4f\n", run->state.step,
-               run->slots.epoch, (double)moved.sent_bytes / (1 << 20), moved.seconds);
-    failpoint("before-migrated-sent");
-    send_running(t);
+    tell_migration(run, r->epoch, &moved);
+    if (moved.is_last) {
+        failpoint("before-migrated-sent");
+        send_running(t);
+    }
     return 0;
 }
 
@@ -433,7 +444,8 @@ static int migrate(struct trainer *t, struct step_result *r, struct err *err)
 static int go_ahead(struct trainer *t, struct step_result *r, struct err *err)
 {
     spans_begin(t->run.dev, PHASE_MIGRATION, -1);
-    int rc = plans_go_ahead(t->plans, &r->seconds[PHASE_MIGRATION], err);
+    int rc = plans_go_ahead(t->plans, (size_t)t->run.spec->rebalance_boundary_mib << 20,
+                            &r->seconds[PHASE_MIGRATION], err);
     spans_end(t->run.dev);
     if (rc == 0 && t->run.coll->rank == 0)
         printf("step=%" PRIu64 " plan=%u ahead_s=%.4f\n", t->run.state.step, r->epoch,

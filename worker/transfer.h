@@ -1,4 +1,4 @@
-/* transfer.h - experts move: from the placement in force to another one, at one step boundary
+/* transfer.h - experts move: from the placement in force to another one, at step boundaries
  *
  * Where a home moves, master weight and optimizer state travel from the old home to the new one;
  * where an expert becomes served without having been, its weights do. Everything goes into memory
@@ -6,7 +6,8 @@
  * inside each expert group, between ranks that hold the same slice of an expert.
  *
  * Frozen weights cannot change, so they go ahead: some at each of the boundaries before, as many as
- * hold up a step but little. In a fine-tuning job with adapters they are nearly all of a move. */
+ * hold up a step but little. In a fine-tuning job with adapters they are nearly all of a move. What
+ * is trained moves stage by stage, one at a boundary; after each a placement is in force. */
 #ifndef WORKER_TRANSFER_H
 #define WORKER_TRANSFER_H
 
@@ -15,26 +16,34 @@
 struct transfer;
 
 struct transfer_result {
-    uint64_t sent_bytes;  /* by this rank */
+    uint64_t sent_bytes;  /* by this rank, since the last one */
     double   seconds;     /* that a step was held up: at this boundary, or at one before if longer */
     double   link_seconds; /* of rounds in which this rank sent */
+    bool     is_last;     /* stage: the plan's placement is in force */
 };
 
 /* Works out the moves and takes the memory for what comes here. slots is what shard was opened
- * with and is in force; to: takes it over, also on failure. Gives *out, ended with
+ * with and is in force; to: takes it over, also on failure. stage: per layer, as
+ * placement_check_stages has found it sound, or NULL; NULL: all at once. Gives *out, ended with
  * transfer_destroy. -ENOMEM. */
-int  transfer_create(struct shard *s, struct slots *slots, struct slots *to, struct transfer **out,
-                     struct err *err);
+int  transfer_create(struct shard *s, struct slots *slots, struct slots *to,
+                     uint32_t *const *stage, struct transfer **out, struct err *err);
 void transfer_destroy(struct transfer *t);
+uint32_t transfer_n_stages(const struct transfer *t);
 
-/* What may go ahead, as much of it as goes at one boundary; *out_seconds is how long it took. The
- * same calls on all ranks of an expert group, which may have less or nothing to send. Collective. */
-int  transfer_ahead(struct transfer *t, double *out_seconds, struct err *err);
+/* What may go ahead, about n_bytes_max of it from a rank (0: all); *out_seconds is how long it
+ * took. The same calls on all ranks of an expert group, which may have less or nothing to send.
+ * Collective. */
+int  transfer_ahead(struct transfer *t, size_t n_bytes_max, double *out_seconds, struct err *err);
 /* Nothing is left that may go ahead. */
 bool transfer_is_ahead(const struct transfer *t);
 
-/* The moves, and what has not gone ahead. On success the new placement is in force on every rank, copies included. On failure,
- * which is then one of all ranks, slots, weights and state are as they were. Collective. */
+/* The moves of the next stage, and what has not gone ahead. On success what this stage makes of the
+ * placement is in force on every rank, copies included; slots has the new epoch after the last one
+ * only. On failure, which is then one of all ranks, slots, weights and state are as they were
+ * before the stage. Collective. */
 int transfer_run(struct transfer *t, struct transfer_result *out, struct err *err);
+/* A stage of it is in force: there is no way back. */
+bool transfer_has_begun(const struct transfer *t);
 
 #endif

@@ -166,7 +166,7 @@ int validation_migrate(struct stack *s, struct validation *v, uint32_t step, str
 
     slots_init_like(&to, &s->slots);
     slots_shuffle(&to, v->moves.seed + step);
-    rc = transfer_create(s->shard, &s->slots, &to, &t, err);
+    rc = transfer_create(s->shard, &s->slots, &to, NULL, &t, err);
     if ((rc = agree(s->coll, rc, err)) == 0)
         rc = transfer_run(t, &r, err);
     transfer_destroy(t);

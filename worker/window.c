@@ -208,6 +208,7 @@ static Ballast__LoadReport *make_report(struct window *w, uint64_t step, const s
     r->row_s = w->sums[SUM_ROWS] > 0 ? w->sums[SUM_EXPERT_S] / w->sums[SUM_ROWS] : 0;
     r->expert_bytes = bytes.weights;
     r->state_bytes = bytes.state;
+    r->frozen_bytes = bytes.frozen;
     r->link_bytes_per_s = w->sums[SUM_LINK_S] > 0 ? w->sums[SUM_LINK_BYTES] / w->sums[SUM_LINK_S]
                                                   : 0;
     r->device_imbalance = w->imbalance / w->n_steps;
