@@ -55,7 +55,7 @@ struct coord {
 /* The tick looks at everybody at this time, or earlier. */
 void core_wake_at(struct coord *c, uint64_t at_ns);
 
-/* What the queue sees of a job, and of the workers that are attached and not drained: in the arena. */
+/* What the queue sees of a job; and of workers that are attached and not drained, in the arena. */
 struct queue_job core_queue_job(job_id id, const Ballast__JobSpec *spec);
 size_t core_workers(const struct fleet *f, uint64_t now_ns, struct arena *arena,
                     struct queue_worker **out_workers);

@@ -14,6 +14,7 @@
 #include "common/versions.h"
 
 #define DOCTOR_TIMEOUT_MS 2000
+#define JOBS_SHOWN 5
 
 int ctl_version(struct ctl *c)
 {
@@ -98,18 +99,27 @@ int ctl_ping(struct ctl *c)
 struct findings {
     char  *next;   /* the command to type; the first one found counts */
     size_t n_wrong;
+    struct json *items; /* NULL: they are printed */
 };
 
-static void report(const char *what, const char *mark, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+static void report(struct findings *f, const char *what, const char *mark, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 
-static void report(const char *what, const char *mark, const char *format, ...)
+static void report(struct findings *f, const char *what, const char *mark, const char *format, ...)
 {
     char text[1024];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    if (f->items) {
+        struct json *o = json_new_object();
+        json_put(o, "what", json_new_string(what));
+        json_put(o, "state", json_new_string(mark));
+        json_put(o, "text", json_new_string(text));
+        json_push(f->items, o);
+        return;
+    }
     printf("%-12s %-6s ", what, mark);
     ctl_print_escaped(stdout, text, strlen(text), false);
     putchar('\n');
@@ -124,33 +134,58 @@ static void found(struct findings *f, char *next)
         f->next = next;
 }
 
-static void look_at_address(const char *address, const char *source, struct findings *f)
+/* False where nothing can be asked there. */
+static bool look_at_address(const struct ctl_place *p, struct findings *f)
 {
+    const char *address = p->address, *source = p->source;
     const char *path = strncmp(address, "ipc://", 6) ? NULL : address + 6;
-    report("address", "ok", "%s (from %s)", address, source);
+    struct err err;
+    if (link_address_check(address, p->trust.servers.n > 0, &err) < 0) {
+        report(f, "address", "WRONG", "%s (from %s)", err.text, source);
+        found(f, xstrdup(strncmp(address, "tcp://", 6) ? "ballast doctor --address ADDRESS"
+                                                       : "ballast keygen --help"));
+        return false;
+    }
+    report(f, "address", "ok", "%s (from %s)", address, source);
     if (path && access(path, F_OK) != 0) {
-        report("socket", "WRONG", "%s does not exist: no coordinator has listened there", path);
+        report(f, "socket", "WRONG", "%s does not exist: no coordinator has listened there", path);
         found(f, xstrdup("ballast-coordinator --config FILE   (or deploy/quickstart)"));
     } else if (path && access(path, R_OK | W_OK) != 0) {
-        report("socket", "WRONG", "%s may not be opened by you", path);
+        report(f, "socket", "WRONG", "%s may not be opened by you", path);
         found(f, xasprintf("ls -l %s", path));
     }
+    if (p->trust.servers.n)
+        report(f, "key", "ok", "of %s (%s)", p->trust.own.name, p->key_file);
+    return true;
 }
 
 static void look_at_version(const Ballast__PingReply *p, struct findings *f)
 {
     char up[CLOCK_STAMP_BYTES];
     clock_duration(p->uptime_ms * NS_PER_MS, up);
-    report("coordinator", "ok", "up for %s, incarnation %" PRIu64 ", takes you for %s", up,
+    report(f, "coordinator", "ok", "up for %s, incarnation %" PRIu64 ", takes you for %s", up,
            p->coordinator_epoch, p->user);
     if (!strcmp(p->version, BALLAST_VERSION)) {
-        report("version", "ok", "%s (coordinator %s, client %s)", p->version, p->commit,
+        report(f, "version", "ok", "%s (coordinator %s, client %s)", p->version, p->commit,
                BALLAST_COMMIT);
         return;
     }
-    report("version", "WRONG", "the coordinator is %s, this client %s", p->version,
+    report(f, "version", "WRONG", "the coordinator is %s, this client %s", p->version,
            BALLAST_VERSION);
-    found(f, xstrdup("install the same version on both sides"));
+    found(f, xstrdup("ballast version   (and ballast-coordinator --version there: install the same)"));
+}
+
+static char *next_for_worker(const Ballast__Worker *w)
+{
+    switch (w->state) {
+    case BALLAST__WORKER_STATE__WORKER_DRAINED:
+        return xasprintf("ballast worker resume %s", w->name);
+    case BALLAST__WORKER_STATE__WORKER_LOST:
+    case BALLAST__WORKER_STATE__WORKER_GONE:
+        return xasprintf("ballast-worker --config FILE   (on %s, for %s)", w->node, w->name);
+    default:
+        return xasprintf("ballast worker show %s", w->name);
+    }
 }
 
 static void look_at_workers(struct ctl *c, struct findings *f)
@@ -169,15 +204,28 @@ static void look_at_workers(struct ctl *c, struct findings *f)
             w->state == BALLAST__WORKER_STATE__WORKER_BUSY)
             continue;
         n_bad++;
-        report("worker", "LOOK", "%s is %s%s%s", w->name, ctl_worker_state_name(w->state),
+        report(f, "worker", "LOOK", "%s is %s%s%s", w->name, ctl_worker_state_name(w->state),
                *w->reason ? ": " : "", w->reason);
+        found(f, next_for_worker(w));
     }
-    report("workers", reply->n_workers ? "ok" : "WRONG", "%zu: %zu idle, %zu busy, %zu other",
+    report(f, "workers", reply->n_workers ? "ok" : "WRONG", "%zu: %zu idle, %zu busy, %zu other",
            reply->n_workers, n_free, n_busy, n_bad);
     if (!reply->n_workers)
         found(f, xstrdup("ballast-worker --config FILE"));
-    else if (n_bad)
-        found(f, xstrdup("ballast workers"));
+}
+
+/* NULL: it needs nobody. */
+static char *next_for_job(const Ballast__Job *j)
+{
+    bool waits = j->state == BALLAST__JOB_STATE__JOB_QUEUED ||
+                 j->state == BALLAST__JOB_STATE__JOB_RECOVERING;
+    if (j->state == BALLAST__JOB_STATE__JOB_PAUSED)
+        return xasprintf("ballast job resume %" PRIu64, j->id);
+    if (waits && j->held)
+        return xasprintf("ballast job release %" PRIu64, j->id);
+    if (waits || (j->state == BALLAST__JOB_STATE__JOB_RUNNING && *j->reason))
+        return xasprintf("ballast job show %" PRIu64, j->id);
+    return NULL;
 }
 
 static void look_at_jobs(struct ctl *c, struct findings *f)
@@ -188,50 +236,68 @@ static void look_at_jobs(struct ctl *c, struct findings *f)
     if (ctl_call(c, BALLAST__METHOD__METHOD_JOB_LIST, &request.base, &message) != CTL_OK)
         return;
     const Ballast__JobListReply *reply = (const Ballast__JobListReply *)message;
-    report("jobs", "ok", "%zu%s queued or running", reply->n_jobs, reply->truncated ? "+" : "");
-    for (size_t i = 0; i < reply->n_jobs; i++) {
+    report(f, "jobs", "ok", "%zu%s queued or running", reply->n_jobs, reply->truncated ? "+" : "");
+    for (size_t i = 0; i < reply->n_jobs && n_shown < JOBS_SHOWN; i++) {
         const Ballast__Job *j = reply->jobs[i];
-        bool waits = j->state == BALLAST__JOB_STATE__JOB_QUEUED ||
-                     j->state == BALLAST__JOB_STATE__JOB_RECOVERING;
-        bool warns = j->state == BALLAST__JOB_STATE__JOB_RUNNING && *j->reason;
-        if ((!waits && !warns) || ++n_shown > 5)
+        char *next = next_for_job(j);
+        if (!next)
             continue;
-        report("job", "LOOK", "%" PRIu64 " (%s) is %s: %s", j->id, j->name,
+        n_shown++;
+        report(f, "job", "LOOK", "%" PRIu64 " (%s) is %s: %s", j->id, j->name,
                ctl_state_name(j->state), j->reason);
-        found(f, xasprintf("ballast job show %" PRIu64, j->id));
+        found(f, next);
+    }
+}
+
+/* Nobody there, or somebody who does not take us. */
+static void look_at_silence(const struct ctl *c, struct findings *f)
+{
+    bool is_denied = c->failure && strstr(c->failure, "key");
+    report(f, "coordinator", "WRONG", "%s", c->failure ? c->failure : "does not answer there");
+    found(f, xstrdup(is_denied ? "ballast keygen --help"
+                     : c->failure ? "ballast version" : "ballast-coordinator --config FILE"));
+}
+
+static void tell_next(const struct ctl *c, struct findings *f)
+{
+    const char *next = f->next ? f->next : "ballast submit JOB.yaml --follow";
+    if (f->items) {
+        struct json *o = json_new_object();
+        json_put(o, "wrong", json_new_u64(f->n_wrong));
+        json_put(o, "next", json_new_string(next));
+        json_put(o, "findings", f->items);
+        ctl_json_one(c, "Doctor", 0, o);
+    } else if (f->next) {
+        printf("\n%zu thing%s to look at. Next: %s\n", f->n_wrong, f->n_wrong == 1 ? "" : "s",
+               next);
+    } else {
+        printf("\nAll is well. Next: %s\n", next);
     }
 }
 
 int ctl_doctor(struct ctl *c)
 {
-    struct findings f = {0};
+    struct findings f = {.items = ctl_is_json(c) ? json_new_array() : NULL};
     const Ballast__PingReply *p;
     struct ctl_place place;
     uint64_t took_ns;
     if (!ctl_find_place(c, &place))
         return CTL_USAGE;
     c->timeout_ms = c->timeout_ms ? c->timeout_ms : DOCTOR_TIMEOUT_MS;
-    report("client", "ok", "version %s (%s)", BALLAST_VERSION, BALLAST_COMMIT);
-    look_at_address(place.address, place.source, &f);
-    if (place.trust.servers.n)
-        report("key", "ok", "of %s (%s)", place.trust.own.name, place.key_file);
+    report(&f, "client", "ok", "version %s (%s)", BALLAST_VERSION, BALLAST_COMMIT);
+    bool may_ask = look_at_address(&place, &f);
     ctl_place_fini(&place);
     fflush(stdout);
     c->quiet = c->is_silent = true; /* what is wrong is said here */
-    int rc = ping(c, &p, &took_ns);
+    int rc = may_ask ? ping(c, &p, &took_ns) : CTL_USAGE;
     if (rc == CTL_OK) {
         look_at_version(p, &f);
         look_at_workers(c, &f);
         look_at_jobs(c, &f);
-    } else {
-        report("coordinator", "WRONG", "%s", c->failure ? c->failure : "does not answer there");
-        found(&f, xstrdup(c->failure ? "ballast version" : "ballast-coordinator --config FILE"));
+    } else if (may_ask) {
+        look_at_silence(c, &f);
     }
-    if (f.next)
-        printf("\n%zu thing%s to look at. Next: %s\n", f.n_wrong, f.n_wrong == 1 ? "" : "s",
-               f.next);
-    else
-        printf("\nAll is well. Next: ballast submit JOB.yaml --follow\n");
+    tell_next(c, &f);
     free(f.next);
     return rc;
 }

@@ -16,7 +16,7 @@ struct queue_job {
     int32_t  priority;
     uint32_t n_workers;
     uint64_t memory_bytes; /* each worker must have; 0: any */
-    uint64_t memory_bytes_spread; /* the same where n_together ranks lie on several nodes, if more */
+    uint64_t memory_bytes_spread; /* where n_together ranks lie on several nodes, if more */
     uint32_t n_together;   /* ranks in a row that had better be on one node: those that the experts
                             * lie over; 0: any */
 };

@@ -67,6 +67,7 @@ def configure(c):
 
 def roles(c, k, job):
     k.denied("stranger", "does not know the key of stranger", "jobs")
+    expect("Next: ballast keygen" in k.run("stranger", "doctor").stdout, "what to type next")
     k.denied("", "wants a key", "jobs")
     k.denied("eve", "has the role viewer", "job", "cancel", job)
     k.denied("bob", "belongs to ada; bob may change no jobs but his own", "job", "cancel", job)

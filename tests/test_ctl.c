@@ -582,8 +582,33 @@ static void doctor_names_the_next_command(void **state)
     fleet.n_workers = 1;
     check("doctor", 0, "w0 is LOST: silent for 40 s", "");
     check("workers", 0, "LOST", "");
+    w.state = BALLAST__WORKER_STATE__WORKER_DRAINED;
+    check("doctor", 0, "Next: ballast worker resume w0\n", "");
     w.state = BALLAST__WORKER_STATE__WORKER_IDLE;
     check("doctor", 0, "All is well.", "");
+    static const struct {
+        Ballast__JobState state;
+        bool held;
+        const char *next;
+    } rows[] = {
+        {BALLAST__JOB_STATE__JOB_PAUSED, false, "Next: ballast job resume 7\n"},
+        {BALLAST__JOB_STATE__JOB_QUEUED, true, "Next: ballast job release 7\n"},
+        {BALLAST__JOB_STATE__JOB_QUEUED, false, "Next: ballast job show 7\n"},
+        {BALLAST__JOB_STATE__JOB_RUNNING, false, "Next: ballast job show 7\n"}, /* it warns */
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Ballast__Job j = job(rows[i].state, "because"), *one[] = {&j};
+        j.held = rows[i].held;
+        jobs.jobs = one;
+        jobs.n_jobs = 1;
+        will_say(BALLAST__METHOD__METHOD_JOB_LIST, &jobs.base);
+        check("doctor", 0, rows[i].next, "");
+    }
+    struct json *v = run_json("doctor --json");
+    assert_string_equal(json_as_string(json_get(v, "next")), "ballast job show 7");
+    assert_int_equal(json_count(json_get(v, "findings")), 7);
+    json_destroy(v);
+    check("doctor --address tcp://10.0.0.1:7070", 2, "Next: ballast keygen", "");
     check("doctor --address ipc:///tmp/nobody-here.sock", 7, "does not exist", "");
 }
 
