@@ -215,13 +215,6 @@ const char *link_peer_key(const struct link *l, link_peer peer)
     return p ? p->key : "";
 }
 
-void link_forget(struct link *l, link_peer peer)
-{
-    struct peer *p = peers_find(&l->peers, peer);
-    if (p && l->is_server)
-        forget(l, p);
-}
-
 struct key_check {
     struct link *link;
     bool (*is_good)(void *context, const char *public_text);

@@ -118,9 +118,8 @@ int link_send(struct link *l, link_peer peer, const struct link_frame *frames, s
  * peer. */
 const char *link_peer_key(const struct link *l, link_peer peer);
 
-/* Nothing goes to that peer any more. What it says later comes from a new number. */
-void link_forget(struct link *l, link_peer peer);
-/* The same for all that came in with a key that is not good any more. */
+/* Nothing goes any more to those that came in with a key that is not good any more. What they say
+ * later comes from a new number. */
 void link_forget_keys(struct link *l, bool (*is_good)(void *context, const char *public_text),
                       void *context);
 

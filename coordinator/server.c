@@ -60,18 +60,43 @@ static void to_core(struct server *s, link_peer peer, const struct identity *who
         coord_message(s->core, &w->turn, peer, who->user, m->envelope, m->payload);
 }
 
-/* Its key was taken from the list, or its time is over, while it was connected. */
-static void end_peer(struct server *s, link_peer peer, const Ballast__Envelope *e)
+static void on_peer_gone(void *context, link_peer peer);
+
+/* Its key was taken from the list, or its time is over, while it was connected: it is answered once,
+ * then it might as well be gone. */
+static void end_peer(struct server *s, link_peer peer, const struct wire_bytes *frames,
+                     size_t n_frames)
 {
+    struct peer_state *p = peer_state_of(s, peer);
+    struct arena arena = {0};
+    struct checked_message m;
     Ballast__Status status;
+    if (!p || p->is_ended)
+        return;
+    p->is_ended = true;
     log_warn("peer=%" PRIu64 " msg=\"its key is not valid any more\"", peer);
-    check_status(&status, &s->scratch, BALLAST__CODE__UNAUTHENTICATED, "KEY",
-                 "this key is not among the coordinator's authorized_keys any more");
-    if (e && e->kind == BALLAST__KIND__KIND_REQUEST)
-        refuse(s, peer, e, &status);
-    if (s->open)
-        turn_end(s);
-    link_forget(s->link, peer);
+    if (check_message(frames, n_frames, CHECK_CLIENT | CHECK_WORKER, &arena, &m, &status) == 0 &&
+        m.method->kind == BALLAST__KIND__KIND_REQUEST) {
+        check_status(&status, &s->scratch, BALLAST__CODE__UNAUTHENTICATED, "KEY",
+                     "this key is not among the coordinator's authorized_keys any more");
+        refuse(s, peer, m.envelope, &status);
+    }
+    on_peer_gone(s, peer);
+    arena_fini(&arena);
+}
+
+/* Whether its message is to be looked at. */
+static bool is_known(struct server *s, link_peer peer, const struct wire_bytes *frames,
+                     size_t n_frames, struct identity *out_who)
+{
+    if (!auth_identify(&s->auth, s->link, peer, out_who)) {
+        end_peer(s, peer, frames, n_frames);
+        return false;
+    }
+    struct peer_state *p = peer_state_of(s, peer);
+    if (p)
+        p->is_ended = false; /* its key is back */
+    return true;
 }
 
 static void on_bad_message(struct server *s, link_peer peer, const struct checked_message *m,
@@ -89,23 +114,20 @@ static void on_message(void *context, link_peer peer, const struct link_frame *f
                        size_t n_frames)
 {
     struct server *s = context;
-    if (!admit_message(s, peer, clock_now_ns()))
+    struct identity who;
+    struct wire_bytes bytes[LINK_FRAMES_MAX];
+    for (size_t i = 0; i < n_frames && i < LINK_FRAMES_MAX; i++)
+        bytes[i] = (struct wire_bytes){frames[i].bytes, frames[i].n_bytes};
+    if (!admit_message(s, peer, clock_now_ns()) || !is_known(s, peer, bytes, n_frames, &who))
         return;
     struct arena own = {0};
     bool has_core = s->state == SERVER_SERVING;
     struct arena *arena = has_core ? &turn_get(s)->turn.arena : &own;
-    struct wire_bytes bytes[LINK_FRAMES_MAX];
-    for (size_t i = 0; i < n_frames && i < LINK_FRAMES_MAX; i++)
-        bytes[i] = (struct wire_bytes){frames[i].bytes, frames[i].n_bytes};
     struct checked_message m;
     Ballast__Status status;
-    struct identity who;
     int rc = check_message(bytes, n_frames, CHECK_CLIENT | CHECK_WORKER, arena, &m, &status);
-    bool is_known = auth_identify(&s->auth, s->link, peer, &who);
     bool is_request = rc == 0 && m.method->kind == BALLAST__KIND__KIND_REQUEST;
-    if (!is_known)
-        end_peer(s, peer, rc < 0 ? NULL : m.envelope);
-    else if (rc < 0)
+    if (rc < 0)
         on_bad_message(s, peer, &m, &status);
     else if (m.envelope->kind == BALLAST__KIND__KIND_RESPONSE)
         s->n_foreign++; /* we never ask */

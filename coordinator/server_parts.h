@@ -55,6 +55,7 @@ struct peer_state {
     double   tokens;
     uint64_t refilled_ns;
     uint32_t n_queries;   /* read or parked */
+    bool     is_ended;    /* its key is not valid any more, and it was told so */
     bool     is_excess;   /* came when descriptors were short; is told to come again */
 };
 
