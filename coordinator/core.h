@@ -8,7 +8,8 @@
  * settings.c changed settings of a job: asked for, recorded, told to its ranks
  * attach.c   workers come, beat, fall silent and go
  * placing.c  experts move: loads come in, plans are proposed, followed, recorded
- * attempt.c  one attempt of a job: its gang starts, reports, is stopped, is over */
+ * attempt.c  one attempt of a job: its gang starts, reports, is stopped, is over;
+ *            attempt_say.c: what its ranks are told */
 #ifndef COORDINATOR_CORE_H
 #define COORDINATOR_CORE_H
 
@@ -212,6 +213,16 @@ void attempt_ack_ended(struct turn *t, const struct worker *w, const Ballast__Ra
 /* STOP_NOW for an attempt that nobody wants any more. */
 void attempt_fence(struct turn *t, uint64_t peer, uint64_t worker_epoch,
                    const Ballast__RankState *state, const char *reason);
+
+/* attempt_say.c: what all ranks are told, but for the rank, in the arena; START and STOP to one. */
+Ballast__Start *attempt_start_template(struct coord *c, struct turn *t, const struct job *j);
+void attempt_say_start(struct turn *t, const struct worker *w, const Ballast__Start *template);
+void attempt_say_stop(struct coord *c, struct turn *t, const struct job *j,
+                      const struct worker *w);
+
+/* A rank tells where it listens. */
+void attempt_relay_peers(struct coord *c, struct turn *t, struct job *j, const struct worker *w,
+                         const Ballast__RankState *s);
 
 /* What is due for this job; gives when to look again (UINT64_MAX: never). */
 uint64_t attempt_tick(struct coord *c, struct turn *t, struct job *j);
