@@ -125,7 +125,7 @@ def fixtures_step(o):
     for model in models:
         path = os.path.join(folder, model)
         for dtype in ("f32",) if o.rehearse else ("f32", "bf16"):
-            seconds = 60 if dtype == "bf16" else 20  # with six runs on the CPU
+            seconds = 12 if dtype == "bf16" else 7  # with six runs on the CPU
             tasks.append(Task(f"{model} {dtype}", [[
                 os.path.join(cluster.BIN, "ballast-worker"), "validate", path, "--expect", path,
                 "--device", "cpu" if o.rehearse else "cuda:0", "--dtype", dtype]], seconds, 240))
@@ -142,7 +142,7 @@ def fixtures_step(o):
 
 def nccl_step(o):
     ways = [["1"]] if o.rehearse else [["--gpus", "1", "nccl"], ["--gpus", "1", "host"]]
-    tasks = [Task(" ".join(way), [[os.path.join(TESTS, "bench_coll"), *way]], 15) for way in ways]
+    tasks = [Task(" ".join(way), [[os.path.join(TESTS, "bench_coll"), *way]], 8) for way in ways]
     return Step("nccl", "all collectives of one rank", tasks, exit_code)
 
 
