@@ -184,15 +184,17 @@ static int take_rows(struct open_call *o, struct err *err)
 {
     const struct coll_group *g = &o->call.g;
     size_t all = count_rows(o->recv_rows, g->n_ranks) * o->width;
-    uint8_t *to = o->out;
-    for (uint32_t i = 0; i < g->n_ranks; i++) {
+    size_t at = count_rows(o->recv_rows, g->me) * o->width;
+    for (uint32_t k = 0; k < g->n_ranks; k++) {
+        uint32_t i = (g->me + k) % g->n_ranks; /* not all from the same member at once */
         int64_t before;
         size_t n = (size_t)o->recv_rows[i] * o->width;
         int rc = call_rows_before(&o->call, i, o->recv_rows[i], &before, err);
         if (rc < 0)
             return rc;
-        copy_piece(to, call_input_of(&o->call, i) + (size_t)before * o->width, n, all);
-        to += n;
+        at = i == 0 ? 0 : at;
+        copy_piece(o->out + at, call_input_of(&o->call, i) + (size_t)before * o->width, n, all);
+        at += n;
     }
     return 0;
 }
