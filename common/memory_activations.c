@@ -90,16 +90,17 @@ static struct bytes moe(const struct memory_input *in)
     };
 }
 
-/* Of a row at its expert: forward is beside what it keeps. */
+/* Of a row at its expert: forward is beside what it keeps, and may run again in a backward. */
 static struct bytes row(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     uint64_t e = in->elem_bytes, n = m->latent + 3ull * m->expert_inter;
     uint64_t r = in->expert_adapters ? in->lora_rank : 0;
+    uint64_t between = r ? (e + FLOAT_BYTES) * r + e * m->latent : 0; /* of a forward */
     return (struct bytes){
         .again = n * e,
-        .forward = e * m->latent + (r ? (e + FLOAT_BYTES) * r + e * m->latent : 0),
-        .backward = n * e + (6 * e + FLOAT_BYTES) * r,
+        .forward = e * m->latent + between,
+        .backward = n * e + (6 * e + FLOAT_BYTES) * r + between,
     };
 }
 
@@ -127,7 +128,7 @@ static struct bytes times(struct bytes x, uint64_t n)
     return (struct bytes){x.kept * n, x.again * n, x.forward * n, x.backward * n};
 }
 
-static struct layer_bytes layer_bytes(const struct memory_input *in, uint32_t l, uint64_t n_rows)
+static struct layer_bytes layer_bytes(const struct memory_input *in, uint32_t l)
 {
     const struct model_spec *m = in->spec;
     uint64_t e = in->elem_bytes, n = in->n_tokens, hidden = e * m->hidden;
@@ -141,11 +142,12 @@ static struct layer_bytes layer_bytes(const struct memory_input *in, uint32_t l,
     b.attention = times(b.attention, n);
     b.feed_forward = times(b.feed_forward, n);
     if (is_moe) {
-        struct bytes rows = times(row(in), n_rows);
+        struct memory_rows n_rows = memory_rows(in);
+        struct bytes each = row(in);
         uint64_t shared = n * dense((uint64_t)m->n_shared_experts * m->expert_inter, e).backward;
-        b.feed_forward.again += rows.again;
-        b.feed_forward.forward += rows.forward;
-        b.feed_forward.backward += max(rows.backward, shared);
+        b.feed_forward.again += n_rows.kept * each.again;
+        b.feed_forward.forward += n_rows.piece * each.forward;
+        b.feed_forward.backward += max(n_rows.piece * each.backward, shared);
     }
     return b;
 }
@@ -162,7 +164,6 @@ uint64_t memory_activations(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     uint64_t e = in->elem_bytes, n_blocks = bank_rows(m, m->n_layers ? m->n_layers - 1 : 0);
-    uint64_t n_rows = memory_rows_max(m, in->n_tokens, in->degrees.ep, memory_slots(in));
     /* The residual stream after each layer, its gradients, tokens and labels. */
     uint64_t kept = in->n_tokens * (e * (m->n_layers + 2 + n_blocks) * m->hidden +
                                     FLOAT_BYTES * (2 + (m->n_experts ? m->top_k : 0))) +
@@ -171,7 +172,7 @@ uint64_t memory_activations(const struct memory_input *in)
     uint64_t dx = in->n_tokens * e * m->hidden, peak = 0;
     bool parts = in->recompute == RECOMPUTE_SELECTIVE;
     for (uint32_t l = 0; l < m->n_layers; l++) {
-        struct layer_bytes b = layer_bytes(in, l, n_rows);
+        struct layer_bytes b = layer_bytes(in, l);
         struct bytes a = b.attention, f = b.feed_forward;
         uint64_t layer = kept + a.kept + f.kept + (parts ? 0 : a.again + f.again);
         /* Where they are made again, only one of the two is there at once. */
@@ -189,7 +190,6 @@ uint64_t memory_activations(const struct memory_input *in)
 uint64_t memory_rows_max(const struct model_spec *m, uint64_t n_tokens, uint32_t ep,
                          uint32_t n_slots)
 {
-    uint64_t n_chosen = m->top_k < n_slots ? m->top_k : n_slots, at_once = ep * n_chosen;
-    uint64_t most = n_tokens * at_once, even = n_tokens * m->top_k * 5 / 4;
-    return even < most ? max(even, at_once) : most;
+    uint64_t most = n_tokens * ep * min(m->top_k, n_slots), even = n_tokens * m->top_k * 5 / 4;
+    return min(max(even, 2ull * ep * n_slots), most);
 }

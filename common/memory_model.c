@@ -125,9 +125,23 @@ uint32_t memory_chunks(uint64_t n_tokens, uint32_t ep)
     return ep > 1 ? (uint32_t)min(max(n_tokens / CHUNK_TOKENS, 1), MEMORY_CHUNKS_MAX) : 1;
 }
 
-uint64_t memory_chunk_rows(uint64_t rows_max, uint32_t n_chunks, uint64_t at_once)
+uint64_t memory_piece_rows(uint64_t rows_max, uint32_t n_chunks, uint64_t n_blocks)
 {
-    return n_chunks > 1 ? max(rows_max / 2, at_once) : rows_max;
+    /* A quarter more than the even share is half as many again, of a chunk. */
+    uint64_t n = max(rows_max * 6 / (5 * n_chunks), 2 * n_blocks);
+    return n_chunks > 1 ? min(n, rows_max) : rows_max;
+}
+
+struct memory_rows memory_rows(const struct memory_input *in)
+{
+    uint32_t ep = in->degrees.ep;
+    if (!n_sparse(in->spec))
+        return (struct memory_rows){0};
+    uint32_t n_slots = memory_slots(in);
+    uint64_t rows_max = memory_rows_max(in->spec, in->n_tokens, ep, n_slots);
+    uint64_t piece = memory_piece_rows(rows_max, memory_chunks(in->n_tokens, ep),
+                                       (uint64_t)ep * n_slots);
+    return (struct memory_rows){in->recompute == RECOMPUTE_OFF ? rows_max : piece, piece};
 }
 
 /* Of a rank that passes on what other nodes have for its own: how many ranks it does so for, one of
@@ -155,17 +169,12 @@ static uint64_t leaving_rows(const struct memory_input *in, uint64_t n)
     return 2 * n * min(top_k, r.n_sources) + r.n_sources * n * (1 + 2 * min(top_k, r.n_here));
 }
 
-/* What travels of a chunk: there and back. In rows. */
-static uint64_t travelling_rows(const struct memory_input *in, uint64_t rows_max)
+/* What travels there and back: what a piece brings, and what comes back of a chunk. In rows. */
+static uint64_t travelling_rows(const struct memory_input *in)
 {
-    const struct model_spec *m = in->spec;
-    uint64_t n_ranks = in->degrees.ep, at_once = n_ranks * min(m->top_k, memory_slots(in));
     uint32_t n_chunks = memory_chunks(in->n_tokens, in->degrees.ep);
-    uint64_t arrive = memory_chunk_rows(rows_max, n_chunks, at_once);
-    uint64_t n = max((in->n_tokens + n_chunks - 1) / n_chunks, max(arrive / at_once, 1));
-    n = min(n, in->n_tokens);
-    arrive = max(arrive, n * m->top_k);
-    return leaving_rows(in, n) + 3 * arrive + n * m->top_k;
+    uint64_t n = (in->n_tokens + n_chunks - 1) / n_chunks;
+    return leaving_rows(in, n) + 3 * memory_rows(in).piece + n * in->spec->top_k;
 }
 
 /* Rows on their way, notes about them, and the places of the rows of every plan that is kept. */
@@ -185,7 +194,7 @@ static uint64_t dispatch_bytes(const struct memory_input *in)
     uint64_t n_sent = r.n_sources ? n_pairs + n_noted : n_pairs;
     uint64_t plan = 8 * (n_pairs + n_rows) + FLOAT_BYTES * n_rows +
                     (travels ? 8 * (n_sent + n_rows) : 0);
-    uint64_t rows = travels ? travelling_rows(in, n_rows) * m->latent * in->elem_bytes : 0;
+    uint64_t rows = travels ? travelling_rows(in) * m->latent * in->elem_bytes : 0;
     return notes + 8 * n_pairs * (r.n_sources ? 6 : travels ? 3 : 1) + n_plans * plan + rows;
 }
 
@@ -287,6 +296,7 @@ struct memory_plan memory_model(const struct memory_input *in)
         .gradients = trained * FLOAT_BYTES,
         .optimizer = (trained + second_moments(in, &counts, trained)) * FLOAT_BYTES,
         .activations = memory_activations(in),
+        .rows = memory_rows(in),
         .gathered = memory_gathered(in),
         .dispatch = dispatch_bytes(in),
         .staging = staging_bytes(in, &counts),

@@ -41,6 +41,12 @@ static inline bool memory_is_frozen(const struct memory_input *in)
     return in->dense_adapters || in->expert_adapters;
 }
 
+/* Of experts, that a rank has of a sparse layer: that stay until its backward, and that come at
+ * once. */
+struct memory_rows {
+    uint64_t kept, piece;
+};
+
 struct memory_plan {
     uint64_t weights, gradients, optimizer; /* the slices that this rank owns; weights with their
                                              * float32 masters, where they are narrower */
@@ -53,24 +59,28 @@ struct memory_plan {
     uint64_t scratch;  /* of ops */
     uint64_t process;  /* the process itself, or a GPU's context and libraries */
     uint64_t total;
+    struct memory_rows rows; /* no bytes: a count that some of the bytes are of */
 };
 
 /* Slots for experts of each rank and layer, spare ones included. */
 uint32_t memory_slots(const struct memory_input *in);
 
-/* Rows of experts that a rank of ep takes at once, of n_tokens of each rank: a quarter more than
- * its even share, or what one token of each rank may bring. Where more would come, tokens go part
- * by part. n_slots: as memory_slots says. */
+/* Rows of experts that a rank of ep keeps of a layer for its backward where nothing is computed
+ * again, of n_tokens of each rank: a quarter more than its even share, or two for each of a rank's
+ * slots. Where more come, none are kept. n_slots: as memory_slots says. */
 uint64_t memory_rows_max(const struct model_spec *m, uint64_t n_tokens, uint32_t ep,
                          uint32_t n_slots);
 
-/* In how many chunks a rank's tokens go to experts, and how many rows of one a rank takes: where
- * there are several half of all, but at least what one token of each rank may bring, at_once. */
+/* In how many chunks a rank's tokens go to experts; and how many rows come to a rank at once, which
+ * is what it holds where they are computed again: of several chunks half as many again as its even
+ * share of one, but at least two for each of n_blocks, as many as a rank has slots times the ranks
+ * that send rows to them. A chunk that would bring more goes in several pieces. */
 #define MEMORY_CHUNKS_MAX 4u
 uint32_t memory_chunks(uint64_t n_tokens, uint32_t ep);
-uint64_t memory_chunk_rows(uint64_t rows_max, uint32_t n_chunks, uint64_t at_once);
+uint64_t memory_piece_rows(uint64_t rows_max, uint32_t n_chunks, uint64_t n_blocks);
 
-/* Of the plan, its activations; and its whole layers. */
+/* Of the plan, the rows; its activations; and its whole layers. */
+struct memory_rows memory_rows(const struct memory_input *in);
 uint64_t memory_activations(const struct memory_input *in);
 uint64_t memory_gathered(const struct memory_input *in);
 

@@ -23,20 +23,28 @@ static double attention_again(const struct model_spec *m, const struct layer_spe
 }
 
 /* Gate and up, not down. */
-static double feed_forward_again(const struct model_spec *m, const struct layer_spec *l)
+static double experts_again(const struct model_spec *m, const struct layer_spec *l)
 {
-    double experts = (double)m->top_k * m->latent + (double)m->n_shared_experts * m->hidden;
-    return 2.0 * (l->mlp == MLP_MOE ? experts * m->expert_inter : (double)m->hidden *
-                                                                     m->dense_inter);
+    return l->mlp == MLP_MOE ? 2.0 * m->top_k * m->latent * m->expert_inter : 0;
 }
 
-double recompute_flops(const struct model_spec *m, enum recompute how)
+static double dense_again(const struct model_spec *m, const struct layer_spec *l)
+{
+    double shared = (double)m->n_shared_experts * m->expert_inter;
+    return 2.0 * m->hidden * (l->mlp == MLP_MOE ? shared : m->dense_inter);
+}
+
+double recompute_flops(const struct model_spec *m, enum recompute how, bool by_piece)
 {
     struct model_counts counts = model_spec_count(m);
     double n = 0;
+    for (uint32_t l = 0; l < m->n_layers; l++) {
+        if (how == RECOMPUTE_SELECTIVE)
+            n += attention_again(m, &m->layers[l]) + dense_again(m, &m->layers[l]);
+        if (how == RECOMPUTE_SELECTIVE || (how == RECOMPUTE_FULL && by_piece))
+            n += experts_again(m, &m->layers[l]);
+    }
     if (how == RECOMPUTE_FULL) /* all but the head runs its forward twice */
-        return model_spec_flops(&counts) / 3 - 2.0 * m->vocab * m->hidden;
-    for (uint32_t l = 0; how == RECOMPUTE_SELECTIVE && l < m->n_layers; l++)
-        n += attention_again(m, &m->layers[l]) + feed_forward_again(m, &m->layers[l]);
+        return 2 * n + model_spec_flops(&counts) / 3 - 2.0 * m->vocab * m->hidden;
     return 2 * n;
 }

@@ -16,6 +16,11 @@
  *              came back for each choice                 shared experts, and the experts' side:
  *                                                        rows come again, gate and up products
  *
+ * The experts' side, where tokens are of other ranks, too, is made again piece by piece, so that a
+ * rank holds the rows of one piece, however tokens are routed (memory_piece_rows). With full, what
+ * came back was made again before, so that gate and up are computed three times in all; but twice
+ * where all tokens go in one piece, whose rows stay.
+ *
  * What is made again is the same bits, and goes into no statistics. The layers' carve functions
  * (worker/) and memory_activations.c follow this page. */
 #ifndef COMMON_RECOMPUTE_H
@@ -32,7 +37,7 @@ extern const char *const recompute_words[RECOMPUTE_WAYS];
 enum recompute recompute_of(const char *word);
 
 /* Multiplications and additions of products that a backward makes again for one token: what comes
- * on top of model_spec_flops. */
-double recompute_flops(const struct model_spec *m, enum recompute how);
+ * on top of model_spec_flops. by_piece: tokens go to experts in several pieces. */
+double recompute_flops(const struct model_spec *m, enum recompute how, bool by_piece);
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "common/conf.h"
 #include "common/hf_config.h"
+#include "common/memory_model.h"
 #include "common/outline_config.h"
 #include "coordinator/strategy.h"
 #include "proto/job_map.h"
@@ -115,7 +116,9 @@ static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct p
     p->counts = model_spec_count(&p->model);
     p->n_tokens_step = (uint64_t)spec->train_global_batch * spec->data_sequence_length;
     p->n_passes = spec->train_global_batch / (spec->train_micro_batch * spec->parallel_workers);
-    p->step_flops = (model_spec_flops(&p->counts) + recompute_flops(&p->model, how)) *
+    uint64_t n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length;
+    bool by_piece = memory_chunks(n_tokens, p->layout.degrees.ep) > 1;
+    p->step_flops = (model_spec_flops(&p->counts) + recompute_flops(&p->model, how, by_piece)) *
                     (double)p->n_tokens_step;
     plan_step_time(p);
     return CTL_OK;
@@ -205,8 +208,22 @@ static void memory_parts(const struct memory_plan *m, struct memory_part out[MEM
     memcpy(out, parts, sizeof parts);
 }
 
-static void print_memory(const struct ctl *c, const struct memory_plan *m)
+/* What the bytes hold at the experts' side, however tokens are routed. */
+static void print_rows(const struct plan *p)
 {
+    const struct memory_rows *rows = &p->memory.rows;
+    bool stays = recompute_of(p->spec->parallel_activation_checkpointing) == RECOMPUTE_OFF;
+    if (rows->piece == 0)
+        return;
+    printf("  of experts at most %" PRIu64 " rows of a layer come at once", rows->piece);
+    if (stays)
+        printf(" and %" PRIu64 " stay; where more would, they come again", rows->kept);
+    printf("\n");
+}
+
+static void print_memory(const struct ctl *c, const struct plan *p)
+{
+    const struct memory_plan *m = &p->memory;
     static const struct ctl_column columns[] = {{"MEMORY PER RANK", false}, {"SIZE", true}};
     struct ctl_table t = {.columns = columns, .n_columns = 2};
     struct memory_part parts[MEMORY_PARTS];
@@ -215,6 +232,7 @@ static void print_memory(const struct ctl *c, const struct memory_plan *m)
         add_row(&t, parts[i].name, parts[i].bytes);
     ctl_table_print(c, &t);
     ctl_table_fini(&t);
+    print_rows(p);
 }
 
 static void print_time(const struct ctl *c, const struct plan *p)
@@ -259,7 +277,7 @@ static void print_text(const struct ctl *c, const struct plan *p)
     print_group("expert replicas", &p->layout.expert_replica, "hold the same slice of it");
     putchar('\n');
     print_owners(c, p);
-    print_memory(c, &p->memory);
+    print_memory(c, p);
     print_time(c, p);
     ctl_hint(c, "the file is right; nothing was submitted");
 }
@@ -337,6 +355,10 @@ static void print_json(const struct ctl *c, const struct plan *p)
     json_put(step, "tokens", json_new_u64(p->n_tokens_step));
     json_put(step, "passes_per_rank", json_new_u64(p->n_passes));
     json_put(step, "flops", json_new_double(p->step_flops));
+    if (p->memory.rows.piece > 0) {
+        json_put(step, "expert_rows_at_once", json_new_u64(p->memory.rows.piece));
+        json_put(step, "expert_rows_kept", json_new_u64(p->memory.rows.kept));
+    }
     json_put(o, "model", model);
     json_put(o, "step", step);
     json_put(o, "memory_per_rank", memory);

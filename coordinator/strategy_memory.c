@@ -4,6 +4,8 @@
  * are counted twice, as the next one comes while one computes. */
 #include "coordinator/strategy.h"
 
+#include "common/memory_model.h"
+
 #define MXFP4_BYTES (17.0 / 32) /* two values a byte, and a scale for 32 */
 #define FP8_BYTES   (1 + 4.0 / (128 * 128))
 #define ROWS_SPREAD 1.25 /* rows of the fullest rank above an even load */
@@ -66,17 +68,31 @@ static double pass_tokens(const struct job_shape *job, const struct plan_choice 
     return (double)c->micro_batch * job->sequence_length / c->sp;
 }
 
+/* Rows of experts: that stay for a backward, that come at once, and that tokens send at once. */
+struct rows {
+    double kept, piece, sent;
+};
+
+static struct rows rows_of(const struct job_shape *job, const struct plan_choice *c)
+{
+    double n = pass_tokens(job, c) * job->costs->top_k, kept = n * ROWS_SPREAD;
+    uint32_t n_chunks = memory_chunks((uint64_t)pass_tokens(job, c), c->ep);
+    double piece = (double)memory_piece_rows((uint64_t)kept, n_chunks, 0);
+    return (struct rows){c->recompute == KEEP_ALL ? kept : piece, piece, n / n_chunks};
+}
+
 static void activations(const struct job_shape *job, const struct plan_choice *c,
                         struct plan_memory *m)
 {
     const struct costs *k = job->costs;
     double element = c->is_f32 ? F32 : BF16, n = pass_tokens(job, c);
-    double rows = n * k->top_k * ROWS_SPREAD * k->row_kept;
-    double layer = (n * k->kept_max + rows) / c->tp, all = n * k->kept / c->tp;
+    struct rows rows = rows_of(job, c);
+    double layer = n * k->kept_max / c->tp, all = n * k->kept / c->tp;
+    double row = k->row_kept / c->tp;
     double stream = n * k->stream / c->tp, head = 4 * n * k->hidden;
     double kept = 0;
     if (c->recompute == KEEP_ALL)
-        kept = all + rows * k->n_moe / c->tp;
+        kept = all + rows.kept * row * k->n_moe;
     else if (c->recompute == RECOMPUTE_SOME)
         kept = n * k->kept_some / c->tp;
     if (c->offload == OFFLOAD_ACTIVATIONS) {
@@ -84,15 +100,19 @@ static void activations(const struct job_shape *job, const struct plan_choice *c
         stream = 3 * n * k->hidden; /* those on their way */
         kept = 0;
     }
-    /* The largest layer is whole in its backward pass, with scratch. */
-    double peak = c->recompute == KEEP_ALL ? SCRATCH * layer : (1 + SCRATCH) * layer;
+    /* The largest layer is whole in its backward pass, with scratch; of its experts a piece's rows
+     * are, and as much for their gradients. */
+    double peak = SCRATCH * layer + rows.piece * row;
+    if (c->recompute != KEEP_ALL)
+        peak += layer + rows.kept * row;
     m->activations = (uint64_t)((stream + kept + (peak > head ? peak : head)) * element);
 }
 
 static uint64_t buffers(const struct job_shape *job, const struct plan_choice *c)
 {
     const struct costs *k = job->costs;
-    double element = c->is_f32 ? F32 : BF16, n = 0, rows = pass_tokens(job, c) * k->top_k;
+    double element = c->is_f32 ? F32 : BF16, n = 0;
+    struct rows rows = rows_of(job, c);
     double table = (double)k->embedding / 2 / c->tp, layer = (double)k->layer_dense_max / c->tp;
     double experts = (double)k->layer_experts_max / c->ep;
     if (c->fsdp > 1)
@@ -104,7 +124,7 @@ static uint64_t buffers(const struct job_shape *job, const struct plan_choice *c
     if (c->expert_shard > 1 && !job->is_lora)
         n += experts * F32;
     if (c->ep > 1)
-        n += 2 * rows * k->row_width * element;
+        n += 3 * (rows.sent + rows.piece) * k->row_width * element;
     return (uint64_t)n + job->cluster->gpu_reserve;
 }
 

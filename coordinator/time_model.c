@@ -9,6 +9,8 @@
 
 #include <math.h>
 
+#include "common/memory_model.h"
+
 #define CHUNKS         4     /* in which tokens travel */
 #define UNPACK_MXFP4   1.06  /* products that decode their weights */
 #define UNPACK_FP8     1.03
@@ -19,6 +21,7 @@
                               * written, forward and backward */
 #define SOME_AGAIN     0.5   /* of dense products, and of what lies between, that selective
                               * recomputation repeats; of experts' it repeats all, of cores none */
+#define PIECE_AGAIN    (2 / 3.0) /* of experts' that full repeats once more, piece by piece */
 #define STATE_BYTES    34.0  /* that the optimizer moves for a parameter, its norm counted */
 
 struct work {
@@ -28,6 +31,7 @@ struct work {
     double element;         /* bytes */
     double forwards, backs; /* how often a pass does the work of one forward pass */
     double of_experts, of_cores; /* forwards, of these */
+    bool   by_piece;        /* the experts' side is made again so */
     double narrow;          /* f32 products beside those of 16 bits */
 };
 
@@ -53,7 +57,10 @@ static struct work work_of(const struct job_shape *job, const struct plan_choice
     w.tokens = (double)c->micro_batch * job->sequence_length / c->sp;
     w.forwards = c->recompute == RECOMPUTE_ALL ? 2 : c->recompute == RECOMPUTE_SOME
                  ? 1 + SOME_AGAIN : 1;
+    w.by_piece = c->recompute != KEEP_ALL && memory_chunks((uint64_t)w.tokens, c->ep) > 1;
     w.of_experts = c->recompute == KEEP_ALL ? 1 : 2;
+    if (w.by_piece && c->recompute == RECOMPUTE_ALL)
+        w.of_experts += PIECE_AGAIN;
     w.of_cores = c->recompute == RECOMPUTE_ALL ? 2 : 1;
     w.backs = job->is_lora ? 1 : 2; /* frozen weights have no gradient */
     w.narrow = c->is_f32 ? job->cluster->product_f32_tflops / job->cluster->product_tflops : 1;
@@ -171,9 +178,12 @@ static void add_all_to_all(const struct work *w, double *out_all, double *out_ex
     double work = k->n_moe ? expert_seconds(w) / (w->of_experts + w->backs) / k->n_moe : 0;
     double once = out + back, again = w->c->recompute == RECOMPUTE_ALL ? once
                                      : w->c->recompute == RECOMPUTE_SOME ? out : 0;
-    double n_trips = 4 + (again > 0) + (again > out);
+    bool third = w->by_piece && again > out; /* rows come once more, with the gradients */
+    double n_trips = 4 + (again > 0) + (again > out) + third;
     if (w->c->ep <= 1)
         return;
+    if (third)
+        again += out;
     *out_all = k->n_moe * (2 * once + again + n_trips * call);
     *out_exposed = k->n_moe * (exposed(w, once, work) + exposed(w, once, w->backs * work) +
                                exposed(w, again, work) + n_trips * call);

@@ -100,10 +100,12 @@ void cuda_route_pairs(struct device *dev, int64_t *place_of, int64_t *pair_at, c
     if (n == 0)
         return;
     cuda_scratch_begin(dev);
+    /* The largest go first: where the ring of uploads grows, earlier ones are gone. */
+    const void *end = cuda_upload(dev, route->end, n_parts * sizeof *route->end);
+    const void *place = cuda_upload(dev, route->place, n_parts * sizeof *route->place);
     struct route_arrays arrays = {
         (const int32_t *)cuda_upload(dev, route->first, n_x * sizeof *route->first),
-        (const int64_t *)cuda_upload(dev, route->end, n_parts * sizeof *route->end),
-        (const int64_t *)cuda_upload(dev, route->place, n_parts * sizeof *route->place),
+        (const int64_t *)end, (const int64_t *)place,
         (const int64_t *)cuda_upload(dev, route->chunk_at,
                                      (size_t)route->n_chunks * sizeof *route->chunk_at),
         (int64_t)n_x, route->pairs_each};

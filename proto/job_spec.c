@@ -140,7 +140,8 @@ static const struct field fields[] = {
     {"parallel.activation_checkpointing", FIELD_WORD, AT(parallel_activation_checkpointing),
      .preset = "off", WORDS("off", "full", "selective"), .spellings = checkpointing_spellings,
      .help = "what a backward pass makes again of its layer: nothing, all, or what is cheap to "
-             "make; true is full"},
+             "make; all but off: of experts a rank has a piece of its rows at a time, however "
+             "tokens are routed; true is full"},
     {"parallel.offload", FIELD_WORD, AT(parallel_offload), .preset = "off",
      WORDS("off", "activations", "optimizer"), .help = "what waits in host memory"},
     {"parallel.overlap", FIELD_PB_BOOL, AT(parallel_overlap), .preset = "true",

@@ -1,5 +1,5 @@
 /* test_dispatch.c - rows reach the ranks of their experts in one order, and come back, whatever the
- * way; and no row is sent twice */
+ * way; no row is sent twice, and no rank gets more at once than it takes */
 #include "tests/ranks.h"
 
 #include <stdatomic.h>
@@ -7,7 +7,7 @@
 #include "worker/dispatch.h"
 #include "worker/shuffle.h"
 
-enum { WIDTH = 5, TOP_K = 3, TOKENS_MAX = 64, CHUNKS = 3 };
+enum { WIDTH = 5, TOP_K = 3, TOKENS_MAX = 64, CHUNKS = 3, FEW_ROWS = 48 };
 enum { ROWS_MAX = TEST_RANKS_MAX * TOKENS_MAX * TOP_K };
 
 static uint32_t seed0 = 12345;
@@ -18,6 +18,7 @@ static const struct way_row {
     uint32_t n_chunks;
     bool     hierarchical, overlap;
     uint32_t nodes[TEST_RANKS_MAX]; /* by place in the group */
+    int64_t  rows_max; /* 0: no limit */
 } ways[] = {
     {"one after another", CHUNKS, false, false, {0}},
     {"overlapped", CHUNKS, false, true, {0}},
@@ -27,6 +28,9 @@ static const struct way_row {
     {"nodes in no order, one of one rank", CHUNKS, true, true, {3, 1, 3, 1, 1, 3, 3, 9}},
     {"two nodes, each row straight", CHUNKS, false, true, {0, 0, 0, 0, 1, 1, 1, 1}},
     {"in one chunk", 1, false, false, {0}},
+    {"few rows at once", CHUNKS, false, true, {0}, FEW_ROWS},
+    {"few rows at once, one after another", CHUNKS, false, false, {0}, FEW_ROWS},
+    {"few rows at once, two nodes", CHUNKS, true, true, {0, 0, 0, 0, 1, 1, 1, 1}, FEW_ROWS},
 };
 enum { N_WAYS = sizeof ways / sizeof *ways };
 
@@ -82,6 +86,7 @@ static struct seen {
     _Atomic uint64_t between_ranks;      /* of to_ranks, those to another node */
     _Atomic uint64_t sent, sent_between;
 } seen;
+static _Atomic uint64_t n_cut; /* plans with more pieces than chunks */
 
 static void see(struct test_rank *r, const struct way_row *w, uint32_t source, int64_t token)
 {
@@ -116,7 +121,9 @@ static void check_traffic(struct test_rank *r, const struct way_row *w,
     atomic_fetch_add(&seen.sent, sent);
     atomic_fetch_add(&seen.sent_between, between);
     barrier(r);
-    if (!w->hierarchical) {
+    if (w->rows_max) { /* a token may go once with each piece */
+        RANK_CHECK(r, atomic_load(&seen.sent) >= atomic_load(&seen.to_ranks));
+    } else if (!w->hierarchical) {
         RANK_CHECK(r, atomic_load(&seen.sent) == atomic_load(&seen.to_ranks));
         RANK_CHECK(r, atomic_load(&seen.sent_between) == atomic_load(&seen.between_ranks));
     } else {
@@ -128,12 +135,29 @@ static void check_traffic(struct test_rank *r, const struct way_row *w,
     barrier(r);
 }
 
-/* ---- one chunk ------------------------------------------------------------------------------ */
+/* ---- one piece ------------------------------------------------------------------------------ */
+
+/* Which part of what a chunk has a piece brings. */
+struct part {
+    uint32_t chunk, i, n;
+};
+
+static struct part part_of(const struct test_rank *r, const struct way_row *w,
+                           const struct dispatch_plan *p, uint32_t piece)
+{
+    uint32_t n = dispatch_plan_pieces(p) / (r->degrees.ep > 1 ? w->n_chunks : 1);
+    return (struct part){piece / n, piece % n, n};
+}
+
+static int64_t in_part(const struct part *x, int64_t n)
+{
+    return n * (x->i + 1) / x->n - n * x->i / x->n;
+}
 
 /* Every slot sees rows of its own expert alone, sources ascending, then their pairs; all that a
  * source has for it, unless the expert has copies that may share them. rows: weights. */
 static void check_served(struct test_rank *r, const struct way_row *w, uint32_t round,
-                         uint32_t chunk, const struct dispatch_chunk *c, const float *rows,
+                         const struct part *x, const struct dispatch_piece *c, const float *rows,
                          const float *tokens)
 {
     uint32_t n_slots = r->slots.n_slots, n_experts = r->spec->n_experts, ep = r->degrees.ep;
@@ -146,11 +170,11 @@ static void check_served(struct test_rank *r, const struct way_row *w, uint32_t 
         for (uint32_t m = 0; m < ep; m++) {
             uint32_t source = r->layout.ep.ranks[m];
             int64_t begin = c->blocks[i * ep + m], end = c->blocks[i * ep + m + 1], before = -1;
-            int64_t wanted = e < 0 ? 0 : n_wanted(source, round, chunk, n_chunks, e, n_experts);
-            bool is_whole = end - begin == wanted;
+            int64_t wanted = e < 0 ? 0 : n_wanted(source, round, x->chunk, n_chunks, e, n_experts);
+            bool is_whole = end - begin == in_part(x, wanted);
             if (e >= 0 && l->copied_at[e] >= 0)
                 is_whole = r->dev->deterministic ? is_whole || end == begin
-                                                 : end - begin <= wanted;
+                                                 : end - begin <= wanted / x->n + 1;
             RANK_CHECK(r, is_whole && begin == at);
             for (; at < end && r->rc == 0; at++) {
                 int64_t pair = (int64_t)rows[at * WIDTH] - source * 1000 - 1;
@@ -224,15 +248,15 @@ static void drop(struct test_rank *r, struct buffers *b)
         r->dev->ops->free(r->dev, all[i]);
 }
 
-/* All chunks of x, the next one on its way while one is read; to host (rows of all chunks). */
+/* All pieces of x, the next one on its way while one is read; to host (rows of all pieces). */
 static void send_all(struct test_rank *r, struct dispatch_plan *p, const float *x, bool weighed,
                      struct buffers *b, float *host)
 {
-    uint32_t n = dispatch_plan_chunks(p);
+    uint32_t n = dispatch_plan_pieces(p);
     if (r->rc == 0)
         RANK_CHECK(r, dispatch_send_start(p, 0, x, &r->err) == 0);
     for (uint32_t c = 0; c < n && r->rc == 0; c++) {
-        struct dispatch_chunk at = dispatch_chunk_of(p, c);
+        struct dispatch_piece at = dispatch_piece_of(p, c);
         RANK_CHECK(r, dispatch_send_finish(p, c, weighed, b->rows, &r->err) == 0);
         if (c + 1 < n && r->rc == 0)
             RANK_CHECK(r, dispatch_send_start(p, c + 1, x, &r->err) == 0);
@@ -246,11 +270,11 @@ static void send_all(struct test_rank *r, struct dispatch_plan *p, const float *
 /* What was served goes back, negative. */
 static void return_all(struct test_rank *r, struct dispatch_plan *p, struct buffers *b)
 {
-    uint32_t n = dispatch_plan_chunks(p);
+    uint32_t n = dispatch_plan_pieces(p);
     for (int64_t i = 0; i < dispatch_plan_rows(p) * WIDTH; i++)
         b->host[i] = -b->host[i];
     for (uint32_t c = 0; c < n && r->rc == 0; c++) {
-        struct dispatch_chunk at = dispatch_chunk_of(p, c);
+        struct dispatch_piece at = dispatch_piece_of(p, c);
         r->dev->ops->to_device(r->dev, b->rows, b->host + at.first_row * WIDTH,
                                (size_t)at.n_rows * WIDTH * sizeof *b->host);
         if (c > 0)
@@ -275,19 +299,26 @@ static void one_plan(struct test_rank *r, struct dispatch *d, const struct way_r
     send_all(r, p, b->x, false, b, b->tokens);
     struct dispatch_traffic once = dispatch_traffic(d);
     RANK_CHECK(r, once.returned == before.returned);
-    for (uint32_t c = 0; c < dispatch_plan_chunks(p) && r->rc == 0; c++)
-        n_seen += dispatch_chunk_of(p, c).n_tokens;
+    for (uint32_t c = 0; c < dispatch_plan_pieces(p) && r->rc == 0; c++)
+        n_seen += part_of(r, w, p, c).i ? 0 : dispatch_piece_of(p, c).n_tokens;
     RANK_CHECK(r, n_seen == n);
     send_all(r, p, b->ones, true, b, b->host);
-    for (uint32_t c = 0; c < dispatch_plan_chunks(p) && r->rc == 0; c++) {
-        struct dispatch_chunk at = dispatch_chunk_of(p, c);
-        check_served(r, w, round, c, &at, b->host + at.first_row * WIDTH,
+    for (uint32_t c = 0; c < dispatch_plan_pieces(p) && r->rc == 0; c++) {
+        struct dispatch_piece at = dispatch_piece_of(p, c);
+        struct part x = part_of(r, w, p, c);
+        check_served(r, w, round, &x, &at, b->host + at.first_row * WIDTH,
                      b->tokens + at.first_row * WIDTH);
-        if (!r->dev->deterministic)
+        if (!r->dev->deterministic && !w->rows_max)
             check_even(r, w, round, c, at.n_rows);
+        if (!r->dev->deterministic && w->rows_max && r->degrees.ep > 1)
+            RANK_CHECK(r, at.n_rows <= dispatch_piece_rows(d));
     }
+    if (!r->dev->deterministic)
+        RANK_CHECK(r, !dispatch_plan_is_within(p, dispatch_plan_rows(p) - 1));
+    if (w->rows_max && dispatch_plan_pieces(p) > w->n_chunks)
+        atomic_fetch_add(&n_cut, 1);
     check_traffic(r, w, &once, d);
-    if (w == ways)
+    if (w == ways || (w->rows_max && !w[-1].rows_max)) /* the first of its kind */
         memcpy(b->reference, b->host, sizeof b->host);
     else if (w->n_chunks == ways->n_chunks)
         RANK_CHECK(r, memcmp(b->reference, b->host,
@@ -311,6 +342,9 @@ static void rounds(struct test_rank *r)
             .layout = &r->layout, .slots = &r->slots, .coll = r->coll, .dev = r->dev,
             .top_k = TOP_K, .width = WIDTH, .nodes = ways[i].nodes,
             .hierarchical = ways[i].hierarchical, .n_chunks = ways[i].n_chunks});
+    for (int i = 0; i < N_WAYS && r->rc == 0; i++)
+        if (ways[i].rows_max)
+            RANK_CHECK(r, dispatch_limit(d[i], TOKENS_MAX, ways[i].rows_max, &r->err) == 0);
     for (uint32_t round = 0; round < 12 && r->rc == 0; round++) {
         r->dev->deterministic = round % 2;
         if (round >= 4)
@@ -338,6 +372,7 @@ static void rows_travel_and_return_on_any_layout(void **state)
     assert_int_equal(tensor_map_init(&spec, &map, &err), 0);
     for (size_t i = 0; i < N_TEST_LAYOUTS; i++)
         test_ranks_run(test_layouts[i], &spec, &map, rounds, NULL);
+    assert_true(atomic_load(&n_cut) > 100);
     tensor_map_fini(&map);
 }
 

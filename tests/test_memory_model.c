@@ -14,11 +14,13 @@
 #include "common/lora_map.h"
 #include "common/mem.h"
 #include "common/memory_model.h"
+#include "tests/skewed.h"
 #include "worker/ckpt.h"
 #include "worker/stack.h"
 
 #define TOLERANCE 0.05 /* of each part */
-#define N_TOKENS  256
+#define N_TOKENS  256  /* of a document */
+#define DOCS_MAX  8
 
 static struct model_spec kimi(void)
 {
@@ -52,6 +54,9 @@ static const struct row {
     enum packing packing;
     bool muon, is_blocking;
     uint32_t n_nodes;
+    uint32_t n_docs;     /* 0: one */
+    bool to_the_first;   /* all tokens choose the first experts */
+    bool deterministic;
 } rows[] = {
     {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
     {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
@@ -75,6 +80,19 @@ static const struct row {
      PACKING_FP8},
     {"adapters, one unit after another", {4, 4, 2, 2}, RECOMPUTE_OFF, .lora = &adapters,
      .is_blocking = true},
+    {"in chunks", {2, 2, 2, 1}, RECOMPUTE_OFF, .n_docs = 8},
+    {"in chunks, all on one rank, computed again", {2, 2, 2, 1}, RECOMPUTE_FULL, .n_docs = 8,
+     .to_the_first = true},
+    {"the same, some made again", {2, 2, 2, 1}, RECOMPUTE_SELECTIVE, .n_docs = 8,
+     .to_the_first = true},
+    {"the same, over two nodes", {4, 4, 4, 1}, RECOMPUTE_SELECTIVE, .n_docs = 8, .n_nodes = 2,
+     .to_the_first = true},
+    {"the same, bits in one order", {2, 2, 2, 1}, RECOMPUTE_FULL, .n_docs = 8,
+     .to_the_first = true, .deterministic = true},
+    {"all on one rank, adapters", {4, 4, 4, 1}, RECOMPUTE_SELECTIVE, .lora = &adapters,
+     .to_the_first = true},
+    {"all on one rank, nothing made again", {2, 2, 2, 1}, RECOMPUTE_OFF, .n_docs = 8,
+     .to_the_first = true},
     {"Muon", {1, 1, 1, 1}, RECOMPUTE_FULL, .muon = true},
     {"Muon, all cut", {4, 4, 2, 2}, RECOMPUTE_FULL, .muon = true},
     {"Muon and adapters", {2, 2, 2, 1}, RECOMPUTE_FULL, .lora = &adapters, .muon = true},
@@ -89,7 +107,13 @@ static int near(const char *shows, const char *part, double planned, double real
     return 0;
 }
 
-/* One step, so that every buffer has been taken; then the parts of rank 0. */
+static uint32_t n_docs(const struct row *row)
+{
+    return row->n_docs ? row->n_docs : 1;
+}
+
+/* One step, so that every buffer has been taken; then the parts of rank 0, which has the first
+ * experts. */
 static int compare(struct stack *s, void *arg, struct err *err)
 {
     const struct row *row = arg;
@@ -98,25 +122,33 @@ static int compare(struct stack *s, void *arg, struct err *err)
     for (uint32_t u = 0; row->lora && u < map->n_units; u++)
         dense += map->units[u].trained;
     struct memory_plan plan = memory_model(&(struct memory_input){
-        .spec = s->config->spec, .degrees = row->degrees, .n_tokens = N_TOKENS, .elem_bytes = 4,
+        .spec = s->config->spec, .degrees = row->degrees, .elem_bytes = 4,
+        .n_tokens = n_docs(row) * N_TOKENS,
         .dense_adapters = dense, .expert_adapters = row->lora ? map->expert.trained : 0,
         .packing = row->packing, .map = map, .has_muon = row->muon,
         .lora_rank = row->lora ? row->lora->r : 0,
         .recompute = row->recompute, .count_margins = row->count_margins,
         .n_spare = row->n_spare, .is_blocking = row->is_blocking, .n_nodes = row->n_nodes});
-    int32_t tokens[N_TOKENS], cu_seqlens[2] = {0, N_TOKENS};
+    int32_t tokens[DOCS_MAX * N_TOKENS], cu_seqlens[DOCS_MAX + 1] = {0};
+    int32_t n_tokens = (int32_t)n_docs(row) * N_TOKENS;
     struct model_loss loss;
     double state = (double)(plan.weights + plan.gradients + plan.optimizer);
     int rc;
 
     if ((rc = near(row->shows, "state", state, (double)shard_state_bytes(s->shard), err)) < 0)
         return rc;
-    for (int i = 0; i < N_TOKENS; i++)
-        tokens[i] = (i * i * 7919 + i * 31 + (int)s->rank * 97) % 512;
+    for (int i = 0; i < n_tokens; i++)
+        tokens[i] = (i * i * 79 + i * 31 + (int)s->rank * 97) % 512;
+    for (uint32_t i = 1; i <= n_docs(row); i++)
+        cu_seqlens[i] = (int32_t)i * N_TOKENS;
     if (row->packing)
         return 0;
     ckpt_init_weights(s->shard, s->config->map, s->config->spec, 1); /* else all rows go one way */
-    struct model_batch batch = {tokens, tokens, cu_seqlens, N_TOKENS, 1};
+    if (row->to_the_first)
+        prefer_the_first(s);
+    if ((rc = shard_refresh_all(s->shard, err)) < 0)
+        return rc;
+    struct model_batch batch = {tokens, tokens, cu_seqlens, n_tokens, (int32_t)n_docs(row)};
     if ((rc = model_step(s->model, &batch, true, &loss, err)) < 0 ||
         (rc = shard_sum_replicas(s->shard, err)) < 0 || /* ends what the step has begun */
         (rc = s->coll->ops->barrier(s->coll, &s->coll->world_group, err)) < 0 || s->rank)
@@ -146,7 +178,7 @@ static void the_plan_is_near_what_is_taken(void **state)
         map.has_muon = row.muon;
         struct stack_config config = {
             .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees,
-            .tokens_max = N_TOKENS,
+            .tokens_max = n_docs(&row) * N_TOKENS, .deterministic = row.deterministic,
             .recompute = row.recompute, .count_margins = row.count_margins,
             .n_spare = row.n_spare, .is_blocking = row.is_blocking, .n_nodes = row.n_nodes,
             .hierarchical = row.n_nodes > 0,

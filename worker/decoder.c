@@ -126,7 +126,7 @@ static void drop_again(struct pass *p, struct decoder_saved *s, struct activatio
 }
 
 void decoder_count_forward(struct pass *p, const struct moe *e, uint32_t l, enum carve what,
-                           int64_t n_rows, struct decoder_saved *out)
+                           struct decoder_saved *out)
 {
     const struct model_spec *m = p->spec;
 
@@ -140,11 +140,11 @@ void decoder_count_forward(struct pass *p, const struct moe *e, uint32_t l, enum
     drop_again(p, out, mark);
     again_feed_forward(p, e, l, out);
     if (m->layers[l].mlp == MLP_MOE)
-        moe_count_forward(p, n_rows);
+        moe_count_forward(p, e);
     drop_again(p, out, mark);
 }
 
-void decoder_count_backward(struct pass *p, const struct moe *e, uint32_t l, int64_t n_rows,
+void decoder_count_backward(struct pass *p, const struct moe *e, uint32_t l,
                             struct decoder_saved *s)
 {
     const struct model_spec *m = p->spec;
@@ -155,7 +155,7 @@ void decoder_count_backward(struct pass *p, const struct moe *e, uint32_t l, int
     struct activations_mark before = activations_mark(p->act);
     again_feed_forward(p, e, l, s);
     if (m->layers[l].mlp == MLP_MOE)
-        moe_count_backward(p, n_rows, s->makes_again);
+        moe_count_backward(p, e, s->makes_again);
     else
         mlp_backward(p, NULL, &dense, NULL, NULL, 0, &s->mlp);
     drop_again(p, s, before);

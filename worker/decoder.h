@@ -64,10 +64,10 @@ int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct uni
                      struct residuals *r, struct decoder_saved *s, struct err *err);
 
 /* While counting: what a forward of layer l takes, of which stays what is kept; and what its
- * backward takes, released again. n_rows: that its experts serve here. */
+ * backward takes, released again. */
 void decoder_count_forward(struct pass *p, const struct moe *e, uint32_t l, enum carve what,
-                           int64_t n_rows, struct decoder_saved *out);
-void decoder_count_backward(struct pass *p, const struct moe *e, uint32_t l, int64_t n_rows,
+                           struct decoder_saved *out);
+void decoder_count_backward(struct pass *p, const struct moe *e, uint32_t l,
                             struct decoder_saved *s);
 
 #endif

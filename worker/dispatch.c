@@ -71,19 +71,13 @@ struct dispatch *dispatch_open(const struct dispatch_config *config)
     if (config->nodes)
         d->config.nodes = xmemdup(config->nodes, n * sizeof *config->nodes);
     find_relays(d);
-    size_t n_blocks = n_chunks * n * (slots->n_slots > n ? slots->n_slots : n) + 1;
     d->counts = xcalloc(n * n_chunks * d->n_experts, sizeof *d->counts);
-    d->rows = xcalloc(n * 2 * n_chunks * n, sizeof *d->rows);
+    d->loads = xcalloc(d->n_experts, sizeof *d->loads);
+    d->chunk_slots = xcalloc(n_chunks * n_total, sizeof *d->chunk_slots);
+    d->chunk_arrived = xcalloc(n_chunks * n_total, sizeof *d->chunk_arrived);
     d->device_rows = xcalloc(n, sizeof *d->device_rows);
     d->first = xcalloc(n_chunks * d->n_experts + 1, sizeof *d->first);
-    d->end = xcalloc(n_chunks * n_total, sizeof *d->end);
-    d->place = xcalloc(n_chunks * n_total, sizeof *d->place);
     d->chunk_at = xcalloc(n_chunks, sizeof *d->chunk_at);
-    d->target_at = xcalloc(n_chunks * (n + 1), sizeof *d->target_at);
-    d->target = xcalloc(n, sizeof *d->target);
-    d->from = xcalloc(n_blocks, sizeof *d->from);
-    d->to = xcalloc(n_blocks, sizeof *d->to);
-    d->add = xcalloc(n_blocks, sizeof *d->add);
     d->note_send = xcalloc(n, sizeof *d->note_send);
     d->note_recv = xcalloc(n, sizeof *d->note_recv);
     return d;
@@ -136,9 +130,10 @@ static void free_way(struct dispatch *d, struct way *w)
 
 static void free_host(struct dispatch *d)
 {
-    void *const all[] = {d->relay, d->counts, d->rows, d->device_rows, d->first, d->end, d->place,
-                         d->chunk_at, d->target_at, d->target, d->from, d->to, d->add,
-                         d->note_send, d->note_recv, (void *)d->config.nodes};
+    void *const all[] = {d->relay, d->counts, d->loads, d->chunk_slots, d->chunk_arrived, d->rows,
+                         d->device_rows, d->first, d->end, d->place, d->begin, d->chunk_at,
+                         d->target_at, d->target, d->from, d->to, d->add, d->note_send,
+                         d->note_recv, (void *)d->config.nodes};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -232,14 +227,12 @@ static uint32_t count_nodes(const struct dispatch *d)
     return n;
 }
 
-/* What each way takes of a chunk at most, and of notes of all chunks. */
+/* What each way takes of a chunk or piece at most, and of notes of the pieces told of at once. */
 static void plan_ways(struct dispatch *d)
 {
     int64_t n_ranks = d->ep.n_ranks, top_k = d->config.top_k;
-    int64_t each = (d->tokens_max + d->n_chunks - 1) / d->n_chunks;
-    int64_t n = d->rows_max > 0 ? larger(each, dispatch_safe_tokens(d)) : each;
+    int64_t n = (d->tokens_max + d->n_chunks - 1) / d->n_chunks;
     int64_t n_here = n_ranks, n_passed = 0;
-    n = smaller(n, d->tokens_max);
     if (d->crosses) {
         int64_t n_sources = count_sources(d);
         n_here = count_on_node(d, d->ep.n_ranks, d->ep.me);
@@ -250,7 +243,7 @@ static void plan_ways(struct dispatch *d)
     } else {
         d->to_experts.out_max = n * smaller(top_k, n_ranks);
     }
-    d->to_experts.in_max = d->back.out_max = larger(d->chunk_rows_max, n * top_k);
+    d->to_experts.in_max = d->back.out_max = d->piece_rows;
     d->back.in_max = n * top_k;
     d->notes.out_max = d->pairs_max;
     d->notes.in_max = larger(larger(d->rows_max, d->pairs_max), n_passed);
@@ -272,30 +265,18 @@ static int reserve_ways(struct dispatch *d, struct err *err)
 
 int dispatch_limit(struct dispatch *d, int64_t tokens_max, int64_t rows_max, struct err *err)
 {
-    int64_t at_once = d->ep.n_ranks * smaller(d->config.top_k, d->n_slots);
     if (d->config.n_chunks == 0)
         d->n_chunks = memory_chunks((uint64_t)tokens_max, d->ep.n_ranks);
     d->pairs_max = tokens_max * d->config.top_k;
     d->tokens_max = tokens_max;
-    if (!d->config.dev->deterministic) {
-        d->rows_max = rows_max;
-        d->chunk_rows_max = (int64_t)memory_chunk_rows((uint64_t)rows_max, d->n_chunks,
-                                                       (uint64_t)at_once);
-    }
+    d->rows_max = rows_max;
+    d->piece_rows = (int64_t)memory_piece_rows((uint64_t)rows_max, d->n_chunks,
+                                               (uint64_t)dispatch_n_blocks(d));
     plan_ways(d);
     return dispatch_travels(d) ? reserve_ways(d, err) : 0;
 }
 
-/* A token goes to as many slots of one rank as it has choices, at most. */
-int64_t dispatch_safe_tokens(const struct dispatch *d)
+int64_t dispatch_piece_rows(const struct dispatch *d)
 {
-    int64_t n_chosen = smaller(d->config.top_k, d->n_slots);
-    return d->rows_max > 0 ? larger(1, d->chunk_rows_max / (d->ep.n_ranks * n_chosen))
-                           : d->tokens_max;
-}
-
-int64_t dispatch_n_parts(const struct dispatch *d)
-{
-    int64_t n = dispatch_safe_tokens(d);
-    return (d->tokens_max + n - 1) / n;
+    return d->piece_rows;
 }

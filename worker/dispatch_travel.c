@@ -1,6 +1,6 @@
 /* dispatch_travel.c - the permutations and the all-to-all between tokens and their experts
  *
- * A source packs a chunk's rows by (rank, token), once each. They arrive by (source, token), or, of
+ * A source packs a piece's rows by (rank, token), once each. They arrive by (source, token), or, of
  * sources of other nodes, by (who passed them on, source, token), and are laid out in the order
  * (local slot, source, token) that the expert products want, as often as there are slots. What goes
  * back is packed by (source, slot, token), and the source finds each pair's row there. */
@@ -57,12 +57,13 @@ int dispatch_reserve(struct dispatch *d, struct way *w, int64_t n_out, int64_t n
 /* ---- on the way ----------------------------------------------------------------------------- */
 
 int dispatch_start(struct dispatch *d, struct way *w, const int64_t *send, const int64_t *recv,
-                   size_t row_bytes, struct err *err)
+                   int64_t in_at, size_t row_bytes, struct err *err)
 {
     struct coll *c = d->config.coll;
+    void *in = w->in ? (char *)w->in + (size_t)in_at * row_bytes : NULL;
     if (failpoint("skip-all-to-all") < 0)
         return 0;
-    int rc = c->ops->start_all_to_all_rows(c, &d->ep, w->out[w->turn].p, send, w->in, recv,
+    int rc = c->ops->start_all_to_all_rows(c, &d->ep, w->out[w->turn].p, send, in, recv,
                                            row_bytes, &w->ticket, err);
     if (rc < 0)
         return rc;
@@ -83,74 +84,87 @@ static size_t row_bytes_of(const struct dispatch *d)
     return d->config.width * elem_size(d->config.dev);
 }
 
-/* n rows of in, as index says, packed and started on their way. */
-static int pack(struct dispatch *d, struct way *w, const struct flow *f, uint32_t chunk,
-                const_elem_ptr in, const int64_t *index, int64_t n_out, int64_t n_in,
-                bool goes_back, struct err *err)
+/* n_out rows of in, as index says, packed and started on their way; what comes lies
+ * from row in_at of in_room on. */
+struct parcel {
+    const int64_t *index, *send, *recv;
+    int64_t n_out, in_at, in_room;
+};
+
+static int pack(struct dispatch *d, struct way *w, const struct parcel *x, const_elem_ptr in,
+                struct err *err)
 {
-    size_t at = (size_t)chunk * d->ep.n_ranks;
-    const int64_t *send = f->send + at, *recv = f->recv + at;
-    int rc = dispatch_reserve(d, w, n_out, n_in, row_bytes_of(d), err);
+    int rc = dispatch_reserve(d, w, x->n_out, x->in_room, row_bytes_of(d), err);
     if (rc < 0)
         return rc;
-    d->config.dev->ops->gather_rows(d->config.dev, (elem *)w->out[w->turn].p, in, index, NULL,
-                                    n_out, d->config.width);
-    return dispatch_start(d, w, goes_back ? recv : send, goes_back ? send : recv, row_bytes_of(d),
-                          err);
+    d->config.dev->ops->gather_rows(d->config.dev, (elem *)w->out[w->turn].p, in, x->index, NULL,
+                                    x->n_out, d->config.width);
+    return dispatch_start(d, w, x->send, x->recv, x->in_at, row_bytes_of(d), err);
 }
 
-/* The same for a flow that goes as it is counted. */
-static int pack_chunk(struct dispatch *d, struct way *w, const struct flow *f, uint32_t chunk,
+/* A piece of a flow that goes as it is counted; index: of its rows. */
+static int pack_piece(struct dispatch *d, struct way *w, const struct flow *f, uint32_t piece,
                       const_elem_ptr in, const int64_t *index, struct err *err)
 {
     uint64_t *const sent = &d->traffic.sent, *const between = &d->traffic.sent_between;
-    int64_t first = f->first_sent[chunk], n_in = f->first_received[chunk + 1] -
-                                                 f->first_received[chunk];
+    size_t at = (size_t)piece * d->ep.n_ranks;
+    struct parcel x = {
+        .index = index, .send = f->send + at, .recv = f->recv + at,
+        .n_out = f->first_sent[piece + 1] - f->first_sent[piece],
+        .in_room = f->first_received[piece + 1] - f->first_received[piece],
+    };
     for (uint32_t m = 0; m < d->ep.n_ranks; m++) {
-        uint64_t n = (uint64_t)f->send[chunk * d->ep.n_ranks + m];
-        *sent += m == d->ep.me ? 0 : n;
-        *between += dispatch_same_node(d, m, d->ep.me) ? 0 : n;
+        *sent += m == d->ep.me ? 0 : (uint64_t)x.send[m];
+        *between += dispatch_same_node(d, m, d->ep.me) ? 0 : (uint64_t)x.send[m];
     }
-    return pack(d, w, f, chunk, in, index + first, f->first_sent[chunk + 1] - first, n_in, false,
-                err);
+    return pack(d, w, &x, in, err);
 }
 
-int dispatch_send_start(struct dispatch_plan *p, uint32_t chunk, const_elem_ptr x, struct err *err)
+int dispatch_send_start(struct dispatch_plan *p, uint32_t piece, const_elem_ptr x, struct err *err)
 {
     struct dispatch *d = p->d;
     p->x = x;
     p->is_passed_on = !d->crosses;
     if (!dispatch_travels(d))
         return 0;
+    const struct flow *f = d->crosses ? &p->to_relays : &p->to_experts;
+    const struct index *index = d->crosses ? &p->crossed_at : &p->sent_at;
     spans_begin(d->config.dev, PHASE_DISPATCH, d->config.coll->layer);
-    int rc = d->crosses
-                 ? pack_chunk(d, &d->to_relays, &p->to_relays, chunk, x, p->crossed_at.at, err)
-                 : pack_chunk(d, &d->to_experts, &p->to_experts, chunk, x, p->sent_at.at, err);
+    int rc = pack_piece(d, d->crosses ? &d->to_relays : &d->to_experts, f, piece, x,
+                        index->at + f->first_sent[piece], err);
     spans_end(d->config.dev);
     return rc;
 }
 
-int dispatch_send_pass_on(struct dispatch_plan *p, uint32_t chunk, struct err *err)
+int dispatch_send_pass_on(struct dispatch_plan *p, uint32_t piece, struct err *err)
 {
     struct dispatch *d = p->d;
+    const int64_t *first = p->to_experts.first_sent;
     if (p->is_passed_on)
         return 0;
     p->is_passed_on = true;
     spans_begin(d->config.dev, PHASE_DISPATCH, d->config.coll->layer);
     int rc = dispatch_finish(d, &d->to_relays, err);
     if (rc == 0)
-        rc = pack_chunk(d, &d->to_experts, &p->to_experts, chunk, (const elem *)d->to_relays.in,
-                        p->sent_at.at, err);
+        rc = dispatch_tell_rows(p, piece, err);
+    if (rc == 0)
+        rc = pack_piece(d, &d->to_experts, &p->to_experts, piece, (const elem *)d->to_relays.in,
+                        p->sent_at.at + first[piece] - first[p->rows.first], err);
     spans_end(d->config.dev);
     return rc;
 }
 
-int dispatch_send_finish(struct dispatch_plan *p, uint32_t chunk, bool weighed, elem_ptr out_rows,
+/* Where a piece's rows begin among those that were told of. */
+static int64_t first_told(const struct dispatch_plan *p, uint32_t piece)
+{
+    return p->back.first_received[piece] - p->back.first_received[p->pairs.first];
+}
+
+int dispatch_send_finish(struct dispatch_plan *p, uint32_t piece, bool weighed, elem_ptr out_rows,
                          struct err *err)
 {
     struct dispatch *d = p->d;
-    int64_t first = p->back.first_received[chunk];
-    int rc = dispatch_send_pass_on(p, chunk, err);
+    int rc = dispatch_send_pass_on(p, piece, err);
     if (rc < 0)
         return rc;
     spans_begin(d->config.dev, PHASE_DISPATCH, d->config.coll->layer);
@@ -159,43 +173,53 @@ int dispatch_send_finish(struct dispatch_plan *p, uint32_t chunk, bool weighed, 
         rc = dispatch_finish(d, &d->to_experts, err);
         from = (const_elem_ptr){d->to_experts.in};
     }
-    if (rc == 0)
+    if (rc == 0 && (rc = dispatch_tell_pairs(p, piece, err)) == 0) {
+        int64_t first = first_told(p, piece);
         d->config.dev->ops->gather_rows(d->config.dev, out_rows, from, p->laid_at.at + first,
                                         weighed ? p->weights + first : NULL,
-                                        p->back.first_received[chunk + 1] - first,
-                                        d->config.width);
+                                        dispatch_piece_of(p, piece).n_rows, d->config.width);
+    }
     spans_end(d->config.dev);
     return rc;
 }
 
-int dispatch_return_start(struct dispatch_plan *p, uint32_t chunk, const_elem_ptr rows,
+int dispatch_return_start(struct dispatch_plan *p, uint32_t piece, const_elem_ptr rows,
                           struct err *err)
 {
     struct dispatch *d = p->d;
     const struct flow *f = &p->back;
-    int64_t first = f->first_received[chunk];
+    uint32_t of_chunk = piece - piece % p->n_cuts; /* its first piece */
+    size_t at = (size_t)piece * d->ep.n_ranks;
     p->results = rows;
     if (!dispatch_travels(d))
         return 0;
+    int rc = dispatch_tell_pairs(p, piece, err);
+    if (rc < 0)
+        return rc;
+    struct parcel x = { /* as the pairs went, backwards */
+        .index = p->served_at.at + first_told(p, piece), .send = f->recv + at, .recv = f->send + at,
+        .n_out = f->first_received[piece + 1] - f->first_received[piece],
+        .in_at = f->first_sent[piece] - f->first_sent[of_chunk],
+        .in_room = f->first_sent[of_chunk + p->n_cuts] - f->first_sent[of_chunk],
+    };
     for (uint32_t m = 0; m < d->ep.n_ranks; m++) {
-        uint64_t n = (uint64_t)f->recv[chunk * d->ep.n_ranks + m];
-        d->traffic.returned += m == d->ep.me ? 0 : n;
-        d->traffic.returned_between += dispatch_same_node(d, m, d->ep.me) ? 0 : n;
+        d->traffic.returned += m == d->ep.me ? 0 : (uint64_t)x.send[m];
+        d->traffic.returned_between += dispatch_same_node(d, m, d->ep.me) ? 0
+                                                                          : (uint64_t)x.send[m];
     }
     spans_begin(d->config.dev, PHASE_DISPATCH, d->config.coll->layer);
-    int rc = pack(d, &d->back, f, chunk, rows, p->served_at.at + first,
-                  f->first_received[chunk + 1] - first,
-                  f->first_sent[chunk + 1] - f->first_sent[chunk], true, err);
+    rc = pack(d, &d->back, &x, rows, err);
     spans_end(d->config.dev);
     return rc;
 }
 
-int dispatch_return_finish(struct dispatch_plan *p, uint32_t chunk, elem_ptr out_slots,
+int dispatch_return_finish(struct dispatch_plan *p, uint32_t piece, elem_ptr out_slots,
                            struct err *err)
 {
     struct dispatch *d = p->d;
-    struct dispatch_chunk c = dispatch_chunk_of(p, chunk);
+    struct dispatch_piece c = dispatch_piece_of(p, piece);
     int64_t first = c.first_token * d->config.top_k;
+    bool is_last = piece % p->n_cuts + 1 == p->n_cuts;
     int rc = 0;
     spans_begin(d->config.dev, PHASE_DISPATCH, d->config.coll->layer);
     const_elem_ptr from = p->results;
@@ -203,7 +227,7 @@ int dispatch_return_finish(struct dispatch_plan *p, uint32_t chunk, elem_ptr out
         rc = dispatch_finish(d, &d->back, err);
         from = (const_elem_ptr){d->back.in};
     }
-    if (rc == 0)
+    if (rc == 0 && is_last)
         d->config.dev->ops->gather_rows(d->config.dev,
                                         elem_at(d->config.dev, out_slots.p,
                                                 first * d->config.width),

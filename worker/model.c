@@ -73,10 +73,18 @@ static void find_offsets(struct model *m)
 static void take_inputs(struct model *m, const struct model_batch *b);
 static void take_gradients(struct model *m);
 
-static int64_t rows_max(const struct model *m)
+static int open_dispatch(struct model *m, struct err *err)
 {
-    return (int64_t)memory_rows_max(m->config.spec, (uint64_t)m->config.tokens_max,
-                                    m->config.layout->degrees.ep, m->moe.n_slots);
+    const struct model_spec *s = m->config.spec;
+    uint32_t ep = m->config.layout->degrees.ep;
+    /* Deterministic sums do not know of slots for copies. */
+    uint32_t n_slots = m->config.dev->deterministic ? s->n_experts / ep : m->moe.n_slots;
+    int64_t rows_max = (int64_t)memory_rows_max(s, (uint64_t)m->config.tokens_max, ep, n_slots);
+    int rc = dispatch_limit(m->config.dispatch, m->config.tokens_max, rows_max, err);
+
+    m->moe.piece_rows = dispatch_piece_rows(m->config.dispatch);
+    m->moe.kept_rows = m->config.recompute == RECOMPUTE_OFF ? rows_max : m->moe.piece_rows;
+    return rc;
 }
 
 /* What is carved of a layer whose backward will come. */
@@ -87,10 +95,10 @@ static enum carve kept_of(const struct model *m)
 
 static void count_forward(struct model *m, uint32_t l)
 {
-    decoder_count_forward(&m->pass, &m->moe, l, kept_of(m), rows_max(m), &m->layers[l]);
+    decoder_count_forward(&m->pass, &m->moe, l, kept_of(m), &m->layers[l]);
 }
 
-/* Bytes that a step of tokens_max tokens takes when routing is nearly even. */
+/* Bytes that a step of tokens_max tokens takes, however they are routed. */
 static size_t plan(struct model *m)
 {
     const struct model_spec *s = m->config.spec;
@@ -114,7 +122,7 @@ static size_t plan(struct model *m)
     for (uint32_t l = s->n_layers; l-- > 0;) {
         if (m->config.recompute == RECOMPUTE_FULL)
             count_forward(m, l);
-        decoder_count_backward(&m->pass, &m->moe, l, rows_max(m), &m->layers[l]);
+        decoder_count_backward(&m->pass, &m->moe, l, &m->layers[l]);
         activations_release(&m->act, m->layers[l].mark);
     }
     peak = m->act.peak;
@@ -148,7 +156,7 @@ int model_open(const struct model_config *config, struct model **out, struct err
         rc = moe_init(&m->moe, s, config->slots, &config->rules, config->count_margins, config->dev,
                       err);
     if (rc == 0 && config->dispatch)
-        rc = dispatch_limit(config->dispatch, config->tokens_max, rows_max(m), err);
+        rc = open_dispatch(m, err);
     m->acc_loss = config->dev->ops->alloc(config->dev, 2 * sizeof *m->acc_loss);
     if (rc == 0 && !m->acc_loss)
         rc = err_set(err, -ENOMEM, "no memory for the model's loss");

@@ -120,12 +120,12 @@ static void carve_scratch(struct pass *p, struct moe_scratch *b)
     b->d_slots = activations_take(p->act, slots * m->latent);
 }
 
-void moe_count_forward(struct pass *p, int64_t n_rows)
+void moe_count_forward(struct pass *p, const struct moe *e)
 {
-    moe_trip_count(p, n_rows, false);
+    moe_trip_count(p, e, false);
 }
 
-void moe_count_backward(struct pass *p, int64_t n_rows, bool is_again)
+void moe_count_backward(struct pass *p, const struct moe *e, bool is_again)
 {
     struct mlp_shape shared = mlp_shared_shape(p->spec);
     struct activations_mark mark = activations_mark(p->act);
@@ -133,9 +133,9 @@ void moe_count_backward(struct pass *p, int64_t n_rows, bool is_again)
     struct moe_scratch b;
 
     if (is_again)
-        moe_trip_count(p, n_rows, true);
+        moe_trip_count(p, e, true);
     carve_scratch(p, &b);
-    moe_trip_count_backward(p, n_rows);
+    moe_trip_count_backward(p, e);
     if (shared.inter)
         mlp_backward(p, NULL, &shared, NULL, NULL, 1, &s);
     activations_release(p->act, mark);
@@ -171,7 +171,7 @@ int moe_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit
 {
     const struct model_spec *m = p->spec;
     struct mlp_shape shared = mlp_shared_shape(m);
-    struct shard_experts held; /* over all parts: groups that share them may have other numbers */
+    struct shard_experts held; /* over all pieces: groups that share them may have other numbers */
     int rc;
 
     s->x = x;
@@ -196,14 +196,14 @@ int moe_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_v
               const elem *x, struct moe_saved *s, struct err *err)
 {
     struct mlp_shape shared = mlp_shared_shape(p->spec);
-    struct shard_experts held; /* also where they go part by part, for the groups that share them */
+    struct shard_experts held; /* also without rows, for the groups that share them */
     int rc;
 
     s->x = x;
     if ((rc = activations_check(p->act, err)) < 0 ||
         (rc = shard_experts_acquire(e->shard, layer, &held, err)) < 0)
         return rc;
-    rc = moe_set_out(p, e, layer, s, err);
+    rc = moe_set_out_again(p, e, layer, s, err);
     if (rc == 0) {
         combine(p, u, NULL, s);
         if (shared.inter)
@@ -249,7 +249,7 @@ static int from_experts(struct pass *p, struct moe *e, uint32_t layer, const str
     if (rc < 0)
         return rc;
     const elem *d_sum = combine_backward(p, u, dy, b, s);
-    rc = moe_set_out_backward(s, d_sum, err);
+    rc = moe_set_out_backward(p, e, layer, d_sum, s, err);
     if (rc == 0 && shared.inter)
         mlp_backward(p, u, &shared, dy, dx, 0, &s->shared);
     if (rc == 0)

@@ -26,6 +26,7 @@ struct moe {
     struct shard *shard;       /* borrowed */
     struct dispatch *dispatch; /* borrowed */
     struct moe_rules rules;
+    int64_t piece_rows, kept_rows; /* that come at once, and that stay of a layer, at most */
     uint32_t n_slots, n_sources; /* of this rank; ranks that send rows here */
     const elem **w;            /* 3 n_slots: gates, ups, downs; NULL before moe_init */
     float **dw;                /* 3 times the larger of n_slots and n_sources */
@@ -55,9 +56,9 @@ int  moe_init(struct moe *e, const struct model_spec *m, const struct slots *slo
               struct err *err);
 void moe_fini(struct moe *e, struct device *dev);
 
-/* A chunk's rows at the expert side, and what their backward needs. */
+/* A piece's rows at the expert side, and what their backward needs. */
 struct moe_rows {
-    struct dispatch_chunk chunk; /* unset where these are of all chunks, one after another */
+    struct dispatch_piece piece; /* unset where these are of all pieces, one after another */
     int64_t n_rows;
     elem   *rows;               /* (n_rows, latent), as they were laid out */
     elem   *gate, *up, *hidden; /* (n_rows, expert_inter) */
@@ -69,9 +70,10 @@ struct moe_saved {
     float   *logits;            /* (n, n_experts), for the z-loss; else NULL */
     int32_t *ids, *sent;        /* (n, top_k); sent: -1 for what is dropped, NULL: no capacity */
     elem    *latent;            /* (n, latent); x without a latent projection */
-    struct dispatch_plan *plan; /* ended by moe_drop; NULL: too many rows would meet on one rank,
-                                 * so that tokens go part by part and no rows are kept */
-    struct moe_rows arrived;    /* of all chunks */
+    struct dispatch_plan *plan; /* ended by moe_drop */
+    bool     keeps;             /* rows, of all pieces: no rank has more than kept_rows. Else each
+                                 * piece travels once more in the backward */
+    struct moe_rows arrived;    /* those */
     elem    *slots;             /* (n, top_k, latent), as they came back */
     elem    *sum, *normed;      /* (n, latent); normed is sum without a norm */
     float   *sum_rstd;          /* (n) */
@@ -100,30 +102,33 @@ void moe_drop(struct moe_saved *s);
 
 /* While counting: what the rows that arrive take, which stays, and, released again, a forward's
  * scratch; and a backward's, and where it is made again, of the rows. */
-void moe_count_forward(struct pass *p, int64_t n_rows);
-void moe_count_backward(struct pass *p, int64_t n_rows, bool is_again);
+void moe_count_forward(struct pass *p, const struct moe *e);
+void moe_count_backward(struct pass *p, const struct moe *e, bool is_again);
 
 /* ---- to the experts and back (moe_trip.c): the experts are held ---- */
 
-/* A plan for the layer's tokens, whose first chunk sets out; and the rest of it, slots from
+/* A plan for the layer's tokens, whose first piece sets out; and the rest of it, slots from
  * latents. What the rank computes in between it computes while they travel. */
 int moe_set_out(struct pass *p, struct moe *e, uint32_t layer, struct moe_saved *s,
                 struct err *err);
 int moe_travel(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                struct moe_saved *s, struct err *err);
-/* The rest of it where the slots are there already: rows are made again. Nothing where tokens go
- * part by part, which the backward does for each. */
+/* The same where the slots are there already: rows are made again. Only a plan where they are not
+ * kept: the backward makes those of each piece. */
+int moe_set_out_again(struct pass *p, struct moe *e, uint32_t layer, struct moe_saved *s,
+                      struct err *err);
 int moe_travel_again(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                      struct moe_saved *s, struct err *err);
-/* The same backwards: from dy (n, latent), the gradient of the slots' weighted sum, to d_slots
+/* And backwards: from dy (n, latent), the gradient of the slots' weighted sum, to d_slots
  * (n, top_k, latent). */
-int moe_set_out_backward(const struct moe_saved *s, const elem *dy, struct err *err);
+int moe_set_out_backward(struct pass *p, struct moe *e, uint32_t layer, const elem *dy,
+                         struct moe_saved *s, struct err *err);
 int moe_travel_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                         const elem *dy, elem *d_slots, struct moe_saved *s, struct err *err);
 /* What a forward takes and keeps, also one that is made again, and what a backward takes besides;
  * while counting. */
-void moe_trip_count(struct pass *p, int64_t n_rows, bool is_again);
-void moe_trip_count_backward(struct pass *p, int64_t n_rows);
+void moe_trip_count(struct pass *p, const struct moe *e, bool is_again);
+void moe_trip_count_backward(struct pass *p, const struct moe *e);
 
 /* ---- the router (moe_router.c) ---- */
 
@@ -158,11 +163,11 @@ struct moe_scratch { /* of a backward */
     struct moe_lora_scratch lora;
 };
 
-/* out_rows (n_rows, latent) from a chunk's rows r; NULL: only what the backward needs. */
+/* out_rows (n_rows, latent) from a piece's rows r; NULL: only what the backward needs. */
 int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                         elem *out_rows, const struct moe_rows *r, struct err *err);
 /* b->d_rows: in, the gradient of what went back; out, of what arrived. Weight gradients are sent
- * home by shard_experts_reduce, once for all chunks and parts of a layer. */
+ * home by shard_experts_reduce, once for all pieces of a layer. */
 int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                          struct moe_scratch *b, const struct moe_rows *r, struct err *err);
 

@@ -63,7 +63,7 @@ int moe_experts_forward(struct pass *p, struct moe *e, uint32_t layer, const str
     if (rc == 0)
         rc = shard_experts_acquire(e->shard, layer, &x, err);
     if (rc == 0) {
-        struct products w = products_of(p, r->chunk.offsets, (int32_t)x.n_slots,
+        struct products w = products_of(p, r->piece.offsets, (int32_t)x.n_slots,
                                         r->n_rows);
         spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
         moe_product_point(e, &x, u);
@@ -107,10 +107,10 @@ static int partial_gradients(struct pass *p, struct moe *e, uint32_t layer,
 {
     struct partials *q;
     spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
-    int rc = partials_open(e->shard, layer, &r->chunk, x, &q, err);
+    int rc = partials_open(e->shard, layer, &r->piece, x, &q, err);
 
     for (uint32_t slot = 0; rc == 0 && slot < x->n_slots; slot++) {
-        const int64_t *blocks = r->chunk.blocks + (size_t)slot * e->n_sources;
+        const int64_t *blocks = r->piece.blocks + (size_t)slot * e->n_sources;
         float *const *sums = partials_of_slot(q, slot);
         for (uint32_t m = 0; m < e->n_sources; m++)
             if (blocks[m + 1] > blocks[m])
@@ -130,7 +130,7 @@ static int summed_gradients(struct pass *p, struct moe *e, uint32_t layer,
     spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
     for (uint32_t i = 0; i < x->n_slots; i++)
         point_gradients(p, e, i, x->n_slots, x->gradients[i], u);
-    weight_gradients(p, e, u, r->chunk.offsets, x->n_slots, b, r);
+    weight_gradients(p, e, u, r->piece.offsets, x->n_slots, b, r);
     spans_end(p->dev);
     return 0;
 }
@@ -182,7 +182,7 @@ int moe_experts_backward(struct pass *p, struct moe *e, uint32_t layer, const st
     int rc = shard_experts_acquire(e->shard, layer, &x, err);
     if (rc < 0)
         return rc;
-    struct products w = products_of(p, r->chunk.offsets, (int32_t)x.n_slots,
+    struct products w = products_of(p, r->piece.offsets, (int32_t)x.n_slots,
                                     r->n_rows);
     spans_begin(p->dev, PHASE_EXPERTS, (int32_t)layer);
     moe_product_point(e, &x, u);

@@ -11,7 +11,7 @@ struct partials {
     struct shard *s;
     const struct slots *slots;
     const struct slots_layer *l;
-    struct dispatch_chunk chunk;
+    struct dispatch_piece piece;
     struct shard_experts x;
     float  *single; /* (n_devices, stride): the blocks of the slot at hand */
     float  *send, *recv; /* blocks of experts with copies; NULL: none */
@@ -24,7 +24,7 @@ struct partials {
 
 static int32_t server_of(const struct partials *p, uint32_t k, uint32_t source)
 {
-    return p->chunk.servers[(size_t)k * p->slots->n_devices + source];
+    return p->piece.servers[(size_t)k * p->slots->n_devices + source];
 }
 
 static uint32_t home_of(const struct partials *p, uint32_t k)
@@ -89,13 +89,13 @@ static void partials_free(struct partials *p)
     free(p);
 }
 
-int partials_open(struct shard *s, uint32_t layer, const struct dispatch_chunk *chunk,
+int partials_open(struct shard *s, uint32_t layer, const struct dispatch_piece *piece,
                   const struct shard_experts *x, struct partials **out, struct err *err)
 {
     struct partials *p = xcalloc(1, sizeof *p);
     uint32_t n = s->slots->n_devices;
     *p = (struct partials){.s = s, .slots = s->slots, .l = &s->slots->layers[layer],
-                           .chunk = *chunk, .x = *x};
+                           .piece = *piece, .x = *x};
     p->send_rows = xcalloc(n, sizeof *p->send_rows);
     p->recv_rows = xcalloc(n, sizeof *p->recv_rows);
     p->send_at = xcalloc((size_t)p->l->n_copied * n, sizeof *p->send_at);
@@ -120,7 +120,7 @@ static int32_t copied_at(const struct partials *p, uint32_t slot)
 
 static bool serves(const struct partials *p, uint32_t slot, uint32_t source)
 {
-    const int64_t *blocks = p->chunk.blocks + (size_t)slot * p->slots->n_devices;
+    const int64_t *blocks = p->piece.blocks + (size_t)slot * p->slots->n_devices;
     return blocks[source + 1] > blocks[source];
 }
 

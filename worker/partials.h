@@ -1,8 +1,8 @@
 /* partials.h - weight gradients of experts whose bits do not depend on who serves them
  *
  * In deterministic mode the gradient of an expert is made of one block for each source rank and
- * chunk of its micro-batch. A block is the same wherever it is computed; the expert's home adds them
- * in rank order, chunk after chunk and micro-batch after micro-batch. */
+ * piece of its micro-batch. A block is the same wherever it is computed; the expert's home adds them
+ * in rank order, piece after piece and micro-batch after micro-batch. */
 #ifndef WORKER_PARTIALS_H
 #define WORKER_PARTIALS_H
 
@@ -11,8 +11,8 @@
 
 struct partials;
 
-/* For one chunk of a layer's backward; x with gradients. Gives *out, ended with partials_close. */
-int partials_open(struct shard *s, uint32_t layer, const struct dispatch_chunk *chunk,
+/* For one piece of a layer's backward; x with gradients. Gives *out, ended with partials_close. */
+int partials_open(struct shard *s, uint32_t layer, const struct dispatch_piece *piece,
                   const struct shard_experts *x, struct partials **out, struct err *err);
 
 /* Zeroed blocks of x's stride, by source, for the rows that a slot serves; NULL where it serves
