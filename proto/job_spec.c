@@ -153,15 +153,17 @@ static const struct field fields[] = {
 
     {"moe.capacity_factor", FIELD_DOUBLE, AT(moe_capacity_factor), .preset = "0", .max = 1e3,
      .help = "room of an expert for a micro-batch's choices, over the mean; 0: dropless"},
+    {"moe.force_balance", FIELD_PB_BOOL, AT(moe_force_balance), .preset = "false",
+     .help = "choices go to all experts in turn, whatever the router wants: to measure what an "
+             "even load would cost, not to train"},
     {"moe.overflow", FIELD_WORD, AT(moe_overflow), .preset = "drop", WORDS("drop", "reroute"),
-     
      .help = "tokens beyond an expert's capacity; reroute: to their next best expert with room"},
     {"moe.drop_by", FIELD_WORD, AT(moe_drop_by), .preset = "probability",
      WORDS("probability", "position"), .help = "which tokens go first"},
     {"moe.aux_loss", FIELD_DOUBLE, AT(moe_aux_loss), .preset = "0", .max = 1e3,
      .help = "coefficient of the balance loss"},
     {"moe.aux_scope", FIELD_WORD, AT(moe_aux_scope), .preset = "global",
-     WORDS("micro_batch", "sequence", "global"), 
+     WORDS("micro_batch", "sequence", "global"),
      .help = "what the balance loss is taken over; sequence: each document; global: the whole "
              "batch, at the cost of one more forward"},
     {"moe.z_loss", FIELD_DOUBLE, AT(moe_z_loss), .preset = "0", .max = 1e3,

@@ -50,7 +50,7 @@ struct options {
     const struct shape *shape; /* NULL: model and text */
     uint32_t n_ranks, n_threads, n_steps;
     bool json, is_blocking, is_pinned; /* each rank to a core of its own */
-    bool is_balanced; /* no expert gets more than the mean: what no imbalance would give */
+    bool is_balanced; /* all experts get the same: what no imbalance would give */
 };
 
 struct figures {
@@ -177,7 +177,7 @@ static char *job_text(const struct options *o, const char *folder)
         "checkpoint: {path: %s/checkpoints, every_steps: 1000000}\n", path, data,
         s ? s->sequence_length : 256, n_sequences, n_sequences / o->n_ranks, o->dtype, o->n_ranks,
         o->n_ranks, o->n_ranks, o->recompute, o->is_blocking ? "false" : "true",
-        bias_rule(path), o->is_balanced ? ", capacity_factor: 1, overflow: reroute" : "", folder);
+        bias_rule(path), o->is_balanced ? ", force_balance: true" : "", folder);
     free(data);
     return job;
 }

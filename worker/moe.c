@@ -53,6 +53,8 @@ void moe_fini(struct moe *e, struct device *dev)
         dev->ops->free(dev, e->choices);
     if (e->acc_losses)
         dev->ops->free(dev, e->acc_losses);
+    if (e->in_turn)
+        dev->ops->free(dev, e->in_turn);
     free(e->w);
     free(e->dw);
     free(e->packed);

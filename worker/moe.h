@@ -12,6 +12,7 @@
 /* What a job adds to the router: losses, and room for so many tokens. All zero: nothing. */
 enum aux_scope { AUX_MICRO_BATCH, AUX_SEQUENCE, AUX_GLOBAL }; /* a document is a sequence */
 struct moe_rules {
+    bool   force_balance;   /* choices go to all experts in turn; to measure, not to train */
     double capacity_factor; /* of a micro-batch's choices / experts; 0: no limit */
     enum overflow_kind  overflow;
     enum overflow_order order;
@@ -41,6 +42,8 @@ struct moe {
     /* With a capacity: (n_layers, n_experts) and twice (n_layers), host, since the reset. */
     int64_t *served, *rerouted, *dropped;
     int32_t *host_counts;         /* n_experts */
+    int32_t *in_turn;             /* (n_in_turn), device: with force_balance, where choices go */
+    int64_t n_in_turn;
     /* (n_layers, n_experts), device: the global batch's, for the loss over it. */
     int64_t *choices;
     double  *acc_losses;          /* MOE_LOSSES, device: of a micro-batch, over layers */

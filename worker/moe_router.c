@@ -7,7 +7,9 @@
 #include "worker/moe.h"
 
 #include <math.h>
+#include <stdlib.h>
 
+#include "common/mem.h"
 #include "kernels/router_balance.h"
 #include "worker/linear.h"
 #include "worker/model.h"
@@ -92,6 +94,28 @@ void moe_router_carve(struct pass *p, const struct moe_rules *r, struct moe_save
         out->sent = activations_take_i32(p->act, slots);
 }
 
+/* Choice i of all goes to expert i modulo their number. Without memory for that the router's
+ * stay. */
+static void force_balance(struct pass *p, struct moe *e, int32_t *ids)
+{
+    int64_t n = p->n * p->spec->top_k;
+
+    if (n > e->n_in_turn) {
+        int32_t *host = xcalloc((size_t)n, sizeof *host);
+        for (int64_t i = 0; i < n; i++)
+            host[i] = (int32_t)(i % p->spec->n_experts);
+        if (e->in_turn)
+            p->dev->ops->free(p->dev, e->in_turn);
+        e->in_turn = p->dev->ops->alloc(p->dev, (size_t)n * sizeof *host);
+        e->n_in_turn = e->in_turn ? n : 0;
+        if (e->in_turn)
+            p->dev->ops->to_device(p->dev, e->in_turn, host, (size_t)n * sizeof *host);
+        free(host);
+    }
+    if (n <= e->n_in_turn)
+        p->dev->ops->copy(p->dev, ids, e->in_turn, (size_t)n * sizeof *ids);
+}
+
 void moe_route(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                const elem *x, struct moe_saved *s)
 {
@@ -104,6 +128,8 @@ void moe_route(struct pass *p, struct moe *e, uint32_t layer, const struct unit_
     if (logits && !p->act->failed) {
         linear_f32_forward(p, u, ROLE_ROUTER, logits, x, p->spec->hidden, p->spec->n_experts);
         p->dev->ops->router(p->dev, s->scores, s->ids, s->weights, logits, bias_of(u), &shape);
+        if (e->rules.force_balance)
+            force_balance(p, e, s->ids);
         if (e->counting)
             count_wishes(p, e, layer, u, s, &shape);
         if (e->surveying)

@@ -89,6 +89,7 @@ static int parse_words(struct run *run, struct err *err)
         (rc = bias_rule_parse(s->moe_bias_update, &run->bias_rule, err)) < 0)
         return rc;
     run->rules = (struct moe_rules){
+        .force_balance = s->moe_force_balance,
         .capacity_factor = s->moe_capacity_factor,
         .overflow = strcmp(s->moe_overflow, "reroute") == 0 ? OVERFLOW_REROUTE : OVERFLOW_DROP,
         .order = strcmp(s->moe_drop_by, "position") == 0 ? KEEP_FIRST_TOKENS
