@@ -907,9 +907,36 @@ static void the_plan_holds_and_grows_at_need(void **state)
     run_on(&m, alone, RECOMPUTE_FULL, grow, NULL);
 }
 
+static int count_forced(struct stack *s, void *arg, struct err *err)
+{
+    const struct model_spec *spec = s->config->spec;
+    struct documents *d = documents((const int32_t[]){ 40, 24 }, 2, 5);
+    struct model_loss loss;
+
+    (void)arg;
+    fill(s);
+    int rc = model_step(s->model, &d->batch, true, &loss, err);
+    free(d);
+    CHECK(rc == 0 && isfinite(loss.sum));
+    const struct model_counters *c = model_counters(s->model);
+    int64_t even = 64 * spec->top_k / spec->n_experts;
+    for (uint32_t i = spec->n_experts; i < spec->n_layers * spec->n_experts; i++)
+        CHECK(c->tokens[i] == even || c->tokens[i] == even + 1);
+    return 0;
+}
+
+static void forced_balance_gives_all_experts_the_same(void **state)
+{
+    (void)state;
+    struct model_spec m = kimi();
+    run_with(&m, alone, RECOMPUTE_OFF, INDEX_FROZEN, (struct moe_rules){.force_balance = true},
+             count_forced, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forced_balance_gives_all_experts_the_same),
         cmocka_unit_test(every_gradient_agrees_with_finite_differences),
         cmocka_unit_test(what_a_job_adds_to_routers_agrees_too),
         cmocka_unit_test(an_indexer_that_keeps_all_keys_changes_nothing),
