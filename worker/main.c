@@ -14,6 +14,7 @@
 #include "worker/config.h"
 #include "worker/control.h"
 #include "worker/export.h"
+#include "worker/simulate.h"
 #include "worker/trainer.h"
 #include "worker/validate.h"
 
@@ -23,6 +24,7 @@ static const char usage[] =
     "ballast-worker - runs the ranks of training jobs on one device\n"
     "\n"
     "  ballast-worker --config FILE [--device cpu|cuda:N] [--check-config]\n"
+    "  ballast-worker --simulate N --config FILE\n"
     "  ballast-worker --version | --help | --help-config\n"
     "  ballast-worker validate MODEL_DIR --expect FIXTURE_DIR ...   see validate --help\n"
     "  ballast-worker export MODEL_DIR --lora ADAPTER_DIR --out DIR   merges an adapter\n"
@@ -32,6 +34,8 @@ static const char usage[] =
     "\n"
     "  --config FILE    what it is called, where its coordinator is, what jobs may read\n"
     "  --device DEVICE  instead of the file's device\n"
+    "  --simulate N     offer N virtual workers to the coordinator: they take jobs, count steps\n"
+    "                   and compute nothing, to try a cluster of any size\n"
     "  --check-config   read the file, say what is wrong with it, start nothing\n"
     "  --help-config    every key of the file\n"
     "\n"
@@ -51,7 +55,7 @@ static int usage_error(const char *what)
     return EXIT_USAGE;
 }
 
-static int run_daemon(const char *file, const char *device, bool is_check)
+static int run_daemon(const char *file, const char *device, bool is_check, uint32_t n_virtual)
 {
     struct worker_config config;
     struct err err = {0};
@@ -64,7 +68,7 @@ static int run_daemon(const char *file, const char *device, bool is_check)
         printf("%s is in order: worker %s, device %s\n", file, config.name, config.device);
     } else {
         log_init("ballast-worker", (enum log_level)log_level_parse(config.log_level));
-        rc = control_run(&config, &err);
+        rc = n_virtual ? simulate_run(&config, n_virtual, &err) : control_run(&config, &err);
         if (rc < 0)
             log_error("msg=\"%s\"", err.text);
     }
@@ -165,10 +169,12 @@ int main(int argc, char **argv)
         {"config", required_argument, NULL, 'c'},    {"device", required_argument, NULL, 'd'},
         {"check-config", no_argument, NULL, 'C'},    {"help", no_argument, NULL, 'h'},
         {"help-config", no_argument, NULL, 'H'},     {"version", no_argument, NULL, 'V'},
+        {"simulate", required_argument, NULL, 'S'},
         {NULL, 0, NULL, 0},
     };
     const char *file = NULL, *device = NULL;
     bool is_check = false;
+    uint32_t n_virtual = 0;
     int option;
 
     stdio_hold_places();
@@ -191,6 +197,10 @@ int main(int argc, char **argv)
         case 'C':
             is_check = true;
             break;
+        case 'S':
+            if (!parse_count(optarg, SIMULATED_MAX, &n_virtual) || n_virtual == 0)
+                return usage_error("--simulate takes a whole number from 1 to 4096");
+            break;
         case 'h':
             fputs(usage, stdout);
             return EXIT_SUCCESS;
@@ -208,5 +218,5 @@ int main(int argc, char **argv)
         return usage_error("an argument that is no option");
     if (!file)
         return usage_error("--config FILE is missing");
-    return run_daemon(file, device, is_check);
+    return run_daemon(file, device, is_check, n_virtual);
 }
