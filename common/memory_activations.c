@@ -160,6 +160,18 @@ static uint64_t adapter_bytes(const struct memory_input *in)
     return rows * in->lora_rank * (2 * in->elem_bytes + FLOAT_BYTES);
 }
 
+/* And room for the largest of the matrices that are unpacked before their product. */
+static uint64_t unpacked_bytes(const struct memory_input *in)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; in->map && i < in->map->n_entries; i++) {
+        const struct tensor_entry *e = &in->map->entries[i];
+        if (e->packing != PACKING_NONE && e->expert < 0)
+            most = max(most, e->stored_count);
+    }
+    return in->elem_bytes * most;
+}
+
 uint64_t memory_activations(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
@@ -167,7 +179,7 @@ uint64_t memory_activations(const struct memory_input *in)
     /* The residual stream after each layer, its gradients, tokens and labels. */
     uint64_t kept = in->n_tokens * (e * (m->n_layers + 2 + n_blocks) * m->hidden +
                                     FLOAT_BYTES * (2 + (m->n_experts ? m->top_k : 0))) +
-                    adapter_bytes(in);
+                    adapter_bytes(in) + unpacked_bytes(in);
     uint64_t head = in->n_tokens * (3 * e * m->hidden + mix(m, n_blocks, e) + FLOAT_BYTES);
     uint64_t dx = in->n_tokens * e * m->hidden, peak = 0;
     bool parts = in->recompute == RECOMPUTE_SELECTIVE;

@@ -423,25 +423,26 @@ void tensor_map_train_indexers(struct tensor_map *map, bool alone)
     tensor_map_index(map);
 }
 
-static bool is_own_of_expert(const struct tensor_entry *e)
+static bool is_to_pack(const struct tensor_entry *e, enum packing packing)
 {
-    return e->expert >= 0 && e->adapter == ADAPTER_NONE;
+    bool is_wanted = e->expert >= 0 || (packing == PACKING_FP8 && tensor_is_projection(e->role));
+    return is_wanted && e->adapter == ADAPTER_NONE;
 }
 
-int tensor_map_pack_experts(struct tensor_map *map, enum packing packing, size_t elem_bytes,
-                            struct err *err)
+int tensor_map_pack(struct tensor_map *map, enum packing packing, size_t elem_bytes,
+                    struct err *err)
 {
     int rc = 0;
     if (packing == PACKING_NONE)
         return 0;
     for (size_t i = 0; rc == 0 && i < map->n_entries; i++)
-        if (is_own_of_expert(&map->entries[i]))
+        if (is_to_pack(&map->entries[i], packing))
             rc = packing_check(packing, map->entries[i].name, map->entries[i].dims[1], err);
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < map->n_entries; i++) {
         struct tensor_entry *e = &map->entries[i];
-        if (!is_own_of_expert(e))
+        if (!is_to_pack(e, packing))
             continue;
         assert(!tensor_is_trained(e));
         e->packing = packing;

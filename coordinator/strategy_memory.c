@@ -35,6 +35,12 @@ static double dense_bytes(const struct plan_choice *c)
     return c->is_f32 || c->base == BASE_F32 ? F32 : BF16;
 }
 
+/* As FP8 layers outside the experts are packed, too. */
+static double layer_bytes(const struct job_shape *job, const struct plan_choice *c)
+{
+    return job->is_lora && c->base == BASE_FP8 ? FP8_BYTES : dense_bytes(c);
+}
+
 static double expert_bytes(const struct job_shape *job, const struct plan_choice *c)
 {
     bool packed = c->base == BASE_FP8 || c->base == BASE_MXFP4;
@@ -46,7 +52,9 @@ static void state(const struct job_shape *job, const struct plan_choice *c, stru
     const struct costs *k = job->costs;
     struct owned own = owned(k, c);
     double element = c->is_f32 ? F32 : BF16;
-    double weights = own.dense * dense_bytes(c) + own.experts * expert_bytes(job, c);
+    double table = (double)k->embedding / c->fsdp / c->tp;
+    double weights = table * dense_bytes(c) + (own.dense - table) * layer_bytes(job, c) +
+                     own.experts * expert_bytes(job, c);
     double trained = own.dense + own.experts;
     if (job->is_lora) {
         trained = (double)k->adapters * job->lora_rank / c->fsdp;
@@ -116,7 +124,7 @@ static uint64_t buffers(const struct job_shape *job, const struct plan_choice *c
     double table = (double)k->embedding / 2 / c->tp, layer = (double)k->layer_dense_max / c->tp;
     double experts = (double)k->layer_experts_max / c->ep;
     if (c->fsdp > 1)
-        n += (table + 2 * layer) * dense_bytes(c);
+        n += table * dense_bytes(c) + 2 * layer * layer_bytes(job, c);
     if (c->fsdp > 1 && !job->is_lora)
         n += (table + layer) * F32; /* sums of gradients before they are scattered */
     if (c->expert_shard > 1)

@@ -200,7 +200,9 @@ static void add_gathers(const struct work *w, double compute, double *out_all, d
     const struct costs *k = w->job->costs;
     const struct plan_choice *c = w->c;
     const struct cluster *l = w->job->cluster;
-    double dense = (double)k->dense * w->element / c->tp;
+    double layers = w->job->is_lora && c->base == BASE_FP8 ? 1 : w->element;
+    double dense = ((double)k->embedding * w->element +
+                    (double)(k->dense - k->embedding) * layers) / c->tp;
     double experts = (double)k->experts / c->ep * base_size(w);
     double all = 2 * (gather_time(l, dense, c->fsdp, 1) +
                       gather_time(l, experts, c->expert_shard, c->ep));

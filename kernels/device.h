@@ -288,7 +288,11 @@ struct device_ops {
                                      const uint8_t *const *w, enum packing packing,
                                      const int64_t *offsets, int32_t n_groups, int64_t in,
                                      int64_t out, float beta);
-    /* The same per head, each head with its own weight: head h of token t is the row
+    /* out (n_rows, cols) = rows first .. first + n_rows of a packed matrix w (rows, cols), which is
+     * laid out and aligned as above. */
+    void (*unpack)(struct device *dev, elem_ptr out, const uint8_t *w, enum packing packing,
+                   int64_t rows, int64_t cols, int64_t first, int64_t n_rows);
+    /* A linear per head, each head with its own weight: head h of token t is the row
      * x + (t n_heads + h) x_stride, and alike for y; w_h = w + h w_stride is (out, in). Absorbed
      * latent attention needs it: with kv_b's rows of a head, nope keys then v values, q_latent =
      * q_nope Wk is heads_linear_dx (dy = q_nope, out = nope) and o = o_latent Wv^T heads_linear. */

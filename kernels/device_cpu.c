@@ -288,6 +288,7 @@ static const struct device_ops cpu_ops = {
     .grouped_linear_dw         = cpu_grouped_linear_dw,
     .grouped_linear_packed     = cpu_grouped_linear_packed,
     .grouped_linear_packed_dx  = cpu_grouped_linear_packed_dx,
+    .unpack                    = cpu_unpack,
     .heads_linear              = cpu_heads_linear,
     .heads_linear_dx           = cpu_heads_linear_dx,
     .heads_linear_dw           = cpu_heads_linear_dw,

@@ -33,6 +33,8 @@ void cpu_grouped_linear_packed_dx(struct device *dev, float *dx, const float *dy
                                   const uint8_t *const *w, enum packing packing,
                                   const int64_t *offsets, int32_t n_groups, int64_t in,
                                   int64_t out, float beta);
+void cpu_unpack(struct device *dev, float *out, const uint8_t *w, enum packing packing,
+                int64_t rows, int64_t cols, int64_t first, int64_t n_rows);
 void cpu_heads_linear(struct device *dev, float *y, int64_t y_stride, const float *x,
                       int64_t x_stride, const float *w, int64_t w_stride, int64_t n,
                       int32_t n_heads, int64_t in, int64_t out, float beta);

@@ -28,8 +28,8 @@ static int add_adapters(const Ballast__JobSpec *spec, struct tensor_map *map, co
     if (rc < 0)
         return rc;
     *out_key = "model.base_precision";
-    return tensor_map_pack_experts(map, packing_of_base(spec->model_base_precision),
-                                   is_half ? sizeof(uint16_t) : sizeof(float), err);
+    return tensor_map_pack(map, packing_of_base(spec->model_base_precision),
+                           is_half ? sizeof(uint16_t) : sizeof(float), err);
 }
 
 int job_map_init(const Ballast__JobSpec *spec, const struct model_spec *model,

@@ -285,6 +285,27 @@ static void grouped_linear_fp8_dx(struct trial *t)
     grouped_linear_packed_dx(t, PACKING_FP8);
 }
 
+/* Rows d[2] .. d[2] + d[3] of (d[0], d[1]). */
+static void unpack(struct trial *t, enum packing packing)
+{
+    int64_t rows = t->d[0], cols = t->d[1], first = t->d[2], n_rows = t->d[3];
+    const uint8_t *const *w = packed_of(t, packing, 1, cols, rows);
+    elem *out = out_elems(t, "out", n_rows * cols);
+    t->bytes = (double)n_rows * (double)cols * (1 + (double)elem_size(t->dev));
+    TRIAL_RUN(t)
+        t->dev->ops->unpack(t->dev, out, w[0], packing, rows, cols, first, n_rows);
+}
+
+static void unpack_mxfp4(struct trial *t)
+{
+    unpack(t, PACKING_MXFP4);
+}
+
+static void unpack_fp8(struct trial *t)
+{
+    unpack(t, PACKING_FP8);
+}
+
 #define DENSE(op)                                                                                  \
     {#op, op, {0, 8, 8}},                                                                          \
     {#op, op, {1, 1, 1}},                                                                          \
@@ -353,6 +374,14 @@ static const struct op_case cases[] = {
     GROUPED(grouped_linear), GROUPED(grouped_linear_dx), GROUPED(grouped_linear_dw),
     PACKED(grouped_linear_mxfp4), PACKED(grouped_linear_mxfp4_dx),
     FP8(grouped_linear_fp8), FP8(grouped_linear_fp8_dx),
+    {"unpack_mxfp4", unpack_mxfp4, {3, 32, 1, 2}},
+    {"unpack_mxfp4", unpack_mxfp4, {200, 416, 0, 200}},
+    {"unpack_fp8", unpack_fp8, {1, 1, 0, 1}},
+    {"unpack_fp8", unpack_fp8, {7, 3, 2, 0}},
+    {"unpack_fp8", unpack_fp8, {300, 131, 97, 200}},
+    {"unpack_fp8", unpack_fp8, {300, 264, 127, 2}},
+    {"unpack_fp8", unpack_fp8, {576, 7168, 512, 64}},
+    {"unpack_fp8", unpack_fp8, {18432, 7168, 0, 18432}, CASE_BENCH},
 };
 
 OP_FAMILY(products, cases)

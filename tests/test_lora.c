@@ -147,7 +147,7 @@ static void run_on(const struct model_spec *spec, const struct lora_config *lora
     enum packing packing = variant & 8     ? PACKING_MXFP4
                            : variant & 128 ? PACKING_FP8
                                            : PACKING_NONE;
-    if (tensor_map_pack_experts(&map, packing, sizeof(float), &err) < 0)
+    if (tensor_map_pack(&map, packing, sizeof(float), &err) < 0)
         fail_msg("%s", err.text);
     if (stack_run(&config, body, arg, &err) < 0)
         fail_msg("world %u fsdp %u ep %u shard %u: %s", degrees.world, degrees.fsdp, degrees.ep,
@@ -658,9 +658,9 @@ static void moving_experts_changes_no_bit(void **state)
 /* ---- a packed base -------------------------------------------------------------------------- */
 
 /* Experts as wide as groups of MXFP4 ask for, or of more than one block of FP8. */
-static struct model_spec wide(enum packing packing)
+static struct model_spec wide(enum packing packing, bool sparse)
 {
-    struct model_spec m = a_model();
+    struct model_spec m = sparse ? indexed() : a_model();
     m.latent = packing == PACKING_MXFP4 ? 32 : 150;
     m.expert_inter = packing == PACKING_MXFP4 ? 64 : 35;
     return m;
@@ -672,7 +672,7 @@ struct packed_course {
     size_t state_bytes;
 };
 
-/* What an expert's matrix is packed as, from its numbers in the other runs. */
+/* What a matrix is packed as, from its numbers in the other runs. */
 static uint8_t *pack(const struct tensor_entry *e, enum packing packing)
 {
     float *x = xcalloc(e->stored_count, sizeof *x);
@@ -684,14 +684,16 @@ static uint8_t *pack(const struct tensor_entry *e, enum packing packing)
     return bytes;
 }
 
-/* The experts' own matrices as they are packed, or as the floats that those decode to. */
-static void fill_experts(struct stack *s, enum packing packing)
+/* What such a base packs, packed or as the floats that it decodes to. */
+static void fill_packed(struct stack *s, enum packing packing)
 {
     const struct tensor_map *map = s->config->map;
     for (size_t t = 0; t < map->n_entries; t++) {
         const struct tensor_entry *e = &map->entries[t];
+        bool dense = packing == PACKING_FP8 && tensor_is_projection(e->role);
         struct shard_part part;
-        if (e->expert < 0 || e->adapter != ADAPTER_NONE || !shard_part(s->shard, e, &part))
+        if ((e->expert < 0 && !dense) || e->adapter != ADAPTER_NONE ||
+            !shard_part(s->shard, e, &part))
             continue;
         int64_t rows = (int64_t)e->dims[0], cols = (int64_t)e->dims[1];
         uint8_t *bytes = pack(e, packing);
@@ -709,7 +711,7 @@ static int train_packed(struct stack *s, void *arg, struct err *err)
 {
     struct packed_course *c = arg;
     fill(s);
-    fill_experts(s, c->packing);
+    fill_packed(s, c->packing);
     c->state_bytes = shard_state_bytes(s->shard);
     return train_on(s, &c->course, err);
 }
@@ -718,24 +720,30 @@ static int train_packed(struct stack *s, void *arg, struct err *err)
 static void a_packed_base_trains_as_what_it_decodes_to(void **state)
 {
     (void)state;
-    static const struct layout_degrees layouts[] = {
-        { 1, 1, 1, 0 }, { 2, 2, 2, 0 }, { 4, 2, 2, 2 },
+    static const struct {
+        enum packing packing;
+        bool sparse; /* attention, which takes kv_b head by head */
+        struct layout_degrees degrees;
+    } rows[] = {
+        { PACKING_MXFP4, false, { 1, 1, 1, 0 } }, { PACKING_MXFP4, false, { 4, 2, 2, 2 } },
+        { PACKING_FP8, false, { 1, 1, 1, 0 } },   { PACKING_FP8, true, { 1, 1, 1, 0 } },
+        { PACKING_FP8, false, { 4, 2, 2, 2 } },
     };
     struct lora_config c = LORA(all, false);
-    for (size_t i = 0; i < 2 * COUNT(layouts); i++) {
-        enum packing packing = i % 2 ? PACKING_FP8 : PACKING_MXFP4;
-        struct model_spec m = wide(packing);
-        struct packed_course plain_one = { .packing = packing };
-        struct packed_course packed = { .packing = packing, .course.moves_every = 1 };
-        run_on(&m, &c, layouts[i / 2], 2, train_packed, &plain_one);
-        run_on(&m, &c, layouts[i / 2], 2 | (i % 2 ? 128 : 8), train_packed, &packed);
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        struct model_spec m = wide(rows[i].packing, rows[i].sparse);
+        struct packed_course plain_one = { .packing = rows[i].packing };
+        struct packed_course packed = { .packing = rows[i].packing, .course.moves_every = 1 };
+        run_on(&m, &c, rows[i].degrees, 2, train_packed, &plain_one);
+        run_on(&m, &c, rows[i].degrees, 2 | (rows[i].packing == PACKING_FP8 ? 128 : 8),
+               train_packed, &packed);
         assert_true(packed.state_bytes < plain_one.state_bytes);
-        if (i < 2)
+        if (rows[i].degrees.world == 1)
             assert_memory_equal(packed.course.losses, plain_one.course.losses,
                                 sizeof packed.course.losses);
         for (size_t k = 0; k < N_STEPS; k++)
             if (!(fabs(packed.course.losses[k] / plain_one.course.losses[k] - 1) < 1e-5))
-                fail_msg("layout %zu step %zu: %.9g packed, %.9g plain", i, k,
+                fail_msg("row %zu step %zu: %.9g packed, %.9g plain", i, k,
                          packed.course.losses[k], plain_one.course.losses[k]);
     }
 }
@@ -748,10 +756,10 @@ static void rows_that_are_no_groups_are_not_packed(void **state)
     struct tensor_map map = map_of(&m, &c);
     struct err err = {0};
     uint64_t before = map.expert.frozen;
-    assert_int_equal(tensor_map_pack_experts(&map, PACKING_MXFP4, 4, &err), -EINVAL);
+    assert_int_equal(tensor_map_pack(&map, PACKING_MXFP4, 4, &err), -EINVAL);
     assert_non_null(strstr(err.text, "in groups of 32 numbers, but those of "));
     assert_true(map.expert.frozen == before);
-    assert_int_equal(tensor_map_pack_experts(&map, PACKING_FP8, 4, &err), 0);
+    assert_int_equal(tensor_map_pack(&map, PACKING_FP8, 4, &err), 0);
     assert_true(map.expert.frozen < before);
     tensor_map_fini(&map);
 }

@@ -394,7 +394,7 @@ static void a_base_is_held_in_its_precision(void **state)
             struct err err = {0};
             assert_int_equal(tensor_map_init(&spec, &map, NULL), 0);
             assert_int_equal(lora_map_add(&map, &lora, NULL), 0);
-            assert_int_equal(tensor_map_pack_experts(&map, packings[precision], sizeof(float),
+            assert_int_equal(tensor_map_pack(&map, packings[precision], sizeof(float),
                                                      &err), 0);
             struct stack_config config = { .spec = &spec, .map = &map, .lora = &lora,
                                            .degrees = layouts[i], .tokens_max = 16 };

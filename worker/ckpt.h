@@ -26,10 +26,9 @@ void ckpt_init_weights(struct shard *s, const struct tensor_map *map,
 int ckpt_load_weights(const char *model_path, struct shard *s, const struct tensor_map *map,
                       struct err *err);
 
-/* The same of a base that is frozen: its matrices rounded as that precision has them. FP8 is of
- * layers' projections, with a scale for each block of 128 x 128, and MXFP4 of what the map keeps
- * packed, as FP8 may be; the rest is BF16. What is stored in that form already is not rounded
- * again. */
+/* The same of a base that is frozen: what the map keeps packed is that, which is of the precision's
+ * packing, and other matrices are rounded to BF16, unless it is F32. What is stored as FP8 is not
+ * rounded again. */
 enum base_precision { BASE_F32, BASE_BF16, BASE_FP8, BASE_MXFP4 };
 int ckpt_load_base(const char *model_path, struct shard *s, const struct tensor_map *map,
                    enum base_precision precision, struct err *err);

@@ -412,7 +412,7 @@ static int read_tensor(const struct ckpt_tensors *t, const struct safetensors *s
         rc = check_same(st, e, err);
     if (rc < 0 || !shard_part(t->shard, e, &p))
         return rc;
-    if (t->what == CKPT_WEIGHTS && ckpt_base_is_whole(e, &source, t->precision))
+    if (t->what == CKPT_WEIGHTS && e->packing != PACKING_NONE)
         return ckpt_base_read(t->shard, e, &p, &source, err);
     bool rounds = e->is_matrix && t->precision != BASE_F32 &&
                   ckpt_source_packing(&source) != PACKING_FP8;

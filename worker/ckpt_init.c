@@ -78,7 +78,7 @@ static void init_tensor(struct shard *s, const struct tensor_entry *e,
 {
     uint64_t key = key_of(seed, e->name);
     struct shard_part p;
-    if (!shard_part(s, e, &p))
+    if (e->packing != PACKING_NONE || !shard_part(s, e, &p))
         return;
     float *x = xcalloc(p.count, sizeof *x);
     for (uint64_t i = 0; i < p.count; i++)

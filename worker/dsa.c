@@ -236,12 +236,20 @@ static struct lora_heads values_of(const struct heads *h)
     return (struct lora_heads){ ROLE_MLA_KV_B, h->n, h->nope + h->v, h->nope, h->latent, h->v };
 }
 
+/* From the first head's first row on. */
+static const elem *weight_of_heads(const struct pass *p, const struct unit_view *u,
+                                   const struct lora_heads *w)
+{
+    const elem *all = linear_weight(p, u, w->role, 0, w->in, w->n_heads * w->rows);
+    return const_elem_at(p->dev, all, w->first * w->in);
+}
+
 /* y (n, heads, rows) = x (n, heads, latent) w^T for each head. */
 static void heads_y(const struct pass *p, const struct unit_view *u, const struct lora_heads *w,
                     elem *y, int64_t y_stride, const elem *x)
 {
     p->dev->ops->heads_linear(p->dev, y, y_stride, x, w->in,
-                              weight_rows(u, w->role, w->first, w->in), w->rows * w->in, p->n,
+                              weight_of_heads(p, u, w), w->rows * w->in, p->n,
                               w->n_heads, w->in, w->out, 0);
     if (lora_has(u, w->role))
         lora_heads_y(p, u, w, y, y_stride, x);
@@ -252,7 +260,7 @@ static void heads_x(const struct pass *p, const struct unit_view *u, const struc
                     elem *x, const elem *y, int64_t y_stride)
 {
     p->dev->ops->heads_linear_dx(p->dev, x, w->in, y, y_stride,
-                                 weight_rows(u, w->role, w->first, w->in), w->rows * w->in, p->n,
+                                 weight_of_heads(p, u, w), w->rows * w->in, p->n,
                                  w->n_heads, w->in, w->out, 0);
     if (lora_has(u, w->role))
         lora_heads_x(p, u, w, x, y, y_stride);

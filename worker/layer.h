@@ -25,9 +25,11 @@ enum index_stage { INDEX_FROZEN, INDEX_DENSE, INDEX_SPARSE };
 struct lora_pass {
     int64_t r;       /* 0: there are none, and all weights are trained */
     float   scale;   /* alpha / r */
-    enum packing experts_packing; /* of their own matrices */
+    enum packing packing; /* of what is packed: experts' matrices, and what unit_view says */
+    int64_t unpacked_max; /* numbers of the largest of those */
     bool    on_experts, shared_a; /* routed ones; those of a layer have one A, in its unit */
     elem   *z, *dz;  /* scratch of (the rows of a product, r) */
+    elem   *unpacked; /* of unpacked_max */
     float  *floats;  /* the same */
 };
 
@@ -69,6 +71,7 @@ struct unit_view {
     float *gradients;   /* of the trained part; NULL in a forward and where nothing is trained */
     float *sink;        /* where the gradients of frozen vectors go */
     const uint64_t *at; /* offsets, by role */
+    const uint32_t *packed_rows; /* by role: of a matrix that is packed how many it has, else 0 */
     const struct adapters_at *adapters; /* NULL: there are none */
 };
 

@@ -3,6 +3,16 @@
 
 #include "worker/lora.h"
 
+const elem *linear_weight(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                          int64_t first, int64_t in, int64_t out)
+{
+    if (!u->packed_rows || !u->packed_rows[role])
+        return weight_rows(u, role, first, in);
+    p->dev->ops->unpack(p->dev, p->lora.unpacked, (const uint8_t *)weight_of(u, role),
+                        p->lora.packing, u->packed_rows[role], in, first, out);
+    return p->lora.unpacked;
+}
+
 void linear_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
                     elem *y, const elem *x, int64_t in, int64_t out, float beta)
 {
@@ -13,7 +23,8 @@ void linear_rows_forward(const struct pass *p, const struct unit_view *u, enum t
                          elem *y, const elem *x, int64_t in, int64_t first, int64_t out,
                          float beta)
 {
-    p->dev->ops->linear(p->dev, y, x, weight_rows(u, role, first, in), p->n, in, out, beta);
+    p->dev->ops->linear(p->dev, y, x, linear_weight(p, u, role, first, in, out), p->n, in, out,
+                         beta);
     if (lora_has(u, role))
         lora_forward(p, u, role, y, x, in, first, out);
 }
@@ -21,7 +32,8 @@ void linear_rows_forward(const struct pass *p, const struct unit_view *u, enum t
 void linear_f32_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
                         float *y, const elem *x, int64_t in, int64_t out)
 {
-    p->dev->ops->linear_f32(p->dev, y, x, weight_of(u, role), p->n, in, out, 0);
+    p->dev->ops->linear_f32(p->dev, y, x, linear_weight(p, u, role, 0, in, out), p->n, in, out,
+                             0);
     if (lora_has(u, role))
         lora_f32_forward(p, u, role, y, x, in, out);
 }
@@ -40,7 +52,8 @@ void linear_rows_backward(const struct pass *p, const struct unit_view *u, enum 
     const struct device_ops *ops = p->dev->ops;
 
     if (dx)
-        ops->linear_dx(p->dev, dx, dy, weight_rows(u, role, first, in), p->n, in, out, beta);
+        ops->linear_dx(p->dev, dx, dy, linear_weight(p, u, role, first, in, out), p->n, in, out,
+                       beta);
     if (unit_trains(u, role))
         ops->linear_dw(p->dev, gradient_of(u, role) + first * in, dy, x, p->n, in, out);
     if (lora_has(u, role))

@@ -8,6 +8,11 @@
 
 #include "worker/layer.h"
 
+/* The weight's rows as elements: where they lie, or, where it is packed, unpacked into the pass's
+ * scratch, where they stay until the next are. */
+const elem *linear_weight(const struct pass *p, const struct unit_view *u, enum tensor_role role,
+                          int64_t first, int64_t in, int64_t out);
+
 /* y = beta y + x w^T; beta 0 or 1. */
 void linear_forward(const struct pass *p, const struct unit_view *u, enum tensor_role role,
                     elem *y, const elem *x, int64_t in, int64_t out, float beta);

@@ -43,7 +43,10 @@ struct lora_pass lora_of(const struct lora_config *c, const struct tensor_map *m
         const struct tensor_entry *e = &map->entries[i];
         l.on_experts = l.on_experts || (e->adapter == ADAPTER_B && e->expert >= 0);
         if (e->packing != PACKING_NONE)
-            l.experts_packing = e->packing;
+            l.packing = e->packing;
+        if (e->packing != PACKING_NONE && e->expert < 0 &&
+            (int64_t)e->stored_count > l.unpacked_max)
+            l.unpacked_max = (int64_t)e->stored_count;
     }
     return l;
 }
@@ -64,6 +67,7 @@ void lora_carve(struct pass *p, const struct adapters_at *units, uint32_t n_unit
     p->lora.z = activations_take(p->act, rows * p->lora.r);
     p->lora.dz = activations_take(p->act, rows * p->lora.r);
     p->lora.floats = activations_take_f32(p->act, rows * p->lora.r);
+    p->lora.unpacked = activations_take(p->act, p->lora.unpacked_max);
 }
 
 static const elem *weight_a(const struct unit_view *u, enum tensor_role role)

@@ -22,6 +22,7 @@
 struct model {
     struct model_config config;
     uint64_t (*at)[TENSOR_ROLES]; /* offsets by unit and role */
+    uint32_t (*packed_rows)[TENSOR_ROLES];
     struct adapters_at *adapters; /* by unit; NULL: there are none */
     struct activations act;
     struct moe moe;
@@ -60,10 +61,13 @@ static void find_offsets(struct model *m)
     const struct tensor_map *map = m->config.map;
 
     m->at = xcalloc(map->n_units, sizeof *m->at);
+    m->packed_rows = xcalloc(map->n_units, sizeof *m->packed_rows);
     for (size_t i = 0; i < map->n_entries; i++) {
         const struct tensor_entry *e = &map->entries[i];
         if (e->expert <= 0 && e->adapter == ADAPTER_NONE)
             m->at[e->unit][e->role] = e->offset;
+        if (e->expert < 0 && e->packing != PACKING_NONE)
+            m->packed_rows[e->unit][e->role] = (uint32_t)e->dims[0];
     }
     m->adapters = lora_find(map);
 }
@@ -185,6 +189,7 @@ void model_close(struct model *m)
     if (m->acc_loss)
         m->config.dev->ops->free(m->config.dev, m->acc_loss);
     free(m->at);
+    free(m->packed_rows);
     free(m->adapters);
     free(m->layers);
     free(m->residuals.p);
@@ -341,7 +346,7 @@ static int open_unit(struct model *m, uint32_t unit, bool backward, int64_t next
 {
     *out = (struct unit_view){
         .dev = m->config.dev, .at = m->at[unit], .buffers = shard_buffers(m->config.shard),
-        .sink = shard_sink(m->config.shard),
+        .sink = shard_sink(m->config.shard), .packed_rows = m->packed_rows[unit],
         .adapters = m->adapters ? &m->adapters[unit] : NULL,
     };
     int rc = shard_acquire(m->config.shard, unit, &out->weights, err);

@@ -21,8 +21,8 @@ void moe_product_forward(const struct pass *p, const struct moe *e, const struct
 {
     int32_t at = number_of(w->role) * w->n_groups;
 
-    if (p->lora.experts_packing != PACKING_NONE)
-        p->dev->ops->grouped_linear_packed(p->dev, y, x, e->packed + at, p->lora.experts_packing,
+    if (p->lora.packing != PACKING_NONE)
+        p->dev->ops->grouped_linear_packed(p->dev, y, x, e->packed + at, p->lora.packing,
                                            w->offsets, w->n_groups, w->in, w->out);
     else
         p->dev->ops->grouped_linear(p->dev, y, x, e->w + at, w->offsets, w->n_groups, w->in,
@@ -34,10 +34,9 @@ void moe_product_dx(const struct pass *p, const struct moe *e, const struct moe_
 {
     int32_t at = number_of(w->role) * w->n_groups;
 
-    if (p->lora.experts_packing != PACKING_NONE)
-        p->dev->ops->grouped_linear_packed_dx(p->dev, dx, dy, e->packed + at,
-                                              p->lora.experts_packing, w->offsets, w->n_groups,
-                                              w->in, w->out, beta);
+    if (p->lora.packing != PACKING_NONE)
+        p->dev->ops->grouped_linear_packed_dx(p->dev, dx, dy, e->packed + at, p->lora.packing,
+                                              w->offsets, w->n_groups, w->in, w->out, beta);
     else
         p->dev->ops->grouped_linear_dx(p->dev, dx, dy, e->w + at, w->offsets, w->n_groups, w->in,
                                        w->out, beta);
