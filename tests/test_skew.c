@@ -123,7 +123,7 @@ static int move_experts(struct stack *s, struct err *err)
     struct slots to;
     slots_init_like(&to, &s->slots);
     slots_shuffle(&to, 3);
-    int rc = transfer_create(s->shard, &s->slots, &to, &t, err);
+    int rc = transfer_create(s->shard, &s->slots, &to, NULL, &t, err);
     if (rc == 0)
         rc = transfer_run(t, &r, err);
     transfer_destroy(t);
