@@ -1,6 +1,7 @@
 """Fine-tuning with adapters: a job that is cut resumes, and what it leaves is an adapter in PEFT's
 layout, which starts another job and merges into its base."""
 import array
+import bisect
 import hashlib
 import json
 import os
@@ -90,6 +91,66 @@ def experts_move(c, whole):
     expect(done and sum(e["bytes"] for e in done) > 0, "no expert has moved")
     expect(f"plan={done[0]['epoch']} ahead_s=" in c.ok("logs", job, "--rank", 0),
            "the frozen weights did not go ahead")
+
+
+def fp8_of(code):
+    exponent, fraction = code >> 3, code & 7
+    return (8 + fraction) * 2.0 ** (exponent - 10) if exponent else fraction * 2.0 ** -9
+
+
+FP8 = [fp8_of(code) for code in range(127)]  # ascending; the negative ones are 128 further
+
+
+def as_fp8(shape, raw):
+    """Codes and a scale for each block of 128 x 128."""
+    x, (rows, cols), scales = floats(raw), shape, array.array("f")
+    codes = bytearray(len(x))
+    for top in range(0, rows, 128):
+        for left in range(0, cols, 128):
+            at = [i * cols + j for i in range(top, min(top + 128, rows))
+                  for j in range(left, min(left + 128, cols))]
+            scale = max(max(abs(x[i]) for i in at) / FP8[-1], 1e-30)
+            scales.append(scale)
+            for i in at:
+                code = min(bisect.bisect(FP8, abs(x[i]) / scale), 126)
+                codes[i] = code | (128 if x[i] < 0 else 0)
+    return bytes(codes), scales.tobytes()
+
+
+def a_base_in_fp8(c):
+    shutil.copytree(f"{c.folder}/base", f"{c.folder}/base-fp8")
+    header, body = {}, b""
+    for name, (shape, raw) in read_tensors(f"{c.folder}/base/model.safetensors").items():
+        tensors = [(name, "F32", shape, raw)]
+        if len(shape) == 2 and shape[0] > 1 and "proj" in name or ".experts." in name:
+            codes, scales = as_fp8(shape, raw)
+            grid = [(n + 127) // 128 for n in shape]
+            tensors = [(name, "F8_E4M3", shape, codes), (name + "_scale_inv", "F32", grid, scales)]
+        for name, dtype, shape, raw in tensors:
+            header[name] = {"dtype": dtype, "shape": shape,
+                            "data_offsets": [len(body), len(body) + len(raw)]}
+            body += raw
+    text = json.dumps(header).encode()
+    with open(f"{c.folder}/base-fp8/model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + body)
+
+
+def a_base_stays_packed(c):
+    """Over bytes as they are stored, with experts that move, as over the floats they stand for."""
+    a_base_in_fp8(c)
+    curves, sizes = [], []
+    for base in ("bf16", "fp8"):  # which leaves what is FP8 as it is
+        args = lora(c, base, "model.path=base-fp8", f"model.base_precision={base}",
+                    *["rebalance.window_steps=4", "rebalance.horizon_steps=1000",
+                      "rebalance.min_gain=0.001"] * (base == "fp8"), steps=16)
+        sizes.append(c.json("submit", *args, "--dry-run")["memory_per_rank"]["weights"])
+        job = c.submit(*args)
+        c.wait(job, "DONE")
+        curves.append(losses(c, job))
+    expect(curves[0] == curves[1], f"packed, the losses differ: {curves}")
+    expect(sizes[1] < 0.6 * sizes[0], f"packed, the weights take {sizes}")
+    done = [e for e in c.json("rebalance", "history", job)["items"] if e["state"] == "DONE"]
+    expect(done and sum(e["bytes"] for e in done) > 0, "no packed expert has moved")
 
 
 def a_worker_is_killed(c, whole):
@@ -215,6 +276,7 @@ def story():
         before = digest_of(f"{c.folder}/base")
         whole = the_unbroken_run(c)
         experts_move(c, whole)
+        a_base_stays_packed(c)
         a_worker_is_killed(c, whole)
         the_adapter_is_pefts(c)
         first = another_job_goes_on_from_it(c, whole)
