@@ -52,6 +52,27 @@ static uint64_t owned(const struct memory_input *in, const struct model_counts *
     return dense / in->degrees.fsdp + (n_experts / in->degrees.ep + spare) * per_expert / n_shards;
 }
 
+static uint64_t packed_expert_bytes(const struct memory_input *in)
+{
+    uint64_t latent = in->spec->latent, inter = in->spec->expert_inter;
+    return 2 * packing_bytes(in->packing, inter, latent) +
+           packing_bytes(in->packing, latent, inter);
+}
+
+/* Of one expert; frozen in elements, also where it is packed. */
+static struct tensor_block expert_of(const struct memory_input *in,
+                                     const struct model_counts *counts)
+{
+    if (in->map)
+        return in->map->expert;
+    if (!memory_is_frozen(in))
+        return (struct tensor_block){.trained = counts->per_expert};
+    return (struct tensor_block){
+        .trained = in->expert_adapters,
+        .frozen = in->packing ? packed_expert_bytes(in) / in->elem_bytes : counts->per_expert,
+    };
+}
+
 /* What a rank owns: weights as they are read, and numbers that are trained. */
 struct state {
     uint64_t weight_bytes, trained;
@@ -70,13 +91,6 @@ static struct state state_of_map(const struct memory_input *in, const struct mod
                                                map->expert.trained + map->expert.frozen),
         .trained = owned(in, counts, dense.trained, map->expert.trained),
     };
-}
-
-static uint64_t packed_expert_bytes(const struct memory_input *in)
-{
-    uint64_t latent = in->spec->latent, inter = in->spec->expert_inter;
-    return 2 * packing_bytes(in->packing, inter, latent) +
-           packing_bytes(in->packing, latent, inter);
 }
 
 static struct state state_of_counts(const struct memory_input *in,
@@ -202,12 +216,14 @@ static uint64_t dispatch_bytes(const struct memory_input *in)
  * staging. As much as the spare slots hold. */
 static uint64_t staging_bytes(const struct memory_input *in, const struct model_counts *counts)
 {
+    struct tensor_block one = expert_of(in, counts);
+    uint64_t n_slots = (uint64_t)in->n_spare * n_sparse(in->spec);
+    uint64_t frozen = one.frozen * in->elem_bytes;
     if (!in->n_spare || in->degrees.ep == 1)
         return 0;
-    uint64_t n = counts->per_expert / max(in->degrees.expert_shard, 1) * in->n_spare *
-                 n_sparse(in->spec);
-    return 2 * n * FLOAT_BYTES +
-           n * (in->elem_bytes + (memory_is_frozen(in) ? 0 : 3 * FLOAT_BYTES));
+    uint64_t copies = 2 * max(one.trained * FLOAT_BYTES, frozen);
+    uint64_t moves = one.trained * (in->elem_bytes + 3 * FLOAT_BYTES) + frozen;
+    return n_slots * (copies + moves) / max(in->degrees.expert_shard, 1);
 }
 
 /* Muon's, of its largest matrix: two of its size, and two squares of its smaller side. */
