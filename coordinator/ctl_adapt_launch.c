@@ -108,6 +108,7 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "# batch job makes keys of its own.\n"
         "#   ROOTS   folders of all nodes that hold model, data and checkpoints, with commas\n"
         "#   DEVICE  cuda or cpu\n"
+        "#   PORT    of the coordinator, over several machines (7070)\n"
         "set -euo pipefail\n"
         "here=$(cd \"${SLURM_SUBMIT_DIR:-.}\" && pwd)\n",
         a->name, job_nodes(a), job_gpus(a), job_gpus(a));
@@ -119,8 +120,8 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "listen=$address\n"
         "keys=\n"
         "if [ \"${SLURM_JOB_NUM_NODES:-1}\" -gt 1 ]; then\n"
-        "    address=tcp://$(hostname):7070\n"
-        "    listen=tcp://0.0.0.0:7070\n"
+        "    address=tcp://$(hostname):${PORT:-7070}\n"
+        "    listen=tcp://0.0.0.0:${PORT:-7070}\n"
         "    rm -rf \"$run/keys\"\n"
         "    mkdir -m 700 \"$run/keys\"\n"
         "    for key in coordinator:coordinator workers:worker me:admin; do\n"

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -181,7 +182,10 @@ def two_machines_meet_with_keys(folder):
         text = re.sub(rf"(?m)^( +{key}): .*", rf"\1: {value}", text, count=1)
     with open(path, "w") as f:
         f.write(text)
-    env = dict(os.environ, SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=out,
+    with socket.socket() as s:  # a port that is free at present
+        s.bind(("", 0))
+        port = s.getsockname()[1]
+    env = dict(os.environ, PORT=str(port), SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=out,
                DEVICE="cpu", TMPDIR=folder,
                PATH=f"{os.path.join(folder, 'programs')}:{BIN}:{os.environ['PATH']}")
     done = subprocess.run([os.path.join(out, "launch-slurm.sbatch")], env=env,
@@ -189,7 +193,7 @@ def two_machines_meet_with_keys(folder):
     logs = "".join(open(os.path.join(out, "run-7", n)).read()
                    for n in os.listdir(os.path.join(out, "run-7")) if n.endswith(".log"))
     expect(done.returncode == 0, f"the batch job: {done.stdout}{done.stderr}{logs}{text}")
-    expect("tcp://0.0.0.0:7070" in logs, f"it listens elsewhere: {logs}")
+    expect(f"tcp://0.0.0.0:{port}" in logs, f"it listens elsewhere: {logs}")
 
 
 def a_small_model_becomes_a_job(folder):
