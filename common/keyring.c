@@ -246,6 +246,8 @@ static int by_name(const void *a, const void *b)
 /* Two people of one name would be one to the coordinator; a person with two keys has two names. */
 static int check_unique(const char *file, struct keyring *k, struct err *err)
 {
+    if (!k->n)
+        return 0;
     qsort(k->keys, k->n, sizeof *k->keys, by_name);
     for (size_t i = 1; i < k->n; i++)
         if (!by_name(&k->keys[i - 1], &k->keys[i]) && k->keys[i].role != KEY_COORDINATOR)
