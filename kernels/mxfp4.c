@@ -3,21 +3,23 @@
 
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 #include "kernels/vmath.h"
 
-/* Half of what the scale stands for: codes below are twice their number. */
-static float half_scale(uint8_t e)
+static float scale_value(uint8_t e)
 {
-    return e > 1 ? vm_from_bits((uint32_t)(e - 1) << 23) : e ? 0x1p-127f : 0x1p-128f;
+    return e ? vm_from_bits((uint32_t)e << 23) : 0x1p-127f;
 }
 
-/* Twice a code's number: 0, 1, 2, 3, 4, 6, 8, 12, without a table, so that a loop vectorises. */
-static inline float twice(uint32_t code)
+/* A code's number without a table, so that a loop vectorises: a float with the same bit of
+ * fraction. Below 1 there is no leading one: it is taken off again. */
+static inline float value_of(uint32_t code)
 {
     uint32_t size = code & 7, is_normal = size > 1;
-    uint32_t value = ((size & 1) | is_normal << 1) << ((size >> 1) - is_normal);
-    return vm_from_bits(vm_bits((float)(int32_t)value) | (code & 8) << 28);
+    float x = vm_from_bits((size << 22) + ((127 - is_normal) << 23));
+    x -= is_normal ? 0 : 1.0f;
+    return vm_from_bits(vm_bits(x) | (code & 8) << 28);
 }
 
 void mxfp4_decode(float *restrict out, const uint8_t *restrict packed,
@@ -25,17 +27,15 @@ void mxfp4_decode(float *restrict out, const uint8_t *restrict packed,
 {
     assert(n % MXFP4_GROUP == 0);
     for (int64_t g = 0; g < n / MXFP4_GROUP; g++) {
-        float scale = half_scale(scales[g]);
-        const uint8_t *restrict from = packed + g * (MXFP4_GROUP / 2);
-        float *restrict to = out + g * MXFP4_GROUP;
-        uint8_t codes[MXFP4_GROUP];
-        for (int j = 0; j < MXFP4_GROUP / 2; j++) {
-            codes[2 * j] = from[j] & 15;
-            codes[2 * j + 1] = from[j] >> 4;
-        }
+        float scale = scale_value(scales[g]);
+        uint32_t words[MXFP4_GROUP / 8]; /* eight codes each, the first in the lowest bits */
+        memcpy(words, packed + g * (MXFP4_GROUP / 2), sizeof words);
+        for (int k = 0; k < MXFP4_GROUP / 8; k++) {
+            float *restrict to = out + g * MXFP4_GROUP + 8 * k;
 #pragma omp simd
-        for (int j = 0; j < MXFP4_GROUP; j++)
-            to[j] = scale * twice(codes[j]);
+            for (int j = 0; j < 8; j++)
+                to[j] = scale * value_of(words[k] >> (4 * j) & 15);
+        }
     }
 }
 
