@@ -131,7 +131,7 @@ static struct bytes times(struct bytes x, uint64_t n)
 static struct layer_bytes layer_bytes(const struct memory_input *in, uint32_t l)
 {
     const struct model_spec *m = in->spec;
-    uint64_t e = in->elem_bytes, n = in->n_tokens, hidden = e * m->hidden;
+    uint64_t e = in->elem_bytes, n = memory_tokens_at_once(in), hidden = e * m->hidden;
     bool is_kda = m->layers[l].attention == ATTENTION_KDA;
     struct layer_bytes b = {.attention = is_kda ? kda(m, e) : mla(m, n, e)};
     bool is_moe = m->layers[l].mlp == MLP_MOE;
@@ -150,6 +150,52 @@ static struct layer_bytes layer_bytes(const struct memory_input *in, uint32_t l)
         b.feed_forward.backward += max(n_rows.piece * each.backward, shared);
     }
     return b;
+}
+
+/* Of a layer in segments: what these share, from forward to backward, and besides in the backward;
+ * of a segment's own `shared` is not taken again. */
+struct cut_bytes {
+    uint64_t kept, backward, shared;
+};
+
+static struct cut_bytes cut_bytes(const struct memory_input *in, uint32_t l)
+{
+    const struct model_spec *m = in->spec;
+    uint64_t e = in->elem_bytes, n = in->n_tokens, at_once = memory_tokens_at_once(in);
+    if (m->layers[l].attention == ATTENTION_KDA) {
+        uint64_t wide = (uint64_t)m->kda_heads * m->kda_head_dim;
+        uint64_t state = FLOAT_BYTES * wide * m->kda_head_dim;
+        uint64_t rows = 3 * e * (m->conv_kernel - 1) * wide;
+        return (struct cut_bytes){
+            .kept = (n + at_once - 1) / at_once * (state + rows),
+            /* and rows of the segment before beside its own, of ten tensors */
+            .backward = 2 * state + rows + 10 * e * (m->conv_kernel - 1) * wide,
+        };
+    }
+    uint64_t keys = e * (2 * m->kv_lora_rank + m->qk_rope_dim) +
+                    FLOAT_BYTES * (m->heads + 1 + min(n, m->index_top_k));
+    return (struct cut_bytes){
+        .kept = n * (keys + e * m->index_head_dim),
+        .backward = n * FLOAT_BYTES * (m->kv_lora_rank + m->qk_rope_dim),
+        .shared = at_once * keys,
+    };
+}
+
+/* The most that layers in segments take, on top of kept, to which what they share is added. */
+static uint64_t peak_of_segments(const struct memory_input *in, uint64_t *kept)
+{
+    const struct model_spec *m = in->spec;
+    uint64_t dx = memory_tokens_at_once(in) * in->elem_bytes * m->hidden, peak = 0;
+    for (uint32_t l = 0; l < m->n_layers; l++) {
+        struct layer_bytes b = layer_bytes(in, l);
+        struct bytes a = b.attention, f = b.feed_forward;
+        struct cut_bytes cut = cut_bytes(in, l);
+        uint64_t layer = a.kept + a.again + f.kept + f.again - cut.shared;
+        *kept += cut.kept;
+        peak = max(peak, *kept + cut.backward + layer +
+                             max(max(a.forward, f.forward), dx + max(a.backward, f.backward)));
+    }
+    return peak;
 }
 
 /* What is made before the first layer: adapters' scratch between A and B, of every token, and where
@@ -183,7 +229,9 @@ uint64_t memory_activations(const struct memory_input *in)
     uint64_t head = in->n_tokens * (3 * e * m->hidden + mix(m, n_blocks, e) + FLOAT_BYTES);
     uint64_t dx = in->n_tokens * e * m->hidden, peak = 0;
     bool parts = in->recompute == RECOMPUTE_SELECTIVE;
-    for (uint32_t l = 0; l < m->n_layers; l++) {
+    if (in->segment_tokens)
+        peak = peak_of_segments(in, &kept);
+    for (uint32_t l = 0; l < m->n_layers && !in->segment_tokens; l++) {
         struct layer_bytes b = layer_bytes(in, l);
         struct bytes a = b.attention, f = b.feed_forward;
         uint64_t layer = kept + a.kept + f.kept + (parts ? 0 : a.again + f.again);

@@ -152,8 +152,9 @@ struct memory_rows memory_rows(const struct memory_input *in)
     if (!n_sparse(in->spec))
         return (struct memory_rows){0};
     uint32_t n_slots = memory_slots(in);
-    uint64_t rows_max = memory_rows_max(in->spec, in->n_tokens, ep, n_slots);
-    uint64_t piece = memory_piece_rows(rows_max, memory_chunks(in->n_tokens, ep),
+    uint64_t n_tokens = memory_tokens_at_once(in);
+    uint64_t rows_max = memory_rows_max(in->spec, n_tokens, ep, n_slots);
+    uint64_t piece = memory_piece_rows(rows_max, memory_chunks(n_tokens, ep),
                                        (uint64_t)ep * n_slots);
     return (struct memory_rows){in->recompute == RECOMPUTE_OFF ? rows_max : piece, piece};
 }
@@ -186,8 +187,9 @@ static uint64_t leaving_rows(const struct memory_input *in, uint64_t n)
 /* What travels there and back: what a piece brings, and what comes back of a chunk. In rows. */
 static uint64_t travelling_rows(const struct memory_input *in)
 {
-    uint32_t n_chunks = memory_chunks(in->n_tokens, in->degrees.ep);
-    uint64_t n = (in->n_tokens + n_chunks - 1) / n_chunks;
+    uint64_t n_tokens = memory_tokens_at_once(in);
+    uint32_t n_chunks = memory_chunks(n_tokens, in->degrees.ep);
+    uint64_t n = (n_tokens + n_chunks - 1) / n_chunks;
     return leaving_rows(in, n) + 3 * memory_rows(in).piece + n * in->spec->top_k;
 }
 
@@ -195,14 +197,14 @@ static uint64_t travelling_rows(const struct memory_input *in)
 static uint64_t dispatch_bytes(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
-    uint64_t n_rows = memory_rows_max(m, in->n_tokens, in->degrees.ep, memory_slots(in));
-    uint64_t n_pairs = in->n_tokens * m->top_k;
+    uint64_t n_tokens = memory_tokens_at_once(in), n_pairs = n_tokens * m->top_k;
+    uint64_t n_rows = memory_rows_max(m, n_tokens, in->degrees.ep, memory_slots(in));
     uint64_t n_plans = in->recompute == RECOMPUTE_OFF ? n_sparse(m) : 1;
     bool travels = in->degrees.ep > 1;
     if (!n_sparse(m))
         return 0;
     struct relay r = travels ? relay_of(in) : (struct relay){0};
-    uint64_t n_passed = r.n_sources * in->n_tokens * min(m->top_k, r.n_here);
+    uint64_t n_passed = r.n_sources * n_tokens * min(m->top_k, r.n_here);
     uint64_t n_noted = max(max(n_pairs, n_rows), n_passed);
     uint64_t notes = 8 * n_noted + (travels ? 2 * 8 * n_pairs : 0);
     uint64_t n_sent = r.n_sources ? n_pairs + n_noted : n_pairs;
@@ -247,7 +249,7 @@ static uint64_t kda_bytes(const struct memory_input *in)
     const struct model_spec *m = in->spec;
     uint64_t d = m->kda_head_dim, square = KDA_CHUNK_ROWS * KDA_CHUNK_ROWS, e = in->elem_bytes;
     uint64_t chunk = e * (5 * KDA_CHUNK_ROWS * d + square + d * d) + FLOAT_BYTES * (square + d);
-    uint64_t n_chunks = (in->n_tokens + KDA_CHUNK_ROWS - 1) / KDA_CHUNK_ROWS;
+    uint64_t n_chunks = (memory_tokens_at_once(in) + KDA_CHUNK_ROWS - 1) / KDA_CHUNK_ROWS;
     for (uint32_t l = 0; l < m->n_layers; l++)
         if (m->layers[l].attention == ATTENTION_KDA)
             return n_chunks * min(m->kda_heads, GPU_KDA_HEADS) * chunk;

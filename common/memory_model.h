@@ -16,6 +16,7 @@ struct memory_input {
     const struct model_spec *spec;
     struct layout_degrees degrees; /* valid: layout_init took them; auto resolved */
     uint64_t n_tokens;  /* of one pass of one rank: micro_batch x sequence_length */
+    uint64_t segment_tokens; /* that layers take at once, with full recomputation; 0: all */
     enum recompute recompute;
     uint32_t elem_bytes; /* of activations and of the weights that they meet: 4 or 2 */
     uint32_t n_spare;   /* slots of each rank and layer for copies of experts */
@@ -35,6 +36,13 @@ struct memory_input {
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
     bool     is_blocking; /* parallel.overlap: false: no unit comes while another is used */
 };
+
+/* Tokens that a layer takes at once. */
+static inline uint64_t memory_tokens_at_once(const struct memory_input *in)
+{
+    bool cuts = in->segment_tokens && in->segment_tokens < in->n_tokens;
+    return cuts ? in->segment_tokens : in->n_tokens;
+}
 
 static inline bool memory_is_frozen(const struct memory_input *in)
 {

@@ -77,6 +77,8 @@ struct kda_shape {
     int32_t n_docs;
     int32_t n_heads, head_dim; /* d_k = d_v = head_dim */
     float   scale;             /* s, applied to q: head_dim^-0.5 */
+    bool    only_ends; /* states are (heads, d, d): the initial one is the first document's, the
+                        * final one the last one's. The other documents begin with zeros */
 };
 
 struct attention_shape {
@@ -145,7 +147,8 @@ struct route_notes {
 
 struct rotary_shape {
     int64_t n_tokens;
-    const int32_t *cu_seqlens; /* positions count from 0 in each document */
+    const int32_t *cu_seqlens; /* positions count from 0 in each document; the first number may be
+                                * less than 0 where the first document began so much before */
     int32_t n_docs;
     int32_t dim;         /* rotated dims, the first of each row */
     bool    interleaved; /* pair i is dims 2i, 2i + 1; else i, i + dim / 2 */
@@ -153,12 +156,13 @@ struct rotary_shape {
 
 /* The indexer of sparse attention, and latent attention in absorbed form over chosen keys.
  *
- * A document may come in pieces. Then a call has it from its start to the end of a piece, as one
- * document: all its keys, but queries (and what else is of them: chosen keys, outputs, gradients)
- * of the tokens first .. n_tokens alone. Pieces go backwards from the last one where gradients
- * are made: later has what queries of later pieces gave to the keys, and gets what those of this
- * one give. No query of an earlier piece sees the keys of this one, so their gradients are whole,
- * and of keys they alone are assigned. */
+ * A long batch may come in segments, which cut documents. Then a call begins with the document that
+ * a segment's first token is in, and ends with the segment: all keys from there on, but queries
+ * (and what else is of them: chosen keys, outputs, gradients) of the tokens first .. n_tokens
+ * alone. Segments go backwards from the last one where gradients are made: later has what queries
+ * of later ones gave to the keys, and gets what those of this one give. No query of an earlier
+ * segment sees the keys of this one, so their gradients are whole, and of keys they alone are
+ * assigned. */
 struct index_shape {
     int64_t n_tokens;
     const int32_t *cu_seqlens;
@@ -166,7 +170,7 @@ struct index_shape {
     int32_t n_heads, head_dim;
     float   scale; /* of the sum over heads: (n_heads head_dim)^-0.5, or as the model says */
     int32_t top_k;
-    int64_t first; /* of index_select and index_loss; 0 where there are several documents */
+    int64_t first; /* of index_select and index_loss; in the first document */
     float  *later; /* (n_tokens, head_dim), of index_loss; NULL: there are no later ones */
 };
 
@@ -378,12 +382,12 @@ struct device_ops {
     /* Floats that kda_forward leaves in saved for kda_backward (chunk states and more). */
     size_t (*kda_saved_floats)(struct device *dev, const struct kda_shape *shape);
     /* q, k (normalised), v, g, o: (n, heads, d); beta (n, heads). initial_state and final_state:
-     * (n_docs, heads, d, d) or NULL (zero, not wanted); both may be the same. */
+     * (n_docs, heads, d, d) or NULL (zero, not wanted). */
     void (*kda_forward)(struct device *dev, elem_ptr o, float *final_state, float *saved,
                         const_elem_ptr q, const_elem_ptr k, const_elem_ptr v, const float *g,
                         const_elem_ptr beta, const float *initial_state,
                         const struct kda_shape *shape);
-    /* d_final_state and d_initial_state may be NULL, and may be the same. */
+    /* d_final_state and d_initial_state may be NULL. */
     void (*kda_backward)(struct device *dev, elem_ptr dq, elem_ptr dk, elem_ptr dv, float *dg,
                          elem_ptr dbeta, float *d_initial_state, const_elem_ptr d_o,
                          const float *d_final_state, const_elem_ptr q, const_elem_ptr k,

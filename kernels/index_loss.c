@@ -211,7 +211,7 @@ static double loss_of_documents(struct device *dev, struct index_loss *s)
         int64_t end = shape->cu_seqlens[doc + 1] - shape->first;
         s->doc_begin = shape->cu_seqlens[doc];
         s->key_range = sparse_key_range(shape->cu_seqlens[doc + 1] - s->doc_begin);
-        for (s->begin = s->doc_begin; s->begin < end; s->begin = s->end) {
+        for (s->begin = max_i64(0, s->doc_begin - shape->first); s->begin < end; s->begin = s->end) {
             s->end = min_i64(end, s->begin + block);
             loss += loss_of_block(dev, s);
         }
@@ -227,7 +227,7 @@ void cpu_index_loss(struct device *dev, double *acc_loss, float *dq, float *dk, 
                     const struct sparse_shape *core)
 {
     assert(shape->n_tokens == core->n_tokens && shape->top_k == core->top_k);
-    assert(shape->first == core->first && (shape->first == 0 || shape->n_docs == 1));
+    assert(shape->first == core->first);
     assert(shape->later || shape->first == 0);
     int64_t n = shape->n_tokens - shape->first, d = shape->head_dim;
     struct index_loss s = {

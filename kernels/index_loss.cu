@@ -276,7 +276,7 @@ extern "C" void cuda_index_loss(struct device *dev, double *acc_loss, void *dq, 
     int64_t n = shape->n_tokens - shape->first;
     assert(shape->n_tokens == core->n_tokens && shape->first == core->first);
     assert(shape->top_k == core->top_k && shape->top_k > 0);
-    assert(shape->first == 0 || (shape->n_docs == 1 && shape->later));
+    assert(shape->first == 0 || shape->later);
     assert(shape->n_heads > 0 && core->n_heads > 0);
     if (n == 0)
         return;

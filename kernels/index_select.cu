@@ -263,7 +263,6 @@ extern "C" void cuda_index_select(struct device *dev, int32_t *selected, const v
                                   const void *k, const void *w, const struct index_shape *shape)
 {
     assert(shape->top_k > 0 && shape->n_heads > 0);
-    assert(shape->first == 0 || shape->n_docs == 1);
     if (shape->n_tokens == shape->first)
         return;
     cuda_scratch_begin(dev);

@@ -153,14 +153,16 @@ static void document_forward(struct cpu_thread *t, const struct kda_forward *f, 
 {
     const struct kda_shape *shape = f->shape;
     int32_t d = shape->head_dim, begin = shape->cu_seqlens[doc], end = shape->cu_seqlens[doc + 1];
-    size_t state_floats = (size_t)d * d, at = (size_t)(doc * shape->n_heads + head) * state_floats;
+    size_t state_floats = (size_t)d * d;
+    const float *initial = kda_initial_state(f->initial_state, shape, doc, head);
+    float *final = kda_final_state(f->final_state, shape, doc, head);
     float *scratch = cpu_scratch(t, (kda_chunk_floats(d) + state_floats +
                                      2 * (size_t)KDA_CHUNK * d) * sizeof *scratch);
     float *state = scratch, *work = state + state_floats;
     struct kda_chunk c;
     kda_chunk_carve(&c, work + 2 * (size_t)KDA_CHUNK * d, d);
-    if (f->initial_state)
-        memcpy(state, f->initial_state + at, state_floats * sizeof *state);
+    if (initial)
+        memcpy(state, initial, state_floats * sizeof *state);
     else
         memset(state, 0, state_floats * sizeof *state);
     for (int32_t row = begin, chunk = 0; row < end; row += KDA_CHUNK, chunk++) {
@@ -168,8 +170,8 @@ static void document_forward(struct cpu_thread *t, const struct kda_forward *f, 
         c.rows = (int32_t)min_i64(KDA_CHUNK, end - row);
         chunk_forward(t, f, &c, &s, state, work, head, row);
     }
-    if (f->final_state)
-        memcpy(f->final_state + at, state, state_floats * sizeof *state);
+    if (final)
+        memcpy(final, state, state_floats * sizeof *state);
 }
 
 static void forward_range(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)

@@ -66,15 +66,14 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
     int column = (int)blockIdx.x % (D / SLICE) * SLICE, pair = (int)blockIdx.x / (D / SLICE);
     int head = pair % view.n_active, doc = pair / view.n_active, warp = warp_id();
     int begin = view.first_chunk[doc], end = view.first_chunk[doc + 1];
-    int64_t state_at =
-        ((int64_t)doc * view.n_heads + view.head_begin + head) * D * D + column;
+    int64_t state_at = kda_state_at(view, doc, head) * D * D + column;
     bool has_strip = warp < D / 16; /* rows 16 warp .. of the state */
     int row = (warp & 3) * 16, half = warp / 4 * (SLICE / 2); /* of V' and o */
 
     float state[N_TILES][4];
     strip_clear(state);
     if (has_strip) {
-        if (initial_state)
+        if (initial_state && kda_has_initial(view, doc))
             strip_load(state, initial_state + state_at + warp * 16 * D, D, false);
         strip_store(shared->state + warp * 16 * V, V, state, 16);
     }
@@ -138,7 +137,7 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
         if (STAGES == 1)
             __syncthreads();
     }
-    if (final_state && has_strip)
+    if (final_state && kda_has_final(view, doc) && has_strip)
         strip_store(final_state + state_at + warp * 16 * D, D, state, 16, false);
 }
 
@@ -176,6 +175,7 @@ kda_view kda_view_of(struct device *dev, const struct kda_shape *shape)
     view.n_chunks = both.back();
     view.n_heads = shape->n_heads;
     view.scale = shape->scale;
+    view.only_ends = shape->only_ends;
     return view;
 }
 

@@ -268,14 +268,15 @@ static void document_backward(struct cpu_thread *t, const struct kda_backward *f
     const struct kda_shape *shape = f->shape;
     int32_t d = shape->head_dim, begin = shape->cu_seqlens[doc], end = shape->cu_seqlens[doc + 1];
     size_t state_bytes = (size_t)d * d * sizeof(float);
-    size_t at = (size_t)(doc * shape->n_heads + head) * d * d;
+    float *initial = (float *)kda_initial_state(f->d_initial_state, shape, doc, head);
+    const float *final = kda_final_state((float *)f->d_final_state, shape, doc, head);
     float *scratch = cpu_scratch(t, (kda_chunk_floats(d) + gradients_floats(d)) * sizeof *scratch);
     struct kda_chunk c;
     struct gradients a;
     kda_chunk_carve(&c, scratch, d);
     gradients_carve(&a, scratch + kda_chunk_floats(d), d);
-    if (f->d_final_state)
-        memcpy(a.d_state, f->d_final_state + at, state_bytes);
+    if (final)
+        memcpy(a.d_state, final, state_bytes);
     else
         memset(a.d_state, 0, state_bytes);
     for (int32_t chunk = kda_n_chunks(end - begin) - 1; chunk >= 0; chunk--) {
@@ -284,8 +285,8 @@ static void document_backward(struct cpu_thread *t, const struct kda_backward *f
         c.rows = (int32_t)min_i64(KDA_CHUNK, end - row);
         chunk_backward(t, f, &c, &a, &s, head, row);
     }
-    if (f->d_initial_state)
-        memcpy(f->d_initial_state + at, a.d_state, state_bytes);
+    if (initial)
+        memcpy(initial, a.d_state, state_bytes);
 }
 
 static void backward_range(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)

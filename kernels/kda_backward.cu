@@ -66,15 +66,14 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
     int column = (int)blockIdx.x % (D / SLICE) * SLICE, pair = (int)blockIdx.x / (D / SLICE);
     int head = pair % view.n_active, doc = pair / view.n_active, warp = warp_id();
     int begin = view.first_chunk[doc], end = view.first_chunk[doc + 1];
-    int64_t state_at =
-        ((int64_t)doc * view.n_heads + view.head_begin + head) * D * D + column;
+    int64_t state_at = kda_state_at(view, doc, head) * D * D + column;
     bool has_strip = warp < D / 16; /* rows 16 warp .. of dS */
     int row = (warp & 3) * 16, half = warp / 4 * (SLICE / 2); /* of dV' */
 
     float d_state[N_TILES][4];
     strip_clear(d_state);
     if (has_strip) {
-        if (d_final_state)
+        if (d_final_state && kda_has_final(view, doc))
             strip_load(d_state, d_final_state + state_at + warp * 16 * D, D, false);
         strip_store(shared->d_state + warp * 16 * V, V, d_state, 16);
     }
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
         if (STAGES == 1)
             __syncthreads();
     }
-    if (d_initial_state && has_strip)
+    if (d_initial_state && kda_has_initial(view, doc) && has_strip)
         strip_store(d_initial_state + state_at + warp * 16 * D, D, d_state, 16, false);
 }
 

@@ -24,7 +24,25 @@ struct kda_view {
     int32_t head_begin, n_active; /* the group's heads */
     float   scale;
     bool    is_aligned; /* all tensors of all tokens, to 16 bytes */
+    bool    only_ends;  /* states are of the first document's start, the last one's end */
 };
+
+/* Where a document's state of a head of the group lies. */
+__device__ __forceinline__ int64_t kda_state_at(const kda_view &view, int doc, int head)
+{
+    int64_t of_doc = view.only_ends ? 0 : (int64_t)doc * view.n_heads;
+    return of_doc + view.head_begin + head;
+}
+
+__device__ __forceinline__ bool kda_has_initial(const kda_view &view, int doc)
+{
+    return !view.only_ends || doc == 0;
+}
+
+__device__ __forceinline__ bool kda_has_final(const kda_view &view, int doc)
+{
+    return !view.only_ends || doc == view.n_docs - 1;
+}
 
 struct kda_item {
     int64_t row;  /* its first token */

@@ -73,6 +73,22 @@ void kda_rows_in(float *dense, const float *x, const struct kda_shape *shape, in
 void kda_rows_out(float *x, const float *dense, const struct kda_shape *shape, int32_t head,
                   int64_t row, int32_t rows);
 
+/* Of one document and head in given states; NULL where there is none. */
+static inline const float *kda_initial_state(const float *states, const struct kda_shape *s,
+                                             int32_t doc, int32_t head)
+{
+    int64_t at = (int64_t)(s->only_ends ? 0 : doc) * s->n_heads + head;
+    return states && (!s->only_ends || doc == 0) ? states + at * s->head_dim * s->head_dim : NULL;
+}
+
+static inline float *kda_final_state(float *states, const struct kda_shape *s, int32_t doc,
+                                     int32_t head)
+{
+    int64_t at = (int64_t)(s->only_ends ? 0 : doc) * s->n_heads + head;
+    bool is_there = states && (!s->only_ends || doc == s->n_docs - 1);
+    return is_there ? states + at * s->head_dim * s->head_dim : NULL;
+}
+
 static inline int32_t kda_n_chunks(int32_t n_tokens)
 {
     return (n_tokens + KDA_CHUNK - 1) / KDA_CHUNK;

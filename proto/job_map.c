@@ -2,6 +2,7 @@
 #include "proto/job_map.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 bool job_trains_adapters(const Ballast__JobSpec *spec)
@@ -32,6 +33,18 @@ static int add_adapters(const Ballast__JobSpec *spec, struct tensor_map *map, co
                            is_half ? sizeof(uint16_t) : sizeof(float), err);
 }
 
+/* Layers in segments are KDA, or attention over keys that an indexer chooses. */
+static int check_segments(const Ballast__JobSpec *spec, const struct model_spec *model,
+                          struct err *err)
+{
+    for (uint32_t l = 0; l < model->n_layers && spec->parallel_segment_tokens; l++)
+        if (model->layers[l].attention == ATTENTION_MLA && !model->index_top_k)
+            return err_set(err, -ENOTSUP, "%" PRIu32 ", but layer %" PRIu32 " of the model has "
+                           "attention over all keys, which needs them at once; expected off",
+                           spec->parallel_segment_tokens, l);
+    return 0;
+}
+
 int job_map_init(const Ballast__JobSpec *spec, const struct model_spec *model,
                  struct tensor_map *out, const char **out_key, struct err *err)
 {
@@ -42,8 +55,12 @@ int job_map_init(const Ballast__JobSpec *spec, const struct model_spec *model,
     if (trains_indexers && !model->index_top_k)
         return err_set(err, -ENOTSUP, "%s, but the model has no indexer; expected %s",
                        alone ? "indexer" : "true", alone ? "full" : "false");
+    *out_key = "parallel.segment_tokens";
+    int rc = check_segments(spec, model, err);
+    if (rc < 0)
+        return rc;
     *out_key = "model.path";
-    int rc = tensor_map_init(model, &map, err);
+    rc = tensor_map_init(model, &map, err);
     if (rc < 0)
         return rc;
     if (trains_indexers && !job_trains_adapters(spec))

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SEGMENT_MULTIPLE 64u /* tokens of a block inside of ops */
 #define AT(member)   .offset = offsetof(Ballast__JobSpec, member)
 #define LIST(member) AT(member), .count_offset = offsetof(Ballast__JobSpec, n_##member)
 #define WORDS(...)   .words = (const char *const[]){__VA_ARGS__, NULL}
@@ -142,6 +143,10 @@ static const struct field fields[] = {
      .help = "what a backward pass makes again of its layer: nothing, all, or what is cheap to "
              "make; all but off: of experts a rank has a piece of its rows at a time, however "
              "tokens are routed; true is full"},
+    {"parallel.segment_tokens", FIELD_U32, AT(parallel_segment_tokens), .preset = "off",
+     .min = SEGMENT_MULTIPLE, .max = 1e9, .zero = "off", .unit = "tokens",
+     .help = "layers take a long pass so many tokens at a time, so that what they hold does not "
+             "grow with it; a multiple of 64, with activation_checkpointing: full"},
     {"parallel.offload", FIELD_WORD, AT(parallel_offload), .preset = "off",
      WORDS("off", "activations", "optimizer"), .help = "what waits in host memory"},
     {"parallel.overlap", FIELD_PB_BOOL, AT(parallel_overlap), .preset = "true",
@@ -327,6 +332,27 @@ static void check_indexer(const Ballast__JobSpec *s, struct problems *out)
                      "sparse, not %s", s->indexer_stage);
 }
 
+static void check_segments(const Ballast__JobSpec *s, struct problems *out)
+{
+    static const char key[] = "parallel.segment_tokens";
+    uint32_t n = s->parallel_segment_tokens;
+    if (n == 0)
+        return;
+    if (n % SEGMENT_MULTIPLE != 0)
+        problems_add(out, NULL, key, "%" PRIu32 " is not a multiple of %u; the nearest is %" PRIu32,
+                     n, SEGMENT_MULTIPLE,
+                     (n + SEGMENT_MULTIPLE / 2) / SEGMENT_MULTIPLE * SEGMENT_MULTIPLE);
+    if (strcmp(s->parallel_activation_checkpointing, "full") != 0)
+        problems_add(out, NULL, key, "goes with parallel.activation_checkpointing: full, not %s",
+                     s->parallel_activation_checkpointing);
+    if (s->moe_aux_loss > 0 && strcmp(s->moe_aux_scope, "sequence") == 0)
+        problems_add(out, NULL, key, "cuts documents, of which moe.aux_scope: sequence is; expected "
+                     "global or micro_batch there");
+    if (strcmp(s->train_mode, "indexer") == 0 && strcmp(s->indexer_stage, "dense") == 0)
+        problems_add(out, NULL, key, "needs attention over chosen keys; train.indexer.stage: dense "
+                     "is over all");
+}
+
 static bool ends_with(const char *text, const char *end)
 {
     size_t n = strlen(text), n_end = strlen(end);
@@ -387,6 +413,7 @@ int job_spec_check_together(const Ballast__JobSpec *spec, struct problems *out)
     check_schedule(spec, out);
     check_indexer(spec, out);
     check_lora(spec, out);
+    check_segments(spec, out);
     check_paths(spec, out);
     return out->n_total > before ? -EINVAL : 0;
 }

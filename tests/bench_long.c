@@ -173,10 +173,10 @@ static int run(struct one_layer *l, const struct options *o, struct err *err)
     struct measured m = {0};
     elem *x = take_rows(dev, o->tokens, hidden), *dy = take_rows(dev, o->tokens, hidden);
     elem *y = take_rows(dev, o->tokens, hidden);
-    int rc = 0;
+    int rc = one_layer_turn(l, o->tokens, err);
 
-    if (fill_rows(dev, x, o->tokens, hidden, 1000) < 0 ||
-        fill_rows(dev, dy, o->tokens, hidden, 2000) < 0)
+    if (rc == 0 && (fill_rows(dev, x, o->tokens, hidden, 1000) < 0 ||
+                    fill_rows(dev, dy, o->tokens, hidden, 2000) < 0))
         rc = err_set(err, -ENOMEM, "no memory for the inputs");
     if (rc == 0 && o->check)
         rc = check(l, o, x, dy, y, err);

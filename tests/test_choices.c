@@ -92,6 +92,8 @@ static void put_model(bool has_indexer)
     free(text);
 }
 
+static const char *parallel = ""; /* more keys of that section */
+
 static void run_passes(struct trial *t, size_t row, uint32_t world, uint32_t micro_batch,
                        const char *checkpoint, uint32_t steps)
 {
@@ -99,9 +101,9 @@ static void run_passes(struct trial *t, size_t row, uint32_t world, uint32_t mic
         [1] = "", [2] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 1\n",
         [4] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 2\n",
     };
-    char *keys = xasprintf("%s%strain: {steps: %u, global_batch: 8, micro_batch: %u, deterministic: "
+    char *keys = xasprintf("%s%s%strain: {steps: %u, global_batch: 8, micro_batch: %u, deterministic: "
                            "true, optimizer: {lr: 2e-3, eps: 1e-4%s}, schedule: {name: constant}}\n"
-                           "%s", layouts[world], rows[row].data, steps, micro_batch,
+                           "%s", layouts[world], parallel, rows[row].data, steps, micro_batch,
                            rows[row].optimizer, rows[row].more);
     put_model(strstr(keys, "with_model") != NULL);
     start(t, world, checkpoint, keys);
@@ -132,6 +134,29 @@ static void any_number_of_passes_is_the_same(void **state)
                              8 / micro, s, t.loss[s], whole.loss[s]);
             free(path);
         }
+    }
+}
+
+/* Eight sequences of 24 tokens are three segments of one rank, and two of each of two. */
+static void layers_in_segments_are_the_same(void **state)
+{
+    (void)state;
+    size_t row = 0;
+    while (!strstr(rows[row].optimizer, "with_model"))
+        row++;
+    for (uint32_t world = 1; world <= 2; world++) {
+        struct trial whole, cut;
+        new_folder(NULL);
+        run_passes(&whole, row, world, 8 / world, "run-whole", 8);
+        parallel = "  activation_checkpointing: full\n  segment_tokens: 64\n";
+        run_passes(&cut, row, world, 8 / world, "run-cut", 8);
+        parallel = "";
+        for (uint32_t s = 1; s <= 8; s++)
+            if (!(fabs(cut.loss[s] / whole.loss[s] - 1) < 1e-4))
+                fail_msg("%u ranks, step %u: loss %.7g, at once %.7g", world, s, cut.loss[s],
+                         whole.loss[s]);
+        assert_true(fabs(cut.index / whole.index - 1) < 1e-3);
+        assert_true(fabs(cut.validation[8] / whole.validation[8] - 1) < 1e-4);
     }
 }
 
@@ -181,6 +206,7 @@ int main(void)
     put_indexed("indexed-2", 20);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(any_number_of_passes_is_the_same, new_folder),
+        cmocka_unit_test_setup(layers_in_segments_are_the_same, new_folder),
         cmocka_unit_test_setup(any_number_of_ranks_is_the_same, new_folder),
     };
     return cmocka_run_group_tests(tests, NULL, remove_folder);

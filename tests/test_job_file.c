@@ -237,6 +237,17 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
      "--set: key 'scheduling.time_limit': 0.4s is out of range, allowed none or 1s to 3650d"},
     {"a cut into nothing", {"parallel.expert_shard_degree=0"},
      "--set: key 'parallel.expert_shard_degree': 0 is out of range, allowed auto or 1 to 8192"},
+    {"segments with nothing made again", {"parallel.segment_tokens=4096"},
+     "--set: key 'parallel.segment_tokens': goes with parallel.activation_checkpointing: full, "
+     "not off"},
+    {"segments that cut blocks",
+     {"parallel.segment_tokens=100", "parallel.activation_checkpointing=full"},
+     "--set: key 'parallel.segment_tokens': 100 is not a multiple of 64; the nearest is 128"},
+    {"segments of what is a loss each",
+     {"parallel.segment_tokens=64", "parallel.activation_checkpointing=full", "moe.aux_loss=0.1",
+      "moe.aux_scope=sequence"},
+     "--set: key 'parallel.segment_tokens': cuts documents, of which moe.aux_scope: sequence is; "
+     "expected global or micro_batch there"},
     {"no training data", {"data.train=[]"},
      "--set: key 'data.train': has 0 of at least 1 elements"},
     {"older spellings",

@@ -57,6 +57,7 @@ static const struct row {
     uint32_t n_docs;     /* 0: one */
     bool to_the_first;   /* all tokens choose the first experts */
     bool deterministic;
+    uint32_t segment_tokens; /* then there is an indexer */
 } rows[] = {
     {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
     {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
@@ -93,6 +94,8 @@ static const struct row {
      .to_the_first = true},
     {"all on one rank, nothing made again", {2, 2, 2, 1}, RECOMPUTE_OFF, .n_docs = 8,
      .to_the_first = true},
+    {"in segments", {1, 1, 1, 1}, RECOMPUTE_FULL, .segment_tokens = 128},
+    {"in segments, all cut", {4, 4, 2, 2}, RECOMPUTE_FULL, .segment_tokens = 64},
     {"Muon", {1, 1, 1, 1}, RECOMPUTE_FULL, .muon = true},
     {"Muon, all cut", {4, 4, 2, 2}, RECOMPUTE_FULL, .muon = true},
     {"Muon and adapters", {2, 2, 2, 1}, RECOMPUTE_FULL, .lora = &adapters, .muon = true},
@@ -127,7 +130,8 @@ static int compare(struct stack *s, void *arg, struct err *err)
         .dense_adapters = dense, .expert_adapters = row->lora ? map->expert.trained : 0,
         .packing = row->packing, .map = map, .has_muon = row->muon,
         .lora_rank = row->lora ? row->lora->r : 0,
-        .recompute = row->recompute, .count_margins = row->count_margins,
+        .segment_tokens = row->segment_tokens, .recompute = row->recompute,
+        .count_margins = row->count_margins,
         .n_spare = row->n_spare, .is_blocking = row->is_blocking, .n_nodes = row->n_nodes});
     int32_t tokens[DOCS_MAX * N_TOKENS], cu_seqlens[DOCS_MAX + 1] = {0};
     int32_t n_tokens = (int32_t)n_docs(row) * N_TOKENS;
@@ -165,11 +169,17 @@ static int compare(struct stack *s, void *arg, struct err *err)
 static void the_plan_is_near_what_is_taken(void **state)
 {
     (void)state;
-    struct model_spec spec = kimi();
     struct err err = {0};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct row row = rows[i];
+        struct model_spec spec = kimi();
         struct tensor_map map;
+        if (row.segment_tokens) {
+            spec.index_heads = 2;
+            spec.index_head_dim = 16;
+            spec.index_top_k = 24;
+            spec.index_norm_eps = 1e-6f;
+        }
         assert_int_equal(tensor_map_init(&spec, &map, &err), 0);
         assert_true(!row.lora || lora_map_add(&map, row.lora, &err) == 0);
         assert_int_equal(tensor_map_pack(&map, row.packing, sizeof(float), &err), 0);
@@ -177,7 +187,8 @@ static void the_plan_is_near_what_is_taken(void **state)
         struct stack_config config = {
             .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees,
             .tokens_max = n_docs(&row) * N_TOKENS, .deterministic = row.deterministic,
-            .recompute = row.recompute, .count_margins = row.count_margins,
+            .segment_rows = row.segment_tokens, .recompute = row.recompute,
+            .count_margins = row.count_margins,
             .n_spare = row.n_spare, .is_blocking = row.is_blocking, .n_nodes = row.n_nodes,
             .hierarchical = row.n_nodes > 0,
         };

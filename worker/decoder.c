@@ -88,16 +88,21 @@ static void carve_feed_forward(struct pass *p, const struct moe *e, uint32_t l, 
         mlp_carve(p, &dense, &s->mlp);
 }
 
-void decoder_carve(struct pass *p, const struct moe *e, uint32_t l, enum carve what,
-                   struct decoder_saved *out)
+static struct decoder_saved begin_saved(const struct pass *p, uint32_t l, enum carve what)
 {
-    *out = (struct decoder_saved){
+    return (struct decoder_saved){
         .makes_again = what == CARVE_KEPT,
         .mark = activations_mark(p->act),
         .attention_mix = { ROLE_ATTN_RES_NORM, ROLE_ATTN_RES_PROJ,
                            .n_bank = bank_rows_attention(p->spec, l) },
         .mlp_mix = { ROLE_MLP_RES_NORM, ROLE_MLP_RES_PROJ, .n_bank = bank_rows_mlp(p->spec, l) },
     };
+}
+
+void decoder_carve(struct pass *p, const struct moe *e, uint32_t l, enum carve what,
+                   struct decoder_saved *out)
+{
+    *out = begin_saved(p, l, what);
     carve_attention(p, l, what, out);
     out->mid = activations_take(p->act, p->n * p->spec->hidden);
     carve_feed_forward(p, e, l, what, out);
@@ -230,6 +235,22 @@ int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit
     return rc;
 }
 
+int decoder_learn(struct pass *p, uint32_t l, const struct unit_view *u, struct residuals *r,
+                  struct err *err)
+{
+    struct decoder_saved s = begin_saved(p, l, CARVE_ALL);
+    int rc;
+
+    carve_attention(p, l, CARVE_ALL, &s);
+    if ((rc = activations_check(p->act, err)) < 0)
+        return rc;
+    enter(p, u, r, &s.attention_mix, r->p[l], s.h, ROLE_ATTN_NORM, s.x, s.h_rstd);
+    spans_begin(p->dev, attention_phase(p->spec, l), (int32_t)l);
+    mla_layer_learn(p, u, s.x, &s.mla);
+    spans_end(p->dev);
+    return activations_check(p->act, err);
+}
+
 /* ---- again ---------------------------------------------------------------------------------- */
 
 static int attention_again(struct pass *p, uint32_t l, const struct unit_view *u,
@@ -324,6 +345,14 @@ static int attention_backward(struct pass *p, uint32_t l, const struct unit_view
     return activations_check(p->act, err);
 }
 
+void decoder_pass_on(const struct model_spec *m, uint32_t l, struct residuals *r)
+{
+    /* A block's first layer began a new sum: what flows on is the gradient of the row it pushed,
+     * gathered from all later mixes. */
+    if (starts_block(m, l))
+        r->d_p = r->d_bank[l / m->attn_res_block];
+}
+
 int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
                      struct residuals *r, struct decoder_saved *s, struct err *err)
 {
@@ -341,10 +370,7 @@ int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct uni
     if ((rc = attention_again(p, l, u, r, s, err)) < 0 ||
         (rc = attention_backward(p, l, u, r->d_p, dx, s, err)) < 0)
         goto out;
-    /* A block's first layer began a new sum: what flows on is the gradient of the row it pushed,
-     * gathered from all later mixes. */
-    if (starts_block(m, l))
-        r->d_p = r->d_bank[l / m->attn_res_block];
+    decoder_pass_on(m, l, r);
     rc = leave(p, u, r, &s->attention_mix, s->h, ROLE_ATTN_NORM, s->h_rstd, dx, r->d_p, err);
 out:
     moe_drop(&s->moe);

@@ -63,6 +63,13 @@ int decoder_forward(struct pass *p, struct moe *e, uint32_t l, const struct unit
 int decoder_backward(struct pass *p, struct moe *e, uint32_t l, const struct unit_view *u,
                      struct residuals *r, struct decoder_saved *s, struct err *err);
 
+/* Where the gradient of the running sum is that came into layer l: r->d_p becomes it. */
+void decoder_pass_on(const struct model_spec *m, uint32_t l, struct residuals *r);
+
+/* The indexer of a segment's layer learns, once all is chosen. */
+int decoder_learn(struct pass *p, uint32_t l, const struct unit_view *u, struct residuals *r,
+                  struct err *err);
+
 /* While counting: what a forward of layer l takes, of which stays what is kept; and what its
  * backward takes, released again. */
 void decoder_count_forward(struct pass *p, const struct moe *e, uint32_t l, enum carve what,

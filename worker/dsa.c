@@ -5,6 +5,7 @@
 
 #include "worker/linear.h"
 #include "worker/lora.h"
+#include "worker/segments.h"
 
 /* kv_b holds, per head, nope rows that make keys and then v rows that make values. */
 struct heads {
@@ -35,8 +36,8 @@ static int32_t columns_of(const struct pass *p)
 static struct sparse_shape shape_of(const struct pass *p, float scale, int32_t columns)
 {
     return (struct sparse_shape){
-        .n_tokens = p->before + p->n,
-        .first = p->before,
+        .n_tokens = rows_before(p) + p->n,
+        .first = rows_before(p),
         .n_heads = (int32_t)p->spec->heads,
         .latent_dim = (int32_t)p->spec->kv_lora_rank,
         .rope_dim = (int32_t)p->spec->qk_rope_dim,
@@ -45,15 +46,15 @@ static struct sparse_shape shape_of(const struct pass *p, float scale, int32_t c
     };
 }
 
-/* The first of the document's rows of keys, of which those of the pass begin at x. */
+/* The first of the rows of keys that are seen; those of the pass begin at x. */
 static const elem *all_keys(const struct pass *p, const elem *x, int64_t width)
 {
-    return const_elem_at(p->dev, x, -p->before * width);
+    return const_elem_at(p->dev, x, -rows_before(p) * width);
 }
 
 static float *all_sums(const struct pass *p, float *sums, int64_t width)
 {
-    return sums ? sums - p->before * width : NULL;
+    return sums ? sums - rows_before(p) * width : NULL;
 }
 
 void dsa_carve_keys(struct pass *p, enum carve what, struct dsa_saved *out)
@@ -111,7 +112,7 @@ static void turn(struct pass *p, elem *q, elem *k, turn_fn fn)
 {
     const struct model_spec *m = p->spec;
     struct rotary_shape shape = {
-        .n_tokens = p->n, .cu_seqlens = p->cu_seqlens, .n_docs = p->n_docs,
+        .n_tokens = p->n, .cu_seqlens = position_seqlens(p), .n_docs = p->n_docs,
         .dim = (int32_t)m->rotary.dim, .interleaved = m->index_rotary_interleaved,
     };
 
@@ -125,8 +126,8 @@ static struct index_shape index_shape_of(const struct pass *p, int32_t columns)
 {
     const struct model_spec *m = p->spec;
     return (struct index_shape){
-        .n_tokens = p->before + p->n, .first = p->before,
-        .cu_seqlens = p->before ? p->cu_keys : p->cu_seqlens, .n_docs = p->n_docs,
+        .n_tokens = rows_before(p) + p->n, .first = rows_before(p),
+        .cu_seqlens = key_seqlens(p), .n_docs = p->n_docs,
         .n_heads = (int32_t)m->index_heads, .head_dim = (int32_t)m->index_head_dim,
         .scale = 1 / sqrtf((float)m->index_heads * (float)m->index_head_dim), .top_k = columns,
     };

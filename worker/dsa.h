@@ -10,20 +10,20 @@
 
 #include "worker/layer.h"
 
-/* In a piece of a document, rows of keys lie after those of the pieces before, and are counted from
- * the first of them. */
+/* In a segment, rows of keys lie after those of the segments before, and are counted from the start
+ * of the document that the segment begins in. */
 struct dsa_saved {
     int32_t *selected;            /* (n, columns) rows of keys; -1 after the last */
     int32_t  columns;
     elem    *q_latent, *o_latent; /* (n, heads, kv_lora_rank) */
     elem    *index_k;             /* (n, index_head_dim); NULL: made where it is needed */
     bool     is_chosen;           /* selected is there, and lse */
-    float   *later, *index_later; /* (n, latent + rope) and (n, index_head_dim): what later pieces
-                                   * gave to the keys' gradients; NULL: there are none */
+    float   *later, *index_later; /* (n, latent + rope) and (n, index_head_dim): what later
+                                   * segments gave to the keys' gradients; NULL: there are none */
 };
 
-/* Of the layer around it; strides as in mla.h. Keys and values are those of the pass; what pieces
- * before made of their rows lies before them. */
+/* Of the layer around it; strides as in mla.h. Keys and values are those of the pass; what segments
+ * before made of theirs lies before them. */
 struct dsa_inputs {
     const elem *x;      /* (n, hidden) */
     const elem *cq;     /* (n, q_lora_rank), the query's normed latent */
@@ -33,7 +33,7 @@ struct dsa_inputs {
     float scale;        /* of scores */
 };
 
-/* Of keys: what pieces of a document share. Of queries: the rest. */
+/* Of keys: what segments share. Of queries: the rest. */
 void dsa_carve_keys(struct pass *p, enum carve what, struct dsa_saved *out);
 void dsa_carve_queries(struct pass *p, enum carve what, struct dsa_saved *out);
 

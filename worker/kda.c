@@ -2,6 +2,9 @@
  * a gated norm on the way out */
 #include "worker/kda.h"
 
+#include <stdlib.h>
+
+#include "common/mem.h"
 #include "worker/linear.h"
 #include "worker/segments.h"
 
@@ -20,6 +23,7 @@ static struct kda_shape shape_of(const struct pass *p)
         .n_heads = (int32_t)p->spec->kda_heads,
         .head_dim = (int32_t)p->spec->kda_head_dim,
         .scale = 1 / sqrtf((float)p->spec->kda_head_dim),
+        .only_ends = p->segment != NULL,
     };
 }
 
@@ -28,10 +32,17 @@ static int64_t wide_of(const struct pass *p)
     return (int64_t)p->spec->kda_heads * p->spec->kda_head_dim;
 }
 
-/* Rows of the piece before that the convolution sees. */
+/* Rows that a segment hands to the next one. */
+static int64_t rows_shared(const struct pass *p)
+{
+    return (int64_t)p->spec->conv_kernel - 1;
+}
+
+/* Rows of the segment before that the convolution sees. */
 static int64_t lead_of(const struct pass *p)
 {
-    return p->before ? (int64_t)p->spec->conv_kernel - 1 : 0;
+    int64_t before = rows_before(p);
+    return before < rows_shared(p) ? before : rows_shared(p);
 }
 
 /* (n, D) after the leading rows. */
@@ -40,7 +51,7 @@ static elem *take_led(struct pass *p)
     return activations_take(p->act, (lead_of(p) + p->n) * wide_of(p));
 }
 
-/* Where the piece's own rows begin. */
+/* Where the rows of the pass begin. */
 static elem *own_rows(const struct pass *p, elem *x)
 {
     return elem_at(p->dev, x, lead_of(p) * wide_of(p));
@@ -95,46 +106,78 @@ void kda_carve(struct pass *p, enum carve what, struct kda_saved *out)
         carve_again(p, out);
 }
 
-/* Bytes of the rows that pieces share, of q, k or v. */
-static size_t shared_bytes(const struct pass *p)
+/* Numbers in such rows, of q, k or v; and in a state. */
+static int64_t shared_numbers(const struct pass *p)
 {
-    return (size_t)((p->spec->conv_kernel - 1) * wide_of(p)) * elem_size(p->dev);
+    return rows_shared(p) * wide_of(p);
 }
 
-/* Those of q, k and v in what a piece hands on. */
-static elem *shared_rows(const struct pass *p, const struct kda_ends *ends, int i)
+static int64_t state_floats(const struct pass *p)
 {
-    return elem_at(p->dev, ends->rows, i * (p->spec->conv_kernel - 1) * wide_of(p));
+    return wide_of(p) * p->spec->kda_head_dim;
 }
 
-/* The last rows of x (lead and n rows). */
+static size_t lead_bytes(const struct pass *p)
+{
+    return (size_t)(lead_of(p) * wide_of(p)) * elem_size(p->dev);
+}
+
+/* Of q, k or v the rows handed on, in what is shared: they lie at the end of their place, as those
+ * a segment does not see are the first. */
+static elem *rows_from(const struct pass *p, elem *shared, int32_t segment, int i, int64_t n_rows)
+{
+    int64_t row = (segment * 3 + i + 1) * rows_shared(p) - n_rows;
+    return elem_at(p->dev, shared, row * wide_of(p));
+}
+
+/* The last ones of x (lead and n rows), which the next segment sees. */
 static elem *last_rows(const struct pass *p, elem *x)
 {
-    int64_t row = lead_of(p) + p->n - (p->spec->conv_kernel - 1);
-    return elem_at(p->dev, x, row * wide_of(p));
+    return elem_at(p->dev, x, (lead_of(p) + p->n - rows_shared(p)) * wide_of(p));
+}
+
+/* in gets what leads, and the next segment what it will see. */
+static void hand_on_rows(struct pass *p, elem *in, int i)
+{
+    const struct device_ops *ops = p->dev->ops;
+
+    if (rows_before(p))
+        ops->copy(p->dev, in, rows_from(p, p->kda_cut->rows, p->segment->index - 1, i, lead_of(p)),
+                  lead_bytes(p));
+    if (rows_go_on(p))
+        ops->copy(p->dev,
+                  rows_from(p, p->kda_cut->rows, p->segment->index, i, rows_shared(p)),
+                  last_rows(p, in), (size_t)shared_numbers(p) * elem_size(p->dev));
+}
+
+/* The states before and after the rows; NULL: none, or nobody's. */
+static float *state_before(const struct pass *p)
+{
+    return rows_before(p) ? p->kda_cut->states + (p->segment->index - 1) * state_floats(p) : NULL;
+}
+
+static float *state_after(const struct pass *p)
+{
+    return rows_go_on(p) ? p->kda_cut->states + p->segment->index * state_floats(p) : NULL;
 }
 
 static void project_qkv(struct pass *p, const struct unit_view *u, struct kda_saved *s)
 {
-    const struct device_ops *ops = p->dev->ops;
-
     for (int i = 0; i < 3; i++) {
         linear_forward(p, u, proj_roles[i], own_rows(p, s->in[i]), s->x, p->spec->hidden,
                        wide_of(p), 0);
-        if (p->before)
-            ops->copy(p->dev, s->in[i], shared_rows(p, &s->before, i), shared_bytes(p));
-        if (s->after.state)
-            ops->copy(p->dev, shared_rows(p, &s->after, i), last_rows(p, s->in[i]),
-                      shared_bytes(p));
+        hand_on_rows(p, s->in[i], i);
     }
 }
 
-/* The documents of the rows that the convolution sees; both is room for them. */
-static const int32_t *led_seqlens(const struct pass *p, int32_t *both)
+/* The documents of the rows that the convolution sees; gives an array, freed with free(). */
+static int32_t *led_seqlens(const struct pass *p)
 {
-    both[0] = 0;
-    both[1] = (int32_t)(lead_of(p) + p->n);
-    return p->before ? both : p->cu_seqlens;
+    int32_t *cu_seqlens = xcalloc((size_t)p->n_docs + 1, sizeof *cu_seqlens);
+
+    for (int32_t i = 1; i <= p->n_docs; i++)
+        cu_seqlens[i] = p->cu_seqlens[i] + (int32_t)lead_of(p);
+    return cu_seqlens;
 }
 
 /* Query, key and value: convolved; query and key brought to length 1 per head. */
@@ -145,8 +188,7 @@ static void shape_qkv(struct pass *p, const struct unit_view *u, elem *spare, st
     int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
     elem *out[3] = { s->q, s->k, s->v };
     float *rstd[2] = { s->q_rstd, s->k_rstd };
-    int32_t both[2];
-    const int32_t *cu_seqlens = led_seqlens(p, both);
+    int32_t *cu_seqlens = led_seqlens(p);
 
     for (int i = 0; i < 3; i++) {
         elem *y = i < 2 ? spare : out[i];
@@ -155,6 +197,7 @@ static void shape_qkv(struct pass *p, const struct unit_view *u, elem *spare, st
         if (i < 2)
             ops->l2_norm(p->dev, out[i], rstd[i], own_rows(p, spare), rows, d, L2_EPS);
     }
+    free(cu_seqlens);
 }
 
 static void project_gates(struct pass *p, const struct unit_view *u, elem *spare,
@@ -208,8 +251,8 @@ void kda_layer_forward(struct pass *p, const struct unit_view *u, const elem *x,
     shape_qkv(p, u, spare, s);
     project_gates(p, u, spare, s);
     shape_gates(p, u, s);
-    p->dev->ops->kda_forward(p->dev, s->o, s->after.state, s->core, s->q, s->k,
-                             own_rows(p, s->v), s->decay, s->beta, s->before.state, &shape);
+    p->dev->ops->kda_forward(p->dev, s->o, state_after(p), s->core, s->q, s->k, own_rows(p, s->v),
+                             s->decay, s->beta, state_before(p), &shape);
     shape_output(p, u, s);
     if (y)
         linear_forward(p, u, ROLE_KDA_O, y, s->gated, wide_of(p), p->spec->hidden, beta);
@@ -279,16 +322,19 @@ static void backward_gates(struct pass *p, const struct unit_view *u, struct scr
     linear_backward(p, u, ROLE_KDA_F_A, dx, 1, b->d_low, s->x, m->hidden, d);
 }
 
-/* d_in (lead and n rows) of q, k or v: the later piece's part is added, the earlier one's left. */
-static void exchange_rows(struct pass *p, elem *d_in, const struct kda_saved *s, int i)
+/* d_in (lead and n rows) of q, k or v: the later segment's part is added, the earlier one's left. */
+static void hand_back_rows(struct pass *p, elem *d_in, int i)
 {
     const struct device_ops *ops = p->dev->ops;
 
-    if (p->goes_on)
-        ops->add(p->dev, last_rows(p, d_in), shared_rows(p, &s->gradients, i),
-                 (p->spec->conv_kernel - 1) * wide_of(p));
-    if (p->before)
-        ops->copy(p->dev, shared_rows(p, &s->gradients, i), d_in, shared_bytes(p));
+    if (rows_go_on(p))
+        ops->add(p->dev, last_rows(p, d_in), rows_from(p, p->kda_cut->d_rows, 0, i, rows_shared(p)),
+                 shared_numbers(p));
+    if (!rows_before(p))
+        return;
+    ops->zero(p->dev, rows_from(p, p->kda_cut->d_rows, 0, i, rows_shared(p)),
+              (size_t)shared_numbers(p) * elem_size(p->dev));
+    ops->copy(p->dev, rows_from(p, p->kda_cut->d_rows, 0, i, lead_of(p)), d_in, lead_bytes(p));
 }
 
 static void backward_qkv(struct pass *p, const struct unit_view *u, struct scratch *b, elem *dx,
@@ -299,22 +345,32 @@ static void backward_qkv(struct pass *p, const struct unit_view *u, struct scrat
     int64_t d = m->kda_head_dim, wide = d * m->kda_heads, rows = p->n * m->kda_heads;
     const elem *dy[2] = { b->d_q, b->d_k }, *unit[2] = { s->q, s->k };
     const float *rstd[2] = { s->q_rstd, s->k_rstd };
-    int32_t both[2];
-    const int32_t *cu_seqlens = led_seqlens(p, both);
+    int32_t *cu_seqlens = led_seqlens(p);
 
     for (int i = 0; i < 3; i++) {
         elem *d_conv = i < 2 ? b->spare : b->d_v;
         elem *d_in = b->d_gate; /* free by now */
         if (i < 2)
             ops->l2_norm_backward(p->dev, own_rows(p, d_conv), dy[i], unit[i], rstd[i], rows, d);
-        if (p->before) /* what came out for those rows is not this piece's */
-            ops->zero(p->dev, d_conv, shared_bytes(p));
+        if (rows_before(p)) /* what came out for those rows is not this segment's */
+            ops->zero(p->dev, d_conv, lead_bytes(p));
         ops->short_conv_backward(p->dev, d_in, gradient_of(u, conv_roles[i]), d_conv, s->pre[i],
                                  s->in[i], weight_of(u, conv_roles[i]), cu_seqlens, p->n_docs,
                                  wide, (int32_t)m->conv_kernel);
-        exchange_rows(p, d_in, s, i);
+        hand_back_rows(p, d_in, i);
         linear_backward(p, u, proj_roles[i], dx, 1, own_rows(p, d_in), s->x, m->hidden, wide);
     }
+    free(cu_seqlens);
+}
+
+static float *d_state_before(const struct pass *p)
+{
+    return rows_before(p) ? p->kda_cut->d_states[p->segment->index % 2] : NULL;
+}
+
+static const float *d_state_after(const struct pass *p)
+{
+    return rows_go_on(p) ? p->kda_cut->d_states[(p->segment->index + 1) % 2] : NULL;
 }
 
 void kda_layer_backward(struct pass *p, const struct unit_view *u, const elem *dy, elem *dx,
@@ -334,82 +390,27 @@ void kda_layer_backward(struct pass *p, const struct unit_view *u, const elem *d
     ops->gated_rms_norm_backward(p->dev, b.d_o, b.d_gate, gradient_of(u, ROLE_KDA_O_NORM), b.spare,
                                  s->o, s->gate, weight_of(u, ROLE_KDA_O_NORM), s->o_rstd, rows, d);
     ops->kda_backward(p->dev, b.d_q, b.d_k, own_rows(p, b.d_v), b.d_decay, b.d_beta,
-                      p->before ? s->gradients.state : NULL, b.d_o,
-                      p->goes_on ? s->gradients.state : NULL, s->q, s->k, own_rows(p, s->v),
-                      s->decay, s->beta, s->before.state, s->core, &shape);
+                      d_state_before(p), b.d_o, d_state_after(p), s->q, s->k, own_rows(p, s->v),
+                      s->decay, s->beta, state_before(p), s->core, &shape);
     backward_gates(p, u, &b, dx, s);
     backward_qkv(p, u, &b, dx, s);
 out:
     activations_release(p->act, mark);
 }
 
-/* ---- in segments ---------------------------------------------------------------------------- */
+/* ---- what segments share -------------------------------------------------------------------- */
 
-static int64_t state_floats(const struct pass *p)
+void kda_cut_carve(struct pass *p, int32_t n_segments, struct kda_cut *out)
 {
-    return wide_of(p) * p->spec->kda_head_dim;
+    *out = (struct kda_cut){
+        .states = activations_take_f32(p->act, n_segments * state_floats(p)),
+        .rows = activations_take(p->act, n_segments * 3 * shared_numbers(p)),
+    };
 }
 
-static struct kda_ends ends_of(const struct pass *p, const struct kda_cut *cut, int32_t link)
+void kda_cut_carve_backward(struct pass *p, struct kda_cut *out)
 {
-    int64_t n_rows = 3 * (p->spec->conv_kernel - 1);
-    if (!cut->states)
-        return (struct kda_ends){0};
-    return (struct kda_ends){ cut->states + link * state_floats(p),
-                              segment_rows(p, cut->rows, link * n_rows, wide_of(p)) };
-}
-
-void kda_cut_carve(struct pass *p, struct kda_cut *out)
-{
-    int64_t n = p->segments->n_links, n_rows = 3 * (p->spec->conv_kernel - 1);
-
-    out->states = activations_take_f32(p->act, n * state_floats(p));
-    out->rows = activations_take(p->act, n * n_rows * wide_of(p));
-}
-
-void kda_cut_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
-                     float beta, const struct kda_cut *cut)
-{
-    int64_t hidden = p->spec->hidden;
-
-    for (int32_t i = 0; i < p->segments->n; i++) {
-        const struct segment *g = &p->segments->all[i];
-        struct activations_mark mark = activations_mark(p->act);
-        struct pass part = segment_pass(p, g);
-        struct kda_saved s;
-        kda_carve(&part, CARVE_ALL, &s);
-        if (g->before)
-            s.before = ends_of(p, cut, g->link - 1);
-        if (g->goes_on)
-            s.after = ends_of(p, cut, g->link);
-        kda_layer_forward(&part, u, segment_inputs(p, x, g->begin, hidden),
-                          segment_rows(p, y, g->begin, hidden), beta, &s);
-        activations_release(p->act, mark);
-    }
-}
-
-void kda_cut_backward(struct pass *p, const struct unit_view *u, const elem *x, const elem *dy,
-                      elem *dx, const struct kda_cut *cut)
-{
-    int64_t hidden = p->spec->hidden, n_rows = 3 * (p->spec->conv_kernel - 1);
-    struct activations_mark begin = activations_mark(p->act);
-    struct kda_ends gradients = { activations_take_f32(p->act, state_floats(p)),
-                                  activations_take(p->act, n_rows * wide_of(p)) };
-
-    for (int32_t i = p->segments->n; i-- > 0;) {
-        const struct segment *g = &p->segments->all[i];
-        const elem *in = segment_inputs(p, x, g->begin, hidden);
-        struct activations_mark mark = activations_mark(p->act);
-        struct pass part = segment_pass(p, g);
-        struct kda_saved s;
-        kda_carve(&part, CARVE_ALL, &s);
-        if (g->before)
-            s.before = ends_of(p, cut, g->link - 1);
-        s.gradients = gradients;
-        kda_layer_forward(&part, u, in, NULL, 0, &s);
-        kda_layer_backward(&part, u, segment_inputs(p, dy, g->begin, hidden),
-                           segment_rows(p, dx, g->begin, hidden), &s);
-        activations_release(p->act, mark);
-    }
-    activations_release(p->act, begin);
+    for (int i = 0; i < 2; i++)
+        out->d_states[i] = activations_take_f32(p->act, state_floats(p));
+    out->d_rows = activations_take(p->act, 3 * shared_numbers(p));
 }

@@ -4,18 +4,21 @@
 
 #include "worker/layer.h"
 
-/* What a piece of a document hands to the next one, or its gradients to the one before. NULL:
- * nothing, there is no such piece. */
-struct kda_ends {
-    float *state; /* (heads, head_dim, head_dim) */
-    elem  *rows;  /* (3, conv_kernel - 1, D): the last ones of in */
+/* What a segment hands to the next one where a document goes on: its state (heads, head_dim,
+ * head_dim), and the last rows of in (3, conv_kernel - 1, D). One of each a segment, for the
+ * next. */
+struct kda_cut {
+    float *states;
+    elem  *rows;
+    float *d_states[2]; /* of a backward: of the segment's end and start, in turn */
+    elem  *d_rows;
 };
 
 /* D = heads * head_dim; all (n, D) unless said. */
 struct kda_saved {
     const elem *x;             /* (n, hidden), the layer's input; borrowed */
-    elem  *in[3], *pre[3];     /* q, k, v: before the convolution, before its SiLU. In a piece that
-                                * is not the first, conv_kernel - 1 rows of the one before lead */
+    elem  *in[3], *pre[3];     /* q, k, v: before the convolution, before its SiLU. Where a
+                                * document goes on, rows of the segment before lead */
     elem  *q, *k, *v;          /* q, k normalised per head; v has such rows, too */
     float *q_rstd, *k_rstd;    /* (n, heads) */
     elem  *f;                  /* (n, head_dim) */
@@ -27,9 +30,6 @@ struct kda_saved {
     elem  *o, *gated;
     float *o_rstd;             /* (n, heads) */
     float *core;               /* what the recurrence keeps */
-    struct kda_ends before;    /* of the piece before; set by who has segments, as the two below */
-    struct kda_ends after;     /* what this one hands on; state NULL: it is known */
-    struct kda_ends gradients; /* of after, which a backward makes those of before */
 };
 
 void kda_carve(struct pass *p, enum carve what, struct kda_saved *out);
@@ -46,18 +46,8 @@ void kda_layer_again(struct pass *p, const struct unit_view *u, const elem *x,
 void kda_layer_backward(struct pass *p, const struct unit_view *u, const elem *dy, elem *dx,
                         const struct kda_saved *s);
 
-/* ---- the same in segments: only what pieces hand on is kept, and all else made again ---- */
-
-struct kda_cut {
-    float *states; /* (links, heads, head_dim, head_dim) */
-    elem  *rows;   /* (links, 3, conv_kernel - 1, D) */
-};
-
-/* The pass has segments. */
-void kda_cut_carve(struct pass *p, struct kda_cut *out);
-void kda_cut_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
-                     float beta, const struct kda_cut *cut);
-void kda_cut_backward(struct pass *p, const struct unit_view *u, const elem *x, const elem *dy,
-                      elem *dx, const struct kda_cut *cut);
+/* What n_segments share, of a forward; and besides, of a backward. */
+void kda_cut_carve(struct pass *p, int32_t n_segments, struct kda_cut *out);
+void kda_cut_carve_backward(struct pass *p, struct kda_cut *out);
 
 #endif

@@ -16,6 +16,9 @@
 #include "worker/shard.h"
 
 struct segments;
+struct segment;
+struct kda_cut;
+struct mla_saved;
 
 /* Whether indexers learn, from what the main attention sees of all keys, or of the chosen ones.
  * They learn in a forward, from inputs that are constants to them. */
@@ -41,10 +44,10 @@ struct pass {
     int64_t n;                 /* tokens */
     const int32_t *cu_seqlens; /* n_docs + 1, host */
     int32_t n_docs;
-    const struct segments *segments; /* of these rows, segments.h; NULL: taken all at once */
-    int64_t before;  /* rows of the first document that are in pieces before; then it is one doc */
-    bool    goes_on; /* and the last document has rows in pieces after */
-    const int32_t *cu_keys; /* of a segment: cu_seqlens with the rows before */
+    const struct segments *segments; /* in which layers take the rows; NULL: all at once */
+    const struct segment *segment;   /* that these rows are, segments.h; NULL: of nothing */
+    struct kda_cut *kda_cut;         /* what the segments of the layer share; with segment */
+    struct mla_saved *mla_cut;
     const elem *ones;    /* (n), where the model has biases */
     const float *rotary; /* the device's table of angles, where the model turns its queries */
     enum index_stage index_stage;

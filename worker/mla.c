@@ -55,7 +55,7 @@ static struct rotary_shape rotary_shape_of(const struct pass *p)
 {
     return (struct rotary_shape){
         .n_tokens = p->n,
-        .cu_seqlens = p->cu_seqlens,
+        .cu_seqlens = position_seqlens(p),
         .n_docs = p->n_docs,
         .dim = (int32_t)p->spec->qk_rope_dim,
         .interleaved = p->spec->rotary_interleaved,
@@ -154,11 +154,34 @@ static void carve_queries(struct pass *p, enum carve what, struct mla_saved *out
         dsa_carve_queries(p, what, &out->dsa);
 }
 
+/* What a segment has of what all share. */
+static void view_keys(const struct pass *p, struct mla_saved *out)
+{
+    const struct mla_saved *cut = p->mla_cut;
+    const struct model_spec *m = p->spec;
+    int64_t begin = p->segment->begin;
+
+    out->low = segment_rows(p, cut->low, begin, m->kv_lora_rank);
+    out->latent = segment_rows(p, cut->latent, begin, m->kv_lora_rank);
+    out->k_rope = segment_rows(p, cut->k_rope, begin, m->qk_rope_dim);
+    out->kv_rstd = segment_floats(cut->kv_rstd, begin, 1);
+    out->lse = segment_floats(cut->lse, begin, m->heads);
+    out->dsa = cut->dsa;
+    if (cut->dsa.selected)
+        out->dsa.selected = cut->dsa.selected + begin * cut->dsa.columns;
+    out->dsa.index_k = segment_rows(p, cut->dsa.index_k, begin, m->index_head_dim);
+    out->dsa.later = segment_floats(cut->dsa.later, begin, m->kv_lora_rank + m->qk_rope_dim);
+    out->dsa.index_later = segment_floats(cut->dsa.index_later, begin, m->index_head_dim);
+}
+
 void mla_carve(struct pass *p, enum carve what, struct mla_saved *out)
 {
     if (what != CARVE_AGAIN)
         *out = (struct mla_saved){0};
-    carve_keys(p, what, out);
+    if (p->segment)
+        view_keys(p, out);
+    else
+        carve_keys(p, what, out);
     carve_queries(p, what, out);
 }
 
@@ -239,7 +262,7 @@ void mla_layer_forward(struct pass *p, const struct unit_view *u, const elem *x,
     struct widths w = widths_of(m);
 
     s->x = x;
-    if (p->act->failed || p->act->is_counting)
+    if (p->act->failed)
         return;
     prepare(p, u, &w, s);
     struct dsa_inputs in = dsa_inputs_of(p, s);
@@ -391,11 +414,6 @@ out:
 
 /* ---- in segments ---------------------------------------------------------------------------- */
 
-bool mla_is_cut(const struct pass *p)
-{
-    return p->segments && is_sparse(p);
-}
-
 void mla_cut_carve(struct pass *p, struct mla_saved *out)
 {
     *out = (struct mla_saved){0};
@@ -403,7 +421,7 @@ void mla_cut_carve(struct pass *p, struct mla_saved *out)
     out->dsa.index_k = activations_take(p->act, p->n * p->spec->index_head_dim);
 }
 
-/* Sums over later pieces, (n, width); 0. */
+/* (n, width); 0. */
 static float *take_sums(struct pass *p, int64_t width)
 {
     float *sums = activations_take_f32(p->act, p->n * width);
@@ -413,113 +431,28 @@ static float *take_sums(struct pass *p, int64_t width)
     return sums;
 }
 
-static float *float_rows(float *x, int64_t begin, int64_t width)
+void mla_cut_carve_backward(struct pass *p, struct mla_saved *cut)
 {
-    return x ? x + begin * width : NULL;
+    cut->dsa.is_chosen = true;
+    cut->dsa.later = take_sums(p, p->spec->kv_lora_rank + p->spec->qk_rope_dim);
 }
 
-/* What the segment has of what all share, and its queries; part is its pass. */
-static struct mla_saved carve_segment(struct pass *p, struct pass *part, const struct segment *g,
-                                      const struct mla_saved *cut)
+void mla_cut_carve_learning(struct pass *p, struct mla_saved *cut)
 {
-    const struct model_spec *m = p->spec;
-    struct mla_saved s = {
-        .low = segment_rows(p, cut->low, g->begin, m->kv_lora_rank),
-        .latent = segment_rows(p, cut->latent, g->begin, m->kv_lora_rank),
-        .k_rope = segment_rows(p, cut->k_rope, g->begin, m->qk_rope_dim),
-        .kv_rstd = float_rows(cut->kv_rstd, g->begin, 1),
-        .lse = float_rows(cut->lse, g->begin, m->heads),
-        .dsa = cut->dsa,
-    };
-    if (cut->dsa.selected)
-        s.dsa.selected = cut->dsa.selected + g->begin * cut->dsa.columns;
-    s.dsa.index_k = segment_rows(p, cut->dsa.index_k, g->begin, m->index_head_dim);
-    carve_queries(part, CARVE_ALL, &s);
-    return s;
+    cut->dsa.is_chosen = true;
+    cut->dsa.index_later = take_sums(p, p->spec->index_head_dim);
 }
 
-/* Where what later pieces gave is, if the segment is a piece. */
-static float *later_rows(float *sums, const struct segment *g, int64_t width)
+void mla_layer_learn(struct pass *p, const struct unit_view *u, const elem *x,
+                     struct mla_saved *s)
 {
-    return g->before || g->goes_on ? float_rows(sums, g->begin, width) : NULL;
-}
-
-static void learn(struct pass *part, const struct unit_view *u, const elem *x,
-                  struct mla_saved *s)
-{
-    struct widths w = widths_of(part->spec);
+    struct widths w = widths_of(p->spec);
 
     s->x = x;
-    if (part->act->failed || part->act->is_counting)
+    if (p->act->failed)
         return;
-    prepare(part, u, &w, s);
-    struct dsa_inputs in = dsa_inputs_of(part, s);
-    dsa_turn_queries(part, u, &in, &s->dsa);
-    dsa_learn(part, u, &in, NULL, s->lse, &s->dsa);
-}
-
-/* Once all keys have been chosen: backwards, as the keys' gradients come from later queries. */
-static void cut_learn(struct pass *p, const struct unit_view *u, const elem *x,
-                      const struct mla_saved *cut)
-{
-    int64_t d = p->spec->index_head_dim;
-    struct activations_mark begin = activations_mark(p->act);
-    float *sums = take_sums(p, d);
-
-    for (int32_t i = p->segments->n; i-- > 0;) {
-        const struct segment *g = &p->segments->all[i];
-        struct activations_mark mark = activations_mark(p->act);
-        struct pass part = segment_pass(p, g);
-        struct mla_saved s = carve_segment(p, &part, g, cut);
-        s.dsa.index_later = later_rows(sums, g, d);
-        if (p->act->is_counting)
-            dsa_count_forward(&part);
-        learn(&part, u, segment_inputs(p, x, g->begin, p->spec->hidden), &s);
-        activations_release(p->act, mark);
-    }
-    activations_release(p->act, begin);
-}
-
-void mla_cut_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
-                     float beta, const struct mla_saved *cut)
-{
-    int64_t hidden = p->spec->hidden;
-
-    for (int32_t i = 0; i < p->segments->n; i++) {
-        const struct segment *g = &p->segments->all[i];
-        struct activations_mark mark = activations_mark(p->act);
-        struct pass part = segment_pass(p, g);
-        struct mla_saved s = carve_segment(p, &part, g, cut);
-        part.index_stage = INDEX_FROZEN;
-        if (p->act->is_counting)
-            dsa_count_forward(&part);
-        mla_layer_forward(&part, u, segment_inputs(p, x, g->begin, hidden),
-                          segment_rows(p, y, g->begin, hidden), beta, &s);
-        activations_release(p->act, mark);
-    }
-    if (p->index_stage != INDEX_FROZEN)
-        cut_learn(p, u, x, cut);
-}
-
-void mla_cut_backward(struct pass *p, const struct unit_view *u, const elem *x, const elem *dy,
-                      elem *dx, const struct mla_saved *cut)
-{
-    int64_t hidden = p->spec->hidden, width = p->spec->kv_lora_rank + p->spec->qk_rope_dim;
-    struct activations_mark begin = activations_mark(p->act);
-    float *sums = take_sums(p, width);
-
-    for (int32_t i = p->segments->n; i-- > 0;) {
-        const struct segment *g = &p->segments->all[i];
-        struct activations_mark mark = activations_mark(p->act);
-        struct pass part = segment_pass(p, g);
-        struct mla_saved s = carve_segment(p, &part, g, cut);
-        s.dsa.is_chosen = true;
-        s.dsa.later = later_rows(sums, g, width);
-        part.index_stage = INDEX_FROZEN;
-        mla_layer_forward(&part, u, segment_inputs(p, x, g->begin, hidden), NULL, 0, &s);
-        mla_layer_backward(&part, u, segment_inputs(p, dy, g->begin, hidden),
-                           segment_rows(p, dx, g->begin, hidden), &s);
-        activations_release(p->act, mark);
-    }
-    activations_release(p->act, begin);
+    prepare(p, u, &w, s);
+    struct dsa_inputs in = dsa_inputs_of(p, s);
+    dsa_turn_queries(p, u, &in, &s->dsa);
+    dsa_learn(p, u, &in, NULL, s->lse, &s->dsa);
 }

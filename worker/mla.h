@@ -32,15 +32,17 @@ void mla_layer_again(struct pass *p, const struct unit_view *u, const elem *x,
 void mla_layer_backward(struct pass *p, const struct unit_view *u, const elem *dy, elem *dx,
                         const struct mla_saved *s);
 
-/* ---- the same in segments, over chosen keys: keys, choices and lse are kept, else made again -- */
+/* ---- what segments share, where attention is over chosen keys ---- */
 
-/* Whether the pass has segments and attention is over chosen keys. */
-bool mla_is_cut(const struct pass *p);
-
+/* Of all rows of the pass: keys, choices and lse, which a forward fills. */
 void mla_cut_carve(struct pass *p, struct mla_saved *out);
-void mla_cut_forward(struct pass *p, const struct unit_view *u, const elem *x, elem *y,
-                     float beta, const struct mla_saved *cut);
-void mla_cut_backward(struct pass *p, const struct unit_view *u, const elem *x, const elem *dy,
-                      elem *dx, const struct mla_saved *cut);
+/* What a backward needs besides; and learning, which comes after all is chosen and goes backwards,
+ * too, as the keys' gradients come from later queries. */
+void mla_cut_carve_backward(struct pass *p, struct mla_saved *cut);
+void mla_cut_carve_learning(struct pass *p, struct mla_saved *cut);
+
+/* The indexer of a segment learns from x (n, hidden), once all is chosen. */
+void mla_layer_learn(struct pass *p, const struct unit_view *u, const elem *x,
+                     struct mla_saved *s);
 
 #endif

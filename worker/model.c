@@ -15,6 +15,7 @@
 #include "common/mem.h"
 #include "common/memory_model.h"
 #include "kernels/spans.h"
+#include "worker/decoder_cut.h"
 #include "worker/head.h"
 #include "worker/phases.h"
 #include "worker/positions.h"
@@ -29,6 +30,8 @@ struct model {
     struct positions positions;
     struct residuals residuals;
     struct decoder_saved *layers;
+    struct decoder_cut *cuts; /* n_layers, of layers in segments; NULL: they take all at once */
+    struct segments segments; /* of the present batch */
     uint32_t n_blocks;
     float   *host_ones;           /* uploaded for sums over slots */
     int64_t  n_host_ones;
@@ -77,18 +80,37 @@ static void find_offsets(struct model *m)
 static void take_inputs(struct model *m, const struct model_batch *b);
 static void take_gradients(struct model *m);
 
+/* Tokens that a layer takes at once. */
+static int64_t tokens_at_once(const struct model *m)
+{
+    int64_t n = m->config.tokens_max, most = m->config.segment_rows;
+    return most && most < n ? most : n;
+}
+
 static int open_dispatch(struct model *m, struct err *err)
 {
     const struct model_spec *s = m->config.spec;
     uint32_t ep = m->config.layout->degrees.ep;
     /* Deterministic sums do not know of slots for copies. */
     uint32_t n_slots = m->config.dev->deterministic ? s->n_experts / ep : m->moe.n_slots;
-    int64_t rows_max = (int64_t)memory_rows_max(s, (uint64_t)m->config.tokens_max, ep, n_slots);
-    int rc = dispatch_limit(m->config.dispatch, m->config.tokens_max, rows_max, err);
+    int64_t n_tokens = tokens_at_once(m);
+    int64_t rows_max = (int64_t)memory_rows_max(s, (uint64_t)n_tokens, ep, n_slots);
+    int rc = dispatch_limit(m->config.dispatch, n_tokens, rows_max, err);
 
     m->moe.piece_rows = dispatch_piece_rows(m->config.dispatch);
     m->moe.kept_rows = m->config.recompute == RECOMPUTE_OFF ? rows_max : m->moe.piece_rows;
     return rc;
+}
+
+/* All ranks cut a batch alike, however many tokens each has. */
+static void cut_batch(struct model *m, const int32_t *cu_seqlens, int32_t n_docs)
+{
+    int64_t n_rows = m->config.segment_rows;
+    segments_fini(&m->segments);
+    if (n_rows)
+        segments_init(&m->segments, cu_seqlens, n_docs, n_rows,
+                      (int32_t)((m->config.tokens_max + n_rows - 1) / n_rows));
+    m->pass.segments = n_rows ? &m->segments : NULL;
 }
 
 /* What is carved of a layer whose backward will come. */
@@ -115,15 +137,21 @@ static size_t plan(struct model *m)
     m->pass = (struct pass){ m->config.dev, s, &m->act, whole.n_tokens, cu_seqlens, 1 };
     m->pass.index_stage = m->config.index_stage;
     m->pass.lora = lora_of(m->config.lora, m->config.map);
+    cut_batch(m, cu_seqlens, 1);
     take_inputs(m, &whole);
     take_gradients(m);
     for (uint32_t l = 0; l < s->n_layers; l++) {
+        if (m->cuts) {
+            decoder_cut_carve(&m->pass, l, &m->cuts[l]);
+            decoder_cut_count(&m->pass, &m->moe, l, &m->cuts[l]);
+            continue;
+        }
         count_forward(m, l);
         if (m->config.recompute == RECOMPUTE_FULL)
             activations_release(&m->act, m->layers[l].mark);
     }
     head_count(&m->pass);
-    for (uint32_t l = s->n_layers; l-- > 0;) {
+    for (uint32_t l = s->n_layers; !m->cuts && l-- > 0;) {
         if (m->config.recompute == RECOMPUTE_FULL)
             count_forward(m, l);
         decoder_count_backward(&m->pass, &m->moe, l, &m->layers[l]);
@@ -143,10 +171,13 @@ int model_open(const struct model_config *config, struct model **out, struct err
 
     assert(!config->lora == !config->map->adapter_names);
     assert(config->tokens_max > 0 && config->tokens_max <= INT32_MAX);
+    assert(!config->segment_rows || config->recompute == RECOMPUTE_FULL);
     m->config = *config;
     m->n_blocks = bank_rows_attention(s, s->n_layers);
     find_offsets(m);
     m->layers = xcalloc(s->n_layers, sizeof *m->layers);
+    if (config->segment_rows)
+        m->cuts = xcalloc(s->n_layers, sizeof *m->cuts);
     m->residuals.p = xcalloc(s->n_layers + 1, sizeof *m->residuals.p);
     m->residuals.d_bank = xcalloc(m->n_blocks, sizeof *m->residuals.d_bank);
     m->residuals.rows = xcalloc(m->n_blocks + 1, sizeof *m->residuals.rows);
@@ -192,6 +223,8 @@ void model_close(struct model *m)
     free(m->packed_rows);
     free(m->adapters);
     free(m->layers);
+    free(m->cuts);
+    segments_fini(&m->segments);
     free(m->residuals.p);
     free(m->residuals.d_bank);
     free(m->residuals.rows);
@@ -307,6 +340,7 @@ static int begin(struct model *m, const struct model_batch *b, struct err *err)
         .acc_index_loss = m->acc_loss + 1,
         .lora = lora_of(m->config.lora, m->config.map),
     };
+    cut_batch(m, b->cu_seqlens, b->n_docs);
     m->config.dev->ops->zero(m->config.dev, m->acc_loss, 2 * sizeof *m->acc_loss);
     if (m->moe.acc_losses)
         m->config.dev->ops->zero(m->config.dev, m->moe.acc_losses,
@@ -409,6 +443,24 @@ static int embed_backward(struct model *m, struct err *err)
     return close_unit(m, 0, &u, 0, err);
 }
 
+/* In segments: their own backward makes all again but what they share. */
+static int forward_cut(struct model *m, uint32_t l, const struct unit_view *u, struct err *err)
+{
+    bool holds = m->pass.spec->layers[l].mlp == MLP_MOE;
+    struct decoder_cut *cut = &m->cuts[l];
+    int rc = holds ? shard_experts_hold(m->config.shard, l, err) : 0;
+
+    decoder_cut_carve(&m->pass, l, cut);
+    if (rc == 0)
+        rc = decoder_cut_forward(&m->pass, &m->moe, l, u, &m->residuals, m->residuals.p[l + 1],
+                                 cut, err);
+    if (rc == 0 && holds)
+        shard_experts_release(m->config.shard, l);
+    if (rc == 0 && !m->has_backward)
+        activations_release(&m->act, cut->mark);
+    return rc;
+}
+
 /* keep: for a backward without recomputation. */
 static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err)
 {
@@ -421,11 +473,13 @@ static int forward_layer(struct model *m, uint32_t l, bool keep, struct err *err
 
     if (p->spec->layers[l].mlp == MLP_MOE)
         shard_experts_then(m->config.shard, experts_after(m, l, false));
-    if (rc == 0) {
+    if (rc == 0 && m->cuts) {
+        rc = forward_cut(m, l, &u, err);
+    } else if (rc == 0) {
         decoder_carve(p, &m->moe, l, kept_of(m), saved);
         rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, m->residuals.p[l + 1], saved, err);
     }
-    if (rc == 0 && !keep) {
+    if (rc == 0 && !keep && !m->cuts) {
         moe_drop(&saved->moe);
         activations_release(&m->act, saved->mark);
     }
@@ -448,11 +502,14 @@ static int backward_layer(struct model *m, uint32_t l, struct err *err)
         shard_experts_then(m->config.shard, experts_after(m, l, true));
     if (rc == 0 && holds)
         rc = shard_experts_hold(m->config.shard, l, err);
-    if (rc == 0 && m->config.recompute == RECOMPUTE_FULL) {
+    if (rc == 0 && m->cuts) {
+        rc = decoder_cut_backward(p, &m->moe, l, &u, &m->residuals, &m->cuts[l], err);
+        saved->mark = m->cuts[l].mark;
+    } else if (rc == 0 && m->config.recompute == RECOMPUTE_FULL) {
         decoder_carve(p, &m->moe, l, CARVE_ALL, saved);
         rc = decoder_forward(p, &m->moe, l, &u, &m->residuals, NULL, saved, err);
     }
-    if (rc == 0)
+    if (rc == 0 && !m->cuts)
         rc = decoder_backward(p, &m->moe, l, &u, &m->residuals, saved, err);
     if (rc == 0)
         activations_release(&m->act, saved->mark);
@@ -540,8 +597,12 @@ static void read_router_losses(struct model *m, struct model_loss *out)
     if (!m->moe.acc_losses)
         return;
     m->config.dev->ops->to_host(m->config.dev, sums, m->moe.acc_losses, sizeof sums);
-    out->aux = sums[MOE_AUX_LOSS] * (double)m->moe.loss_weight;
-    out->z = sums[MOE_Z_LOSS] * (double)m->moe.loss_weight;
+    /* In segments they are sums of means over the rows of each. */
+    double weight = (double)m->moe.loss_weight;
+    if (m->cuts && m->pass.n > m->config.segment_rows)
+        weight *= (double)m->config.segment_rows / (double)m->pass.n;
+    out->aux = sums[MOE_AUX_LOSS] * weight;
+    out->z = sums[MOE_Z_LOSS] * weight;
 }
 
 static int64_t count_labels(const struct model_batch *b)

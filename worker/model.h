@@ -31,6 +31,8 @@ struct model_config { /* all borrowed until model_close */
     struct device *dev;
     int64_t tokens_max; /* planned for; a larger batch grows the plan */
     enum recompute recompute;
+    int64_t segment_rows; /* with full recomputation, layers take so many at once; 0: all. Attention
+                           * must be KDA or over chosen keys */
     bool count_margins; /* keep the histograms of quantile balancing */
     struct moe_rules rules; /* what a step with backward adds to the routers */
     enum index_stage index_stage; /* not frozen: the indexers train, and nothing else */

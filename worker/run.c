@@ -209,6 +209,7 @@ static int open_model(struct run *run, struct err *err)
         .slots = &run->slots, .shard = run->shard, .dispatch = run->dispatch, .dev = run->dev,
         .tokens_max = (int64_t)s->train_micro_batch * s->data_sequence_length,
         .recompute = recompute_of(s->parallel_activation_checkpointing),
+        .segment_rows = s->parallel_segment_tokens,
         .count_margins = run->bias_rule == BIAS_QUANTILE, .rules = run->rules,
         .index_stage = run->index_stage, .index_joint = run->index_joint,
         .index_weight = (float)s->indexer_loss_coefficient,

@@ -1,67 +1,61 @@
-/* segments.c - cuts a batch where documents end, or in pieces */
+/* segments.c - cuts a batch into runs of rows, and its documents with them */
 #include "worker/segments.h"
 
 #include <stdlib.h>
 
 #include "common/mem.h"
 
-static int64_t count_pieces(const int32_t *cu_seqlens, int32_t n_docs, int64_t rows_max)
+/* Documents first .. and on that have rows of the segment; gives how many. */
+static int32_t count_documents(const struct segment *g, const int32_t *cu_seqlens, int32_t n_docs,
+                               int32_t first)
 {
-    int64_t n = 0;
-    for (int32_t doc = 0; doc < n_docs; doc++)
-        n += (cu_seqlens[doc + 1] - cu_seqlens[doc] + rows_max - 1) / rows_max;
-    return n;
-}
-
-/* Pieces of document doc; at is where their numbers go, and what comes after them is given. */
-static int32_t *add_pieces(struct segments *s, const int32_t *cu_seqlens, int32_t doc,
-                           int64_t rows_max, int32_t *at)
-{
-    int64_t begin = cu_seqlens[doc], end = cu_seqlens[doc + 1];
-    for (int64_t row = begin; row < end; row += rows_max) {
-        int64_t n = end - row < rows_max ? end - row : rows_max;
-        s->all[s->n++] = (struct segment){
-            .begin = row, .n = n, .before = row - begin, .goes_on = row + n < end,
-            .link = s->n_links, .cu_seqlens = at, .cu_keys = at + 2, .n_docs = 1,
-        };
-        s->n_links += row + n < end;
-        at[1] = (int32_t)n;
-        at[3] = (int32_t)(row - begin + n);
-        at += 4;
-    }
-    return at;
-}
-
-/* Documents from doc on, as many as fit; gives the one after them. */
-static int32_t add_documents(struct segments *s, const int32_t *cu_seqlens, int32_t n_docs,
-                             int32_t doc, int64_t rows_max, int32_t *at)
-{
-    int32_t begin = cu_seqlens[doc], last = doc;
-    while (last < n_docs && cu_seqlens[last + 1] - begin <= rows_max)
+    int32_t last = first;
+    while (last < n_docs && cu_seqlens[last] < g->begin + g->n)
         last++;
-    s->all[s->n++] = (struct segment){
-        .begin = begin, .n = cu_seqlens[last] - begin, .cu_seqlens = at, .n_docs = last - doc,
-    };
-    for (int32_t i = doc; i <= last; i++)
-        at[i - doc] = cu_seqlens[i] - begin;
-    return last;
+    return g->n ? last - first : 0;
 }
 
-void segments_init(struct segments *s, const int32_t *cu_seqlens, int32_t n_docs, int64_t rows_max)
+/* Fills in the three arrays at `at`. */
+static void cut_documents(struct segment *g, const int32_t *cu_seqlens, int32_t first, int32_t *at)
 {
-    size_t n = (size_t)count_pieces(cu_seqlens, n_docs, rows_max);
-    *s = (struct segments){0};
-    s->all = xcalloc(n, sizeof *s->all);
-    s->rows = xcalloc(4 * n, sizeof *s->rows);
+    int32_t *keys = at + g->n_docs + 1, *positions = keys + g->n_docs + 1;
+    int64_t end = g->begin + g->n;
+
+    g->cu_seqlens = at;
+    g->cu_keys = keys;
+    g->cu_positions = positions;
+    for (int32_t i = 1; i <= g->n_docs; i++) {
+        int64_t row = cu_seqlens[first + i] < end ? cu_seqlens[first + i] : end;
+        at[i] = positions[i] = (int32_t)(row - g->begin);
+        keys[i] = at[i] + (int32_t)g->before;
+    }
+    positions[0] = -(int32_t)g->before;
+}
+
+void segments_init(struct segments *s, const int32_t *cu_seqlens, int32_t n_docs, int64_t n_rows,
+                   int32_t n_least)
+{
+    int64_t n = n_docs ? cu_seqlens[n_docs] : 0, doc = 0;
+    int32_t n_segments = (int32_t)((n + n_rows - 1) / n_rows);
+
+    n_segments = n_segments < n_least ? n_least : n_segments;
+    *s = (struct segments){.n = n_segments};
+    s->all = xcalloc((size_t)n_segments, sizeof *s->all);
+    s->rows = xcalloc(3 * ((size_t)n_docs + 2 * (size_t)n_segments), sizeof *s->rows);
     int32_t *at = s->rows;
-    for (int32_t doc = 0; doc < n_docs;) {
-        if (cu_seqlens[doc + 1] - cu_seqlens[doc] > rows_max) {
-            at = add_pieces(s, cu_seqlens, doc++, rows_max, at);
-        } else {
-            int32_t next = add_documents(s, cu_seqlens, n_docs, doc, rows_max, at);
-            at += next - doc + 1;
-            doc = next;
+    for (int32_t i = 0; i < n_segments; i++) {
+        struct segment *g = &s->all[i];
+        int64_t begin = i * n_rows < n ? i * n_rows : n, end = begin + n_rows < n ? begin + n_rows : n;
+        while (doc < n_docs && cu_seqlens[doc + 1] <= begin)
+            doc++;
+        *g = (struct segment){.index = i, .begin = begin, .n = end - begin};
+        g->n_docs = count_documents(g, cu_seqlens, n_docs, (int32_t)doc);
+        if (g->n_docs) {
+            g->before = begin - cu_seqlens[doc];
+            g->goes_on = cu_seqlens[doc + g->n_docs] > end;
         }
+        cut_documents(g, cu_seqlens, (int32_t)doc, at);
+        at += 3 * (g->n_docs + 1);
     }
 }
 
@@ -78,11 +72,7 @@ struct pass segment_pass(const struct pass *p, const struct segment *s)
     out.n = s->n;
     out.cu_seqlens = s->cu_seqlens;
     out.n_docs = s->n_docs;
-    out.before = s->before;
-    out.goes_on = s->goes_on;
-    out.cu_keys = s->before ? s->cu_keys : s->cu_seqlens;
+    out.segment = s;
     out.segments = NULL;
-    if (p->rotary)
-        out.rotary = p->rotary + s->before * p->spec->rotary.dim;
     return out;
 }

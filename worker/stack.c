@@ -71,7 +71,8 @@ static int stack_open(struct stack *s, struct run *run, struct err *err)
     struct model_config model = {
         .spec = c->spec, .map = c->map, .lora = c->lora, .layout = &s->layout, .slots = &s->slots,
         .shard = s->shard, .dispatch = s->dispatch, .dev = s->dev, .tokens_max = c->tokens_max,
-        .recompute = c->recompute, .count_margins = c->count_margins,
+        .recompute = c->recompute, .segment_rows = c->segment_rows,
+        .count_margins = c->count_margins,
         .index_stage = c->index_stage, .index_joint = c->index_joint, .index_weight = 1,
         .rules = c->rules,
     };

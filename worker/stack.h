@@ -23,6 +23,7 @@ struct stack_config { /* borrowed while the ranks run */
     uint32_t n_chunks;  /* of dispatch; 0: as it chooses */
     int64_t tokens_max; /* per rank */
     enum recompute recompute;
+    int64_t segment_rows; /* as in model.h */
     bool deterministic, count_margins;
     bool is_blocking; /* as parallel.overlap: false */
     enum index_stage index_stage;
