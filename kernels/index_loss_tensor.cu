@@ -346,8 +346,9 @@ bool index_loss_tensor(struct device *dev, float *acc, const index_gradients<bf1
             w, core);
         loss_of_query<<<(unsigned)m, SPARSE_THREADS, query_bytes, stream>>>(w, g);
         sparse_find(dev, places, {lists, w.begin, x.n_heads, g.first}, m);
-        sparse_add_parts<DIM><<<(unsigned)(g.first + w.begin + m), part_rows<DIM>::threads, 0, stream>>>(
-            acc, w.parts, place, block, n_max, (int)m);
+        sparse_add_parts<DIM>
+            <<<(unsigned)(g.first + w.begin + m), part_rows<DIM>::threads, 0, stream>>>(
+                acc, w.parts, place, block, n_max, (int)m);
     }
     return true;
 }

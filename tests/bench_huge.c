@@ -228,7 +228,8 @@ static void close_tensors(struct tensors *t)
 {
     void *all[] = {t->in[0], t->in[1], t->in[2], t->in[3], t->out[0], t->out[1], t->out[2],
                    t->narrow, t->narrow_out, t->f_in[0], t->f_in[1], t->f_out, t->rows[0],
-                   t->rows[1], t->per_row, t->saved, t->w, t->v, t->wide_w, t->beta, t->acc, t->index};
+                   t->rows[1], t->per_row, t->saved, t->w, t->v, t->wide_w, t->beta, t->acc,
+                   t->index};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i])
             t->dev->ops->free(t->dev, all[i]);

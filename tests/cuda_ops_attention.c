@@ -284,8 +284,8 @@ static struct indexer indexer_of(struct trial *t, int64_t heads, int64_t d, int6
     };
 }
 
-/* n, documents, index heads, index d, top_k, heads, latent, rope, first query. The smallest widths of scores
- * need no care: what is compared is a difference of two distributions. */
+/* n, documents, index heads, index d, top_k, heads, latent, rope, first query. The smallest widths
+ * of scores need no care: what is compared is a difference of two distributions. */
 static void index_loss(struct trial *t)
 {
     int64_t n = t->d[0], heads = t->d[5], latent = t->d[6], rope = t->d[7], m = n - t->d[8];

@@ -20,7 +20,8 @@ struct cut_case {
     int32_t n_docs, lengths[DOCS_MAX];
     int64_t n_rows;
     int32_t n_least;
-    const char *cut; /* of each segment: rows, (rows before), ends of its documents, > if it goes on */
+    const char *cut; /* of each segment: rows, (rows before), ends of its documents, > if it goes
+                      * on */
 };
 
 static const struct cut_case cuts[] = {

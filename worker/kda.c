@@ -322,7 +322,8 @@ static void backward_gates(struct pass *p, const struct unit_view *u, struct scr
     linear_backward(p, u, ROLE_KDA_F_A, dx, 1, b->d_low, s->x, m->hidden, d);
 }
 
-/* d_in (lead and n rows) of q, k or v: the later segment's part is added, the earlier one's left. */
+/* d_in (lead and n rows) of q, k or v: the later segment's part is added, the earlier one's
+ * left. */
 static void hand_back_rows(struct pass *p, elem *d_in, int i)
 {
     const struct device_ops *ops = p->dev->ops;

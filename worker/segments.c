@@ -45,7 +45,8 @@ void segments_init(struct segments *s, const int32_t *cu_seqlens, int32_t n_docs
     int32_t *at = s->rows;
     for (int32_t i = 0; i < n_segments; i++) {
         struct segment *g = &s->all[i];
-        int64_t begin = i * n_rows < n ? i * n_rows : n, end = begin + n_rows < n ? begin + n_rows : n;
+        int64_t begin = i * n_rows < n ? i * n_rows : n;
+        int64_t end = begin + n_rows < n ? begin + n_rows : n;
         while (doc < n_docs && cu_seqlens[doc + 1] <= begin)
             doc++;
         *g = (struct segment){.index = i, .begin = begin, .n = end - begin};

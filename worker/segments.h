@@ -1,8 +1,8 @@
 /* segments.h - a long batch in segments, which a layer takes one after the other
  *
- * So what a layer holds at once is of one segment, whatever the batch's length. Segments are runs of
- * rows of one length and cut documents where they fall; as many on every rank, so that those that
- * exchange tokens do it together: the last ones may be empty. */
+ * So what a layer holds at once is of one segment, whatever the batch's length. Segments are runs
+ * of rows of one length and cut documents where they fall; as many on every rank, so that those
+ * that exchange tokens do it together: the last ones may be empty. */
 #ifndef WORKER_SEGMENTS_H
 #define WORKER_SEGMENTS_H
 
