@@ -2,6 +2,7 @@
 #include "common/mem.h"
 
 #include <stdalign.h>
+#include <malloc.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,6 +21,13 @@ static void out_of_memory(size_t n_bytes)
 {
     fprintf(stderr, "out of host memory: %zu bytes asked for\n", n_bytes);
     abort();
+}
+
+void mem_keep_freed(void)
+{
+    mallopt(M_MMAP_THRESHOLD, 4 << 20);
+    mallopt(M_TRIM_THRESHOLD, 16 << 20);
+    mallopt(M_TOP_PAD, 1 << 20);
 }
 
 void *xcalloc(size_t n, size_t size)

@@ -40,9 +40,21 @@ void arrange_init(struct arrange *a, const struct search_problem *problem,
 
 void arrange_fini(struct arrange *a)
 {
+    search_destroy(a->search);
     free(a->load);
     free(a->judge);
     *a = (struct arrange){ 0 };
+}
+
+/* Lives until the next one begins. */
+static struct search *begin_search(struct arrange *a, const struct placement *start,
+                                   const float *load)
+{
+    if (a->search)
+        search_restart(a->search, start, load);
+    else
+        a->search = search_create(&a->problem, start, load);
+    return a->search;
 }
 
 static void draw_judges(struct arrange *a)
@@ -69,14 +81,13 @@ static const float *draw(struct arrange *a, uint32_t phase)
 /* Cools to zero, so that the last phase only improves. */
 static void search_phases(struct arrange *a, const struct placement *start, struct placement *out)
 {
-    struct search *s = search_create(&a->problem, start, draw(a, 0));
+    struct search *s = begin_search(a, start, draw(a, 0));
     for (uint32_t i = 0; i < a->n_phases; i++) {
         if (i)
             search_redraw(s, draw(a, i));
         search_run(s, PHASE_CANDIDATES, HEAT * (float)(a->n_phases - 1 - i) / (float)a->n_phases);
     }
     search_placement(s, search_n_steps(s) - 1, out);
-    search_destroy(s);
 }
 
 /* Copies by the load to a power below 1: what is hot now will be less so, what is not may be. */
@@ -114,7 +125,7 @@ void arrange_copies(struct arrange *a, const struct placement *start, struct pla
 
 void arrange_steps(struct arrange *a, const struct placement *start, struct placement *out)
 {
-    struct search *s = search_create(&a->problem, start, draw(a, 0));
+    struct search *s = begin_search(a, start, draw(a, 0));
     search_run(s, PHASE_CANDIDATES * (1 + a->n_phases / 4), 0);
     const struct search_step *step = search_steps(s);
     uint32_t best = 0;
@@ -127,20 +138,18 @@ void arrange_steps(struct arrange *a, const struct placement *start, struct plac
         }
     }
     search_placement(s, best, out);
-    search_destroy(s);
 }
 
 void arrange_judge(struct arrange *a, const struct placement *p, float *out)
 {
     draw_judges(a);
     size_t n = (size_t)a->problem.n_experts * SCENARIOS;
-    struct search *s = search_create(&a->problem, p, a->judge);
+    struct search *s = begin_search(a, p, a->judge);
     search_ratios(s, out);
     for (uint32_t i = 1; i < a->n_judges; i++) {
         search_redraw(s, a->judge + i * n);
         search_ratios(s, out + i * SCENARIOS);
     }
-    search_destroy(s);
 }
 
 /* ---- to the last row ------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@ struct arrange {
     uint32_t n_drawn;  /* phases whose scenarios are there already */
     float   *load;     /* (n_phases, n_experts, SCENARIOS) */
     uint32_t n_judges; /* draws that only the judge sees */
+    struct search *search; /* one after the other uses its memory; NULL before the first */
     float   *judge;    /* (n_judges, n_experts, SCENARIOS); NULL before the first is judged */
 };
 

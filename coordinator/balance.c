@@ -22,6 +22,7 @@
 #define REPEATS_MAX    4    /* a plan is improved until nothing is left to propose */
 #define TRIAL_WINDOWS  3    /* after which a plan has won or lost */
 #define BARRED_WINDOWS 8    /* for which a kind that lost is not proposed; doubles */
+#define RESTING_WINDOWS 4   /* at most, in which a layer that is as even as before is left alone */
 
 struct trial {
     bool     is_on;
@@ -40,6 +41,9 @@ struct balance {
     uint32_t barred[BALANCE_KINDS], n_losses[BALANCE_KINDS];
     struct trial trial;
     bool     was_tried;
+    uint32_t first_rest;          /* so that layers do not wake all at once */
+    double   found;               /* the ratio of the newest search, with what it found; 0: none */
+    uint32_t n_resting;           /* windows left in which that is believed */
     bool     is_free;             /* of the present proposal */
 };
 
@@ -69,6 +73,7 @@ struct balance *balance_create(uint32_t n_experts, uint32_t n_devices, uint32_t 
     b->n_devices = n_devices;
     b->n_slots = n_slots;
     b->forecast = forecast_create(n_experts);
+    b->first_rest = (uint32_t)(scenario_hash(policy->seed) % RESTING_WINDOWS);
     return b;
 }
 
@@ -146,6 +151,7 @@ static void watch_trial(struct balance *b, const double *load, const struct plac
 void balance_observe(struct balance *b, const double *load, const struct placement *in_force)
 {
     b->cooldown -= b->cooldown > 0;
+    b->n_resting -= b->n_resting > 0;
     for (int k = 0; k < BALANCE_KINDS; k++)
         b->barred[k] -= b->barred[k] > 0;
     watch_trial(b, load, in_force);
@@ -233,13 +239,12 @@ static void weigh(const struct balance *b, const struct candidate *stay, struct 
     struct balance_verdict *v = &c->verdict;
     struct plan plan;
     double most = measure(b, stay, c);
-    plan_init(&plan, &stay->placement, &c->placement, p->n_nodes, &p->costs);
+    plan_price(&plan, &stay->placement, &c->placement, p->n_nodes, &p->costs);
     v->cost = b->is_free ? 0 : plan.seconds * (1 - p->hidden_share) / p->window_s;
     v->n_moves = plan.n_moves;
     v->n_rounds = plan.n_rounds;
     v->n_bytes = plan.n_bytes;
     c->net = most - v->cost;
-    plan_fini(&plan);
 }
 
 static bool is_worth_it(const struct balance *b, const struct candidate *c)
@@ -417,7 +422,8 @@ static void go_on(struct balance *b, struct arrange *a, const struct candidate *
     bool is_free = b->is_free;
     for (uint32_t i = 0; i < REPEATS_MAX && (is_free || is_worth_it(b, best)); i++) {
         struct candidate next;
-        if (is_even_enough(b, best))
+        /* From what is placed anew one in two hundred goes on. */
+        if (is_even_enough(b, best) || (b->policy.is_brief && best->verdict.kind == BALANCE_FRESH))
             return;
         b->is_free = false;
         best_against(b, a, best, fresh, &next);
@@ -435,13 +441,30 @@ static void go_on(struct balance *b, struct arrange *a, const struct candidate *
     }
 }
 
+/* Little has changed since nothing better was found: a gain of min_gain is not to be expected. */
+static bool may_rest(const struct balance *b, const struct candidate *stay)
+{
+    return b->policy.is_brief && b->n_resting && !b->is_free && !b->policy.is_known &&
+           mean_ratio(stay) < b->found * (1 + b->policy.min_gain / 2);
+}
+
+/* After a search. What would be better, but is not sure or dear, is looked at again each time. */
+static void rest(struct balance *b, const struct candidate *stay, const struct candidate *best,
+                 const struct balance_verdict *verdict)
+{
+    bool is_settled = verdict->kind != BALANCE_STAY || best->verdict.kind == BALANCE_STAY;
+    uint32_t n = b->found > 0 ? RESTING_WINDOWS : 1 + b->first_rest;
+    b->n_resting = is_settled ? n : 0;
+    b->found = verdict->kind == BALANCE_STAY ? mean_ratio(stay) : verdict->ratio_after;
+}
+
 static void decide(struct balance *b, struct arrange *a, const struct placement *in_force,
                    struct placement *out, struct balance_verdict *verdict)
 {
     struct candidate stay = { .verdict.kind = BALANCE_STAY }, fresh = { .n_judged = 0 }, best;
     placement_init_like(&stay.placement, in_force);
     judge(b, a, &stay);
-    if (is_even_enough(b, &stay) && !b->is_free) {
+    if ((is_even_enough(b, &stay) || may_rest(b, &stay)) && !b->is_free) {
         say_why(b, &stay, &stay, verdict);
         placement_fini(&stay.placement);
         return;
@@ -449,6 +472,7 @@ static void decide(struct balance *b, struct arrange *a, const struct placement 
     best_against(b, a, &stay, &fresh, &best);
     go_on(b, a, &stay, &fresh, &best);
     say_why(b, &stay, best.verdict.kind == BALANCE_STAY ? &stay : &best, verdict);
+    rest(b, &stay, &best, verdict);
     placement_copy(out, verdict->kind == BALANCE_STAY ? in_force : &best.placement);
     placement_fini(&best.placement);
     placement_fini(&fresh.placement);
@@ -475,11 +499,15 @@ void balance_propose(struct balance *b, const struct placement *in_force, bool i
         arrange_fini(&a);
         free(known.mean);
     }
-    if (forecast_n_windows(b->forecast)) {
-        const double *load = b->policy.is_known ? forecast_last(b->forecast)
-                                                : forecast_belief(b->forecast)->mean;
-        (void)ratio_of(b, out, load, out->share);
-    }
+    if (forecast_n_windows(b->forecast) && !b->policy.is_brief)
+        balance_share(b, out);
+}
+
+void balance_share(const struct balance *b, struct placement *p)
+{
+    const double *load = b->policy.is_known ? forecast_last(b->forecast)
+                                            : forecast_belief(b->forecast)->mean;
+    (void)ratio_of(b, p, load, p->share);
 }
 
 void balance_weigh(const struct balance *b, const struct placement *in_force,
@@ -493,7 +521,7 @@ void balance_weigh(const struct balance *b, const struct placement *in_force,
     v.kind = differs(given, in_force) ? BALANCE_GIVEN : BALANCE_STAY;
     placement_share_evenly(given);
     placement_keep_homes(given, in_force);
-    plan_init(&plan, in_force, given, p->n_nodes, &p->costs);
+    plan_price(&plan, in_force, given, p->n_nodes, &p->costs);
     v.ratio_before = ratio_of(b, in_force, load, NULL);
     v.ratio_after = ratio_of(b, given, load, given->share);
     v.gain = p->horizon_windows * (v.ratio_before - v.ratio_after);
@@ -501,7 +529,6 @@ void balance_weigh(const struct balance *b, const struct placement *in_force,
     v.n_moves = plan.n_moves;
     v.n_rounds = plan.n_rounds;
     v.n_bytes = plan.n_bytes;
-    plan_fini(&plan);
     snprintf(v.reason, sizeof v.reason, "%s: max/mean %.3f -> %.3f", balance_kind_name(v.kind),
              v.ratio_before, v.ratio_after);
     *verdict = v;

@@ -20,6 +20,7 @@ struct balance_policy {
     double   hidden_share;     /* of a move's time that training does not feel, 0..1 */
     struct plan_costs costs;
     bool     is_known;         /* the newest window is what comes again: balance it exactly */
+    bool     is_brief;         /* layers are many and large: what seldom wins is not tried */
     uint32_t effort_us;        /* about; counted in work, not by a clock */
     uint64_t seed;
 };
@@ -62,13 +63,17 @@ void balance_reprice(struct balance *b, double window_s, double horizon_windows,
 void balance_observe(struct balance *b, const double *load, const struct placement *in_force);
 
 /* Fills out (of the same shape, not in_force itself) with the placement to have from now on; it
- * equals in_force where the verdict is BALANCE_STAY, except that shares fit the forecast. is_free:
+ * equals in_force where the verdict is BALANCE_STAY, except that shares fit the forecast (if the
+ * policy is brief that is left to balance_share). is_free:
  * nothing is in the slots yet, moves cost nothing. The caller says with balance_applied when the
  * placement came into force. */
 void balance_propose(struct balance *b, const struct placement *in_force, bool is_free,
                      struct placement *out, struct balance_verdict *verdict);
 void balance_applied(struct balance *b, const struct placement *before,
                      const struct balance_verdict *verdict);
+
+/* Shares that fit the forecast, which is after a window at least. */
+void balance_share(const struct balance *b, struct placement *p);
 
 /* What becomes of a placement from outside, of the same shape: slots and homes stay as in in_force
  * where its devices allow it, shares fit the forecast. The verdict is BALANCE_GIVEN, or

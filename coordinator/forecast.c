@@ -32,6 +32,7 @@ static const char *const predictor_name[] = {
 };
 static const double shrinkage[] = { 0.2, 0, 0.5, 0.8 };
 #define N_SHRINKAGES (sizeof shrinkage / sizeof *shrinkage)
+typedef double each_shrinkage __attribute__((vector_size(sizeof shrinkage)));
 
 struct forecast {
     uint32_t n_experts, n_windows;
@@ -90,22 +91,30 @@ static double shrink(double x, double mean, uint32_t s)
 
 /* ---- testing what was said ------------------------------------------------------------------- */
 
+/* Of one predictor, with all shrinkages side by side. */
+static void score_predictor(struct forecast *f, uint32_t predictor, const double *load,
+                            double mean)
+{
+    const double *said = f->said + (size_t)predictor * f->n_experts;
+    /* A layer may have had more or fewer tokens: what counts is how they spread. */
+    double m = mean_of(said, f->n_experts), scale = m > 0 ? mean / m : 0;
+    struct { each_shrinkage s, sum; } all = { .sum = { 0 } };
+    memcpy(&all.s, shrinkage, sizeof all.s);
+    for (uint32_t e = 0; e < f->n_experts; e++) {
+        double base = said[e] * scale;
+        each_shrinkage x = base + all.s * (mean - base), d = x - load[e];
+        all.sum += d * d / (x + mean);
+    }
+    for (uint32_t s = 0; s < N_SHRINKAGES; s++)
+        f->score[predictor][s] =
+            f->score[predictor][s] * SCORE_DECAY + all.sum[s] / (mean * f->n_experts);
+}
+
 static void score(struct forecast *f, const double *load, double mean)
 {
     f->score_weight = f->score_weight * SCORE_DECAY + 1;
-    for (uint32_t p = 0; p < N_PREDICTORS; p++) {
-        const double *said = f->said + (size_t)p * f->n_experts;
-        /* A layer may have had more or fewer tokens: what counts is how they spread. */
-        double m = mean_of(said, f->n_experts), scale = m > 0 ? mean / m : 0;
-        for (uint32_t s = 0; s < N_SHRINKAGES; s++) {
-            double sum = 0;
-            for (uint32_t e = 0; e < f->n_experts; e++) {
-                double x = shrink(said[e] * scale, mean, s), d = x - load[e];
-                sum += d * d / (x + mean);
-            }
-            f->score[p][s] = f->score[p][s] * SCORE_DECAY + sum / (mean * f->n_experts);
-        }
-    }
+    for (uint32_t p = 0; p < N_PREDICTORS; p++)
+        score_predictor(f, p, load, mean);
 }
 
 static void choose(struct forecast *f)
@@ -145,10 +154,15 @@ static void learn_error(struct forecast *f, const double *load, double mean)
 
 /* ---- teaching -------------------------------------------------------------------------------- */
 
-static int by_size(const void *a, const void *b)
+static void sort_few(double *x, uint32_t n)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    for (uint32_t i = 1; i < n; i++) {
+        double y = x[i];
+        uint32_t k = i;
+        for (; k > 0 && x[k - 1] > y; k--)
+            x[k] = x[k - 1];
+        x[k] = y;
+    }
 }
 
 /* Mean, least-squares line one window ahead, and third quarter of an expert's newest windows. */
@@ -168,7 +182,7 @@ static void say_from_windows(struct forecast *f, uint32_t e)
     double ahead = n > 1 ? slope / spread * ((n + 1) / 2.0) : 0;
     f->said[(size_t)MEAN * f->n_experts + e] = sum / n;
     f->said[(size_t)TREND * f->n_experts + e] = fmax(sum / n + ahead, 0);
-    qsort(x, n, sizeof *x, by_size);
+    sort_few(x, n);
     f->said[(size_t)QUANTILE * f->n_experts + e] = x[(3 * n) / 4 < n ? (3 * n) / 4 : n - 1];
 }
 

@@ -7,6 +7,7 @@
 #include "common/conf.h"
 #include "common/link.h"
 #include "common/log.h"
+#include "common/mem.h"
 #include "common/stdio.h"
 #include "common/versions.h"
 #include "coordinator/auth.h"
@@ -82,6 +83,7 @@ int main(int argc, char **argv)
     char *file = NULL;
     bool only_check = false, only_print = false;
     stdio_hold_places();
+    mem_keep_freed(); /* the planner thinks of layer after layer */
     for (int o; (o = getopt_long(argc, argv, "c:h", options, NULL)) != -1;) {
         switch (o) {
         case 'c':

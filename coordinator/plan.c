@@ -144,12 +144,23 @@ static uint32_t busiest(const struct plan *p, uint32_t n_devices, uint32_t n_slo
     return max;
 }
 
-static int bigger_first(const void *a, const void *b)
+/* Bigger moves first, of equals the lower slot, as they are listed. There are few sizes. */
+static void sort_by_size(struct plan *p)
 {
-    const struct plan_move *x = a, *y = b;
-    if (x->n_bytes != y->n_bytes)
-        return x->n_bytes > y->n_bytes ? -1 : 1;
-    return x->to < y->to ? -1 : x->to > y->to;
+    struct plan_move *sorted = xcalloc(p->n_moves + 1, sizeof *sorted);
+    uint64_t size = UINT64_MAX;
+    for (uint32_t n = 0; n < p->n_moves;) {
+        uint64_t next = 0;
+        for (uint32_t i = 0; i < p->n_moves; i++)
+            if (p->move[i].n_bytes < size && p->move[i].n_bytes > next)
+                next = p->move[i].n_bytes;
+        for (uint32_t i = 0; i < p->n_moves; i++)
+            if (p->move[i].n_bytes == next)
+                sorted[n++] = p->move[i];
+        size = next;
+    }
+    free(p->move);
+    p->move = sorted;
 }
 
 static void assign_rounds(struct plan *p, uint32_t n_devices, uint32_t n_slots)
@@ -161,7 +172,7 @@ static void assign_rounds(struct plan *p, uint32_t n_devices, uint32_t n_slots)
     r.receive = xcalloc(n_cells, sizeof *r.receive);
     for (size_t i = 0; i < n_cells; i++)
         r.send[i] = r.receive[i] = NONE;
-    qsort(p->move, p->n_moves, sizeof *p->move, bigger_first);
+    sort_by_size(p);
     for (uint32_t i = 0; i < p->n_moves; i++) {
         struct plan_move *m = &p->move[i];
         uint32_t a = free_round(at_sender(&r, m, n_slots, 0), r.n);
@@ -178,15 +189,20 @@ static void assign_rounds(struct plan *p, uint32_t n_devices, uint32_t n_slots)
     free(path);
 }
 
+static double seconds_of(const struct plan_move *m, uint32_t per_node, uint32_t n_slots,
+                         const struct plan_costs *costs)
+{
+    bool near = m->from / n_slots / per_node == m->to / n_slots / per_node;
+    return (double)m->n_bytes / (near ? costs->link_bytes_s : costs->node_link_bytes_s);
+}
+
 static double time_rounds(const struct plan *p, uint32_t per_node, uint32_t n_slots,
                           const struct plan_costs *costs)
 {
     double *longest = xcalloc(p->n_rounds, sizeof *longest), sum = 0;
     for (uint32_t i = 0; i < p->n_moves; i++) {
-        const struct plan_move *m = &p->move[i];
-        bool near = m->from / n_slots / per_node == m->to / n_slots / per_node;
-        double s = (double)m->n_bytes / (near ? costs->link_bytes_s : costs->node_link_bytes_s);
-        longest[m->round] = fmax(longest[m->round], s);
+        double *s = &longest[p->move[i].round];
+        *s = fmax(*s, seconds_of(&p->move[i], per_node, n_slots, costs));
     }
     for (uint32_t r = 0; r < p->n_rounds; r++)
         sum += longest[r];
@@ -206,6 +222,53 @@ void plan_init(struct plan *p, const struct placement *from, const struct placem
     p->seconds = time_rounds(p, per_node, from->n_slots, costs);
 }
 
+/* Moves as long as that or longer need as many rounds as their busiest device has of them. */
+static double least_seconds(const struct plan *p, const double *move_s, uint32_t n_devices,
+                            uint32_t n_slots, uint32_t *out_n_rounds)
+{
+    uint32_t *n = xcalloc(2 * (size_t)n_devices, sizeof *n), n_rounds = 0;
+    double sum = 0, longer = INFINITY;
+    for (uint32_t left = p->n_moves; left;) { /* one length after the other; there are few */
+        double length = 0;
+        uint32_t before = n_rounds, left_before = left;
+        for (uint32_t i = 0; i < p->n_moves; i++)
+            length = move_s[i] < longer && move_s[i] > length ? move_s[i] : length;
+        for (uint32_t i = 0; i < p->n_moves; i++) {
+            if (move_s[i] < length || move_s[i] >= longer)
+                continue;
+            uint32_t sends = ++n[p->move[i].from / n_slots];
+            uint32_t receives = ++n[n_devices + p->move[i].to / n_slots];
+            n_rounds = sends > n_rounds ? sends : n_rounds;
+            n_rounds = receives > n_rounds ? receives : n_rounds;
+            left--;
+        }
+        sum += length * (n_rounds - before);
+        longer = length;
+        if (left == left_before)
+            break; /* a length that is no number */
+    }
+    free(n);
+    *out_n_rounds = n_rounds;
+    return sum;
+}
+
+void plan_price(struct plan *p, const struct placement *from, const struct placement *to,
+                uint32_t n_nodes, const struct plan_costs *costs)
+{
+    uint32_t per_node = from->n_devices / n_nodes;
+    *p = (struct plan){ 0 };
+    list_moves(p, from, to, per_node, costs);
+    double *move_s = xcalloc(p->n_moves + 1, sizeof *move_s);
+    for (uint32_t i = 0; i < p->n_moves; i++) {
+        p->n_bytes += p->move[i].n_bytes;
+        move_s[i] = seconds_of(&p->move[i], per_node, from->n_slots, costs);
+    }
+    p->seconds = least_seconds(p, move_s, from->n_devices, from->n_slots, &p->n_rounds);
+    free(move_s);
+    free(p->move);
+    p->move = NULL;
+}
+
 void plan_fini(struct plan *p)
 {
     free(p->move);
@@ -214,87 +277,93 @@ void plan_fini(struct plan *p)
 
 /* ---- renaming -------------------------------------------------------------------------------- */
 
+/* A search for the cheapest path from a row to a free column. Numbers of 32 bits side by side, and
+ * masks of them, because these loops are most of the time of a small plan. */
+struct path {
+    uint32_t n;
+    int32_t *u, *v;    /* potentials of rows and columns */
+    int32_t *least;    /* (columns) of the way there, as far as it is known */
+    int32_t *is_open;  /* (columns) all bits: it may still become shorter; else 0 */
+    uint32_t *way;     /* (columns) the column before, NONE: the start */
+    uint32_t *row;     /* (columns) assigned, or NONE */
+};
+
 /* Each column takes the row that is cheapest for it, if that is not taken: the start from which
  * the others need a path. */
-static void start_columns(uint32_t n, const int32_t *cost, uint32_t *row, bool *placed, int32_t *v)
+static void start_columns(struct path *p, const int32_t *cost, bool *placed)
 {
-    for (uint32_t j = 1; j <= n; j++) {
-        uint32_t best = 1;
-        for (uint32_t i = 2; i <= n; i++) {
-            int32_t less = cost[(size_t)(i - 1) * n + j - 1] - cost[(size_t)(best - 1) * n + j - 1];
+    uint32_t n = p->n;
+    for (uint32_t j = 0; j < n; j++) {
+        uint32_t best = 0;
+        for (uint32_t i = 1; i < n; i++) {
+            int32_t less = cost[(size_t)i * n + j] - cost[(size_t)best * n + j];
             if (less < 0 || (less == 0 && placed[best] && !placed[i]))
                 best = i;
         }
-        v[j] = cost[(size_t)(best - 1) * n + j - 1];
-        if (!placed[best]) {
-            placed[best] = true;
-            row[j] = best;
-        }
+        p->v[j] = cost[(size_t)best * n + j];
+        p->row[j] = placed[best] ? NONE : best;
+        placed[best] = true;
     }
 }
 
-/* What column j costs if reached by this row, where that is less than before. */
-static void relax(uint32_t n, const int32_t *cost, int32_t u, const int32_t *v, const bool *done,
-                  uint32_t from, int32_t *least, uint32_t *way)
+/* What the columns cost if reached by this row, which is so far from the start, where that is less
+ * than before. Returns the least of all that are open. */
+static int32_t relax(struct path *p, const int32_t *cost, int32_t beyond, uint32_t from)
 {
-    for (uint32_t j = 0; j < n; j++) {
-        int32_t c = cost[j] - u - v[j];
-        bool is_less = !done[j] & (c < least[j]);
-        least[j] = is_less ? c : least[j];
-        way[j] = is_less ? from : way[j];
+    int32_t *least = p->least, nearest = INT32_MAX;
+    const int32_t *v = p->v, *is_open = p->is_open;
+    for (uint32_t j = 0; j < p->n; j++) {
+        int32_t c = cost[j] + beyond - v[j], is_less = is_open[j] & -(c < least[j]);
+        int32_t now = (c & is_less) | (least[j] & ~is_less), open = now | (INT32_MAX & ~is_open[j]);
+        least[j] = now;
+        p->way[j] = (from & (uint32_t)is_less) | (p->way[j] & ~(uint32_t)is_less);
+        nearest = open < nearest ? open : nearest;
     }
+    return nearest;
+}
+
+static void place_row(struct path *p, const int32_t *cost, uint32_t row)
+{
+    uint32_t from = NONE, at = row;
+    int32_t so_far = 0;
+    for (uint32_t j = 0; j < p->n; j++) {
+        p->least[j] = INT32_MAX;
+        p->is_open[j] = -1;
+    }
+    do {
+        int32_t beyond = so_far - p->u[at];
+        so_far = relax(p, cost + (size_t)at * p->n, beyond, from);
+        for (from = 0; !p->is_open[from] || p->least[from] != so_far;)
+            from++;
+        p->is_open[from] = 0;
+        at = p->row[from];
+    } while (at != NONE);
+    p->u[row] += so_far;
+    for (uint32_t j = 0; j < p->n; j++)
+        if (!p->is_open[j] && j != from) {
+            p->u[p->row[j]] += so_far - p->least[j];
+            p->v[j] -= so_far - p->least[j];
+        }
+    for (uint32_t j = from; j != NONE; j = p->way[j])
+        p->row[j] = p->way[j] == NONE ? row : p->row[p->way[j]];
 }
 
 /* The assignment of rows to columns with the least cost, (n, n), by shortest augmenting paths with
  * potentials. out_row[column] */
 static void assign(uint32_t n, const int32_t *cost, uint32_t *out_row)
 {
-    int32_t *u = xcalloc(n + 1, sizeof *u), *v = xcalloc(n + 1, sizeof *v);
-    int32_t *least = xcalloc(n + 1, sizeof *least);
-    uint32_t *row = xcalloc(n + 1, sizeof *row), *way = xcalloc(n + 1, sizeof *way);
-    bool *done = xcalloc(n + 1, sizeof *done), *placed = xcalloc(n + 1, sizeof *placed);
-    start_columns(n, cost, row, placed, v);
-    for (uint32_t i = 1; i <= n; i++) { /* columns and rows from 1; column 0 is the start */
-        uint32_t j0 = 0;
-        if (placed[i])
-            continue;
-        row[0] = i;
-        for (uint32_t j = 0; j <= n; j++) {
-            least[j] = INT32_MAX;
-            done[j] = false;
-        }
-        do {
-            uint32_t i0 = row[j0], j1 = 1;
-            int32_t delta = INT32_MAX;
-            done[j0] = true;
-            relax(n, cost + (size_t)(i0 - 1) * n, u[i0], v + 1, done + 1, j0, least + 1, way + 1);
-            for (uint32_t j = 1; j <= n; j++)
-                if (!done[j] && least[j] < delta) {
-                    delta = least[j];
-                    j1 = j;
-                }
-            for (uint32_t j = 0; j <= n; j++) {
-                if (done[j]) {
-                    u[row[j]] += delta;
-                    v[j] -= delta;
-                } else {
-                    least[j] -= delta;
-                }
-            }
-            j0 = j1;
-        } while (row[j0]);
-        for (; j0; j0 = way[j0])
-            row[j0] = row[way[j0]];
-    }
-    for (uint32_t j = 1; j <= n; j++)
-        out_row[j - 1] = row[j] - 1;
+    int32_t *numbers = xcalloc(4 * (size_t)n, sizeof *numbers);
+    uint32_t *way = xcalloc(n, sizeof *way);
+    bool *placed = xcalloc(n, sizeof *placed);
+    struct path p = {.n = n, .u = numbers, .v = numbers + n, .least = numbers + 2 * (size_t)n,
+                     .is_open = numbers + 3 * (size_t)n, .way = way, .row = out_row};
+    start_columns(&p, cost, placed);
+    for (uint32_t i = 0; i < n; i++)
+        if (!placed[i])
+            place_row(&p, cost, i);
     free(placed);
-    free(done);
     free(way);
-    free(row);
-    free(least);
-    free(v);
-    free(u);
+    free(numbers);
 }
 
 /* For nodes too large for the exact way: each name takes the device that has most in common. */

@@ -33,6 +33,11 @@ void plan_init(struct plan *p, const struct placement *from, const struct placem
                uint32_t n_nodes, const struct plan_costs *costs);
 void plan_fini(struct plan *p);
 
+/* The same without the moves themselves, sooner: their number, rounds, bytes, and the least seconds
+ * that rounds of them can take. */
+void plan_price(struct plan *p, const struct placement *from, const struct placement *to,
+                uint32_t n_nodes, const struct plan_costs *costs);
+
 /* Renames devices of p within nodes, so that most experts stay where `before` has them; then
  * slots and homes. Worth the same where devices are equally fast. Shares
  * become even. */

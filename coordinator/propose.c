@@ -15,6 +15,7 @@
 #define EFFORT_US_EACH      8u     /* per expert and device: small models need no more */
 #define EFFORT_US_ALL       40000u /* for all layers together */
 #define PART_SIZE           (1u << 20) /* experts x devices that are thought about at once */
+#define BRIEF_SIZE          (2 * (uint64_t)PART_SIZE) /* of all layers, from which it is brief */
 #define LINK_BYTES_S_GUESS  1e9    /* before a move was measured */
 #define EXPERTS_TIME_GUESS  0.5    /* of a step, where it was not measured */
 
@@ -114,15 +115,18 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-static struct balance *new_balance(const struct propose *p, uint32_t n_slots, double even_s)
+static struct balance *new_balance(const struct propose *p, uint32_t layer, uint32_t n_slots,
+                                   double even_s)
 {
     struct balance_policy b = balance_defaults();
     b.n_nodes = p->policy.n_nodes;
     b.speed = p->speed;
     b.horizon_windows = p->horizon_windows;
     b.min_gain = p->policy.min_gain;
+    b.seed = 1 + layer;
     b.window_s = even_s;
     b.costs = p->costs;
+    b.is_brief = (uint64_t)p->n_layers * p->n_experts * p->policy.n_devices >= BRIEF_SIZE;
     b.effort_us = min_u32(EFFORT_US_MAX, EFFORT_US_ALL / p->n_layers);
     b.effort_us = min_u32(b.effort_us, EFFORT_US_EACH * p->n_experts * p->policy.n_devices);
     return balance_create(p->n_experts, p->policy.n_devices, n_slots, &b);
@@ -166,7 +170,7 @@ void propose_observe(struct propose *p, const struct load_window *w,
         if (has_moved)
             set_in_force(p, l, in_force);
         if (!l->balance)
-            l->balance = new_balance(p, l->in_force.n_slots, l->even_s);
+            l->balance = new_balance(p, i, l->in_force.n_slots, l->even_s);
         balance_reprice(l->balance, l->even_s, p->horizon_windows, &p->costs);
         balance_observe(l->balance, tokens, &l->in_force);
     }
@@ -314,6 +318,9 @@ uint32_t propose_stages(struct propose *p, struct stages_budget budget)
                 .load = forecast_belief(balance_forecast(l->balance))->mean};
     }
     uint32_t n_stages = stages_assign(changing, n, &budget);
+    for (uint32_t i = 0; i < p->n_layers; i++)
+        if (changes(&p->layers[i]))
+            balance_share(p->layers[i].balance, &p->layers[i].wanted);
     free(changing);
     return n_stages;
 }

@@ -53,7 +53,8 @@ int  propose_given(struct propose *p, const Ballast__Placement *given, struct er
 /* What is proposed next is thought of anew. */
 void propose_forget(struct propose *p);
 
-/* Spreads the moves of the newest proposal over step boundaries, and returns over how many. Of the
+/* Before propose_placement: spreads the moves of the newest proposal over step boundaries, and
+ * returns over how many. Of the
  * budget, what an expert weighs is filled in. */
 uint32_t propose_stages(struct propose *p, struct stages_budget budget);
 

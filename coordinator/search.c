@@ -389,13 +389,38 @@ void search_redraw(struct search *s, const float *load)
     reweigh(s);
 }
 
+void search_restart(struct search *s, const struct placement *p, const float *load)
+{
+    const struct search_problem *problem = s->p;
+    s->start = p;
+    s->random = problem->seed;
+    s->n_moves = s->n_changes = s->n_steps = 0;
+    memset(s->n_copies, 0, p->n_experts * sizeof *s->n_copies);
+    memset(s->held, 0, (size_t)p->n_devices * s->n_words * sizeof *s->held);
+    memset(s->is_fixed, 0, s->n_total * sizeof *s->is_fixed);
+    memset(s->head, 0xff, p->n_experts * sizeof *s->head); /* -1 */
+    for (uint32_t c = 0; c < s->n_total; c++) {
+        s->expert[c] = PLACEMENT_EMPTY;
+        if (p->expert[c] == PLACEMENT_EMPTY)
+            continue;
+        uint32_t e = (uint32_t)p->expert[c];
+        link_slot(s, c, p->expert[c]);
+        s->held[(size_t)(c / p->n_slots) * s->n_words + e / 64] |= 1ull << (e % 64);
+    }
+    for (uint32_t g = 0; g < p->n_devices; g++)
+        s->slowness[g] = problem->speed ? (float)(1 / problem->speed[g]) : 1;
+    for (uint32_t e = 0; e < p->n_experts && problem->keep_homes; e++)
+        s->is_fixed[p->home[e]] = true;
+    search_redraw(s, load);
+    record_step(s);
+}
+
 struct search *search_create(const struct search_problem *problem, const struct placement *p,
                              const float *load)
 {
     assert(problem->n_nodes && problem->n_devices % problem->n_nodes == 0);
     struct search *s = xcalloc(1, sizeof *s);
     s->p = problem;
-    s->start = p;
     s->n_total = placement_n_total(p);
     s->n_words = (p->n_experts + 63) / 64;
     s->expert = xcalloc(s->n_total, sizeof *s->expert);
@@ -411,23 +436,7 @@ struct search *search_create(const struct search_problem *problem, const struct 
     s->cost = xcalloc(p->n_devices, sizeof *s->cost);
     s->lane = xcalloc(p->n_devices, sizeof *s->lane);
     s->aside = xcalloc(p->n_devices, sizeof *s->aside);
-    s->random = problem->seed;
-    for (uint32_t e = 0; e < p->n_experts; e++)
-        s->head[e] = -1;
-    for (uint32_t c = 0; c < s->n_total; c++) {
-        s->expert[c] = PLACEMENT_EMPTY;
-        if (p->expert[c] == PLACEMENT_EMPTY)
-            continue;
-        uint32_t e = (uint32_t)p->expert[c];
-        link_slot(s, c, p->expert[c]);
-        s->held[(size_t)(c / p->n_slots) * s->n_words + e / 64] |= 1ull << (e % 64);
-    }
-    for (uint32_t g = 0; g < p->n_devices; g++)
-        s->slowness[g] = problem->speed ? (float)(1 / problem->speed[g]) : 1;
-    for (uint32_t e = 0; e < p->n_experts && problem->keep_homes; e++)
-        s->is_fixed[p->home[e]] = true;
-    search_redraw(s, load);
-    record_step(s);
+    search_restart(s, p, load);
     return s;
 }
 

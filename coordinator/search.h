@@ -27,6 +27,8 @@ struct search;
 struct search *search_create(const struct search_problem *problem, const struct placement *p,
                              const float *load);
 void search_destroy(struct search *s);
+/* The same as if made anew, in the memory that is there; problem as it is now, p of its shape. */
+void search_restart(struct search *s, const struct placement *p, const float *load);
 
 /* Other scenarios from here on: what was fitted to the accidents of a few draws does not last. */
 void search_redraw(struct search *s, const float *load);

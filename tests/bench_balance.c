@@ -381,44 +381,108 @@ static void row_4(void)
     trace_fini(&t);
 }
 
+enum { E = 896, G = 64, LAYERS = 92 };
+
+/* 92 layers live through windows whose loads jitter by a tenth and drift a little: ms that a window
+ * takes to be observed and decided, mean over the later ones. */
+static double settled_windows(const double *load, struct balance_policy *policy)
+{
+    enum { WINDOWS = 12, FIRST = 4 };
+    struct placement now[LAYERS], next = in_order(E, G);
+    struct balance *b[LAYERS];
+    double ms = 0;
+    for (uint32_t k = 0; k < LAYERS; k++) {
+        now[k] = in_order(E, G);
+        policy->seed = k;
+        b[k] = balance_create(E, G, next.n_slots, policy);
+    }
+    for (uint32_t w = 0; w < WINDOWS; w++)
+        for (uint32_t k = 0; k < LAYERS; k++) {
+            struct balance_verdict v;
+            double seen[E];
+            for (uint32_t e = 0; e < E; e++) {
+                double jitter = (double)(scenario_hash((w * LAYERS + k) * E + e) >> 11) * 0x1p-53;
+                seen[e] = floor(load[(e + 7 * k) % E] * (0.9 + 0.2 * jitter) *
+                                (1 + 0.01 * w * (e % 3)));
+            }
+            double from = cpu_ms();
+            balance_observe(b[k], seen, &now[k]);
+            balance_propose(b[k], &now[k], false, &next, &v);
+            ms += w >= FIRST ? cpu_ms() - from : 0;
+            if (v.kind != BALANCE_STAY) {
+                balance_applied(b[k], &now[k], &v);
+                placement_copy(&now[k], &next);
+            }
+        }
+    for (uint32_t k = 0; k < LAYERS; k++) {
+        balance_destroy(b[k]);
+        placement_fini(&now[k]);
+    }
+    placement_fini(&next);
+    return ms / (WINDOWS - FIRST);
+}
+
+/* ms; p: of the last one. */
+static double place_layers(const double *load, const double *sd, const struct placement *start,
+                           struct placement *p)
+{
+    struct search_problem problem = { .n_experts = E, .n_devices = G, .n_slots = start->n_slots,
+                                      .n_nodes = 1 };
+    struct belief belief = { .n_experts = E, .mean = (double *)load, .sd = (double *)sd };
+    double from = cpu_ms();
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        struct arrange a;
+        problem.seed = layer;
+        arrange_init(&a, &problem, &belief, 300);
+        arrange_fresh(&a, start, p);
+        arrange_fini(&a);
+        struct split *s = split_create(p, NULL);
+        split_solve(s, load, p->share);
+        split_destroy(s);
+    }
+    return cpu_ms() - from;
+}
+
+/* ms; of a first window. */
+static double decide_layers(const double *load, const struct placement *start,
+                            struct balance_policy *policy)
+{
+    struct placement p = in_order(E, G);
+    double from = cpu_ms();
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        struct balance_verdict v;
+        policy->seed = layer;
+        struct balance *b = balance_create(E, G, start->n_slots, policy);
+        balance_observe(b, load, start);
+        balance_propose(b, start, false, &p, &v);
+        balance_destroy(b);
+    }
+    from = cpu_ms() - from;
+    placement_fini(&p);
+    return from;
+}
+
 static void row_5(void)
 {
-    enum { E = 896, G = 64, LAYERS = 92, SPLITS = 2000 };
+    enum { SPLITS = 2000, PASSES = 5 /* the best of them: others use the machine, too */ };
     double load[E], next[E], sd[E], max = 0;
     struct placement p = in_order(E, G), start = in_order(E, G);
     for (uint32_t e = 0; e < E; e++) {
         load[e] = floor(1000 * exp(3 * (double)(scenario_hash(e) >> 11) * 0x1p-53 - 1.5));
         sd[e] = 0.3 * load[e];
     }
-    struct search_problem problem = { .n_experts = E, .n_devices = G, .n_slots = start.n_slots,
-                                      .n_nodes = 1 };
-    struct belief belief = { .n_experts = E, .mean = load, .sd = sd };
-    double from = cpu_ms();
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        struct arrange a;
-        problem.seed = layer;
-        arrange_init(&a, &problem, &belief, 300);
-        arrange_fresh(&a, &start, &p);
-        arrange_fini(&a);
-        struct split *s = split_create(&p, NULL);
-        split_solve(s, load, p.share);
-        split_destroy(s);
-    }
-    double plan_ms = (cpu_ms() - from) / LAYERS, ratio = resplit(&p, load);
     struct balance_policy policy = balance_defaults();
+    double plan_ms = INFINITY, decide_ms = INFINITY;
     policy.effort_us = 300;
-    from = cpu_ms();
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        struct balance_verdict v;
-        policy.seed = layer;
-        struct balance *b = balance_create(E, G, start.n_slots, &policy);
-        balance_observe(b, load, &start);
-        balance_propose(b, &start, false, &p, &v);
-        balance_destroy(b);
+    policy.is_brief = true; /* as propose.c has it for so much */
+    for (int pass = 0; pass < PASSES; pass++) {
+        plan_ms = fmin(plan_ms, place_layers(load, sd, &start, &p) / LAYERS);
+        decide_ms = fmin(decide_ms, decide_layers(load, &start, &policy));
     }
-    double decide_ms = (cpu_ms() - from) / LAYERS;
+    place_layers(load, sd, &start, &p);
+    double ratio = resplit(&p, load), settled_ms = settled_windows(load, &policy);
     struct split *s = split_create(&p, NULL);
-    from = cpu_ms();
+    double from = cpu_ms();
     for (uint32_t i = 0; i < SPLITS; i++) {
         for (uint32_t e = 0; e < E; e++)
             next[e] = load[e] * (0.5 + (double)(scenario_hash(i * 1000 + e) >> 11) * 0x1p-53);
@@ -427,10 +491,11 @@ static void row_5(void)
     double split_ms = (cpu_ms() - from) / SPLITS;
     split_destroy(s);
     printf("5  E=896 G=64 one spare slot, one core: place a layer anew %.3f ms (goal 0.5) %s, max/"
-           "mean %.4f;\n   the whole decision, all candidates judged against staying, %.2f ms; 92 "
-           "layers placed %.0f ms (goal 50) %s;\n   re-split %.4f ms (goal 0.05) %s\n", plan_ms,
-           met(plan_ms <= 0.5), ratio, decide_ms, plan_ms * LAYERS, met(plan_ms * LAYERS <= 50),
-           split_ms, met(split_ms <= 0.05 && max > 0));
+           "mean %.4f;\n   92 layers placed %.0f ms (goal 50) %s; decided, all candidates against "
+           "staying: the first time %.0f ms %s,\n   a window of settled load %.0f ms %s; re-split "
+           "%.4f ms (goal 0.05) %s\n", plan_ms, met(plan_ms <= 0.5), ratio, plan_ms * LAYERS,
+           met(plan_ms * LAYERS <= 50), decide_ms, met(decide_ms <= 50), settled_ms,
+           met(settled_ms <= 50), split_ms, met(split_ms <= 0.05 && max > 0));
     placement_fini(&p);
     placement_fini(&start);
 }
@@ -441,6 +506,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_balance DATA_FOLDER [effort_us [ROWS]]\n");
         return 2;
     }
+    mem_keep_freed(); /* as in the coordinator */
     if (argc > 2)
         effort_us = (uint32_t)strtoul(argv[2], NULL, 10);
     read_routes(argv[1], &kimi);

@@ -304,14 +304,14 @@ static void fill_window(double *load, uint32_t hot, uint64_t window)
         load[e] = (e / 8 == hot ? 900 : 100) + (double)(scenario_hash(window * 32 + e) % 20);
 }
 
-static void a_job_moves_when_it_pays_and_learns(void **state)
+static void live(bool is_brief)
 {
-    (void)state;
     struct balance_policy policy = balance_defaults();
     struct placement now = in_order(32, 4, 9), next;
     struct balance_verdict v;
     double load[32], realised, predicted;
     policy.cooldown_windows = 2;
+    policy.is_brief = is_brief;
     placement_init_like(&next, &now);
     struct balance *b = balance_create(32, 4, 9, &policy);
 
@@ -352,6 +352,13 @@ static void a_job_moves_when_it_pays_and_learns(void **state)
     balance_destroy(b);
     placement_fini(&now);
     placement_fini(&next);
+}
+
+static void a_job_moves_when_it_pays_and_learns(void **state)
+{
+    (void)state;
+    live(false);
+    live(true); /* it rests in between, and wakes */
 }
 
 static void put_together(struct placement *p, const int32_t *expert, uint32_t n)

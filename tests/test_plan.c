@@ -29,6 +29,19 @@ static struct placement from_slots(uint32_t n_experts, uint32_t n_devices, uint3
     return p;
 }
 
+/* The price alone is that of the moves; their rounds may wait a little more for one another. */
+static void check_price(const struct plan *p, const struct placement *from,
+                        const struct placement *to, uint32_t n_nodes)
+{
+    struct plan price;
+    plan_price(&price, from, to, n_nodes, &costs);
+    assert_int_equal(price.n_moves, p->n_moves);
+    assert_int_equal(price.n_rounds, p->n_rounds);
+    assert_int_equal(price.n_bytes, p->n_bytes);
+    assert_true(price.seconds <= p->seconds + 1e-9 && price.seconds > 0.4 * p->seconds - 1e-9);
+    plan_fini(&price);
+}
+
 static void moves_are_the_difference(void **state)
 {
     (void)state;
@@ -59,6 +72,7 @@ static void moves_are_the_difference(void **state)
             p.n_bytes != rows[i].n_bytes || fabs(p.seconds - rows[i].seconds) > 1e-9)
             fail_msg("%s: %u moves, %u rounds, %llu bytes, %g s", rows[i].what, p.n_moves,
                      p.n_rounds, (unsigned long long)p.n_bytes, p.seconds);
+        check_price(&p, &a, &b, 1);
         plan_fini(&p);
         placement_fini(&a);
         placement_fini(&b);
@@ -147,6 +161,7 @@ static void rounds_are_legal_and_few(void **state)
             busiest = r > busiest ? r : busiest;
         }
         assert_int_equal(busiest, p.n_rounds);
+        check_price(&p, &a, &b, n_nodes);
         free(receives);
         free(sends);
         plan_fini(&p);
