@@ -50,11 +50,12 @@ static inline bool is_aligned16(int64_t n_bytes)
     return (n_bytes & 15) == 0;
 }
 
-/* Dynamic shared memory beyond 48 KiB must be allowed, once a kernel; cheap to repeat. */
+/* Shared memory beyond 48 KiB must be allowed, once a kernel; cheap to repeat. A kernel's static
+ * memory counts too; none that asks has more than 16 KiB of it. */
 template <typename Kernel>
 static inline void allow_shared(Kernel *kernel, size_t n_bytes)
 {
-    if (n_bytes > 48 * 1024)
+    if (n_bytes > 32 * 1024)
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)n_bytes);
 }

@@ -229,9 +229,7 @@ static void select_launch(struct device *dev, int32_t *selected, const float *sc
     size_t n_bytes = end < SELECT_CACHE_MAX ? (size_t)end * sizeof(uint32_t) : most_bytes;
     cudaStream_t stream = cuda_stream(dev);
     if (end <= SELECT_CACHE_MAX) {
-        /* The most of any call: what is not asked for is 48 KiB with the static memory, so that a
-         * little less than that would not be had. */
-        allow_shared(select_rows<true>, most_bytes);
+        allow_shared(select_rows<true>, most_bytes); /* of any call */
         select_rows<true><<<n_queries, SELECT_THREADS, n_bytes, stream>>>(selected, scores, stride,
                                                                          begin, first, k);
     } else {
