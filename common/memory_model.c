@@ -23,6 +23,7 @@
 #define LOGITS_BYTES      (8 * MIB)  /* of the head's loss, at once */
 #define LOGITS_ROWS_MIN   16u
 #define CHUNK_TOKENS      1024u      /* fewer are not worth a chunk of their own */
+#define CHUNK_FLOPS       2.75e11    /* nor are less, on a GPU that keeps all it computes */
 
 static uint64_t max(uint64_t a, uint64_t b)
 {
@@ -134,9 +135,23 @@ static uint32_t n_sparse(const struct model_spec *m)
     return n;
 }
 
-uint32_t memory_chunks(uint64_t n_tokens, uint32_t ep)
+uint64_t memory_chunk_tokens(double flops, bool on_gpu, enum recompute recompute)
 {
-    return ep > 1 ? (uint32_t)min(max(n_tokens / CHUNK_TOKENS, 1), MEMORY_CHUNKS_MAX) : 1;
+    if (!on_gpu || recompute != RECOMPUTE_OFF || flops <= 0)
+        return CHUNK_TOKENS;
+    return max(CHUNK_TOKENS, (uint64_t)(CHUNK_FLOPS / flops));
+}
+
+uint32_t memory_chunks(uint64_t n_tokens, uint32_t ep, uint64_t chunk_tokens)
+{
+    return ep > 1 ? (uint32_t)min(max(n_tokens / chunk_tokens, 1), MEMORY_CHUNKS_MAX) : 1;
+}
+
+static uint32_t chunks_of(const struct memory_input *in)
+{
+    double flops = model_spec_expert_flops(in->spec);
+    return memory_chunks(memory_tokens_at_once(in), in->degrees.ep,
+                         memory_chunk_tokens(flops, in->on_gpu, in->recompute));
 }
 
 uint64_t memory_piece_rows(uint64_t rows_max, uint32_t n_chunks, uint64_t n_blocks)
@@ -152,10 +167,8 @@ struct memory_rows memory_rows(const struct memory_input *in)
     if (!n_sparse(in->spec))
         return (struct memory_rows){0};
     uint32_t n_slots = memory_slots(in);
-    uint64_t n_tokens = memory_tokens_at_once(in);
-    uint64_t rows_max = memory_rows_max(in->spec, n_tokens, ep, n_slots);
-    uint64_t piece = memory_piece_rows(rows_max, memory_chunks(n_tokens, ep),
-                                       (uint64_t)ep * n_slots);
+    uint64_t rows_max = memory_rows_max(in->spec, memory_tokens_at_once(in), ep, n_slots);
+    uint64_t piece = memory_piece_rows(rows_max, chunks_of(in), (uint64_t)ep * n_slots);
     return (struct memory_rows){in->recompute == RECOMPUTE_OFF ? rows_max : piece, piece};
 }
 
@@ -187,9 +200,8 @@ static uint64_t leaving_rows(const struct memory_input *in, uint64_t n)
 /* What travels there and back: what a piece brings, and what comes back of a chunk. In rows. */
 static uint64_t travelling_rows(const struct memory_input *in)
 {
-    uint64_t n_tokens = memory_tokens_at_once(in);
-    uint32_t n_chunks = memory_chunks(n_tokens, in->degrees.ep);
-    uint64_t n = (n_tokens + n_chunks - 1) / n_chunks;
+    uint32_t n_chunks = chunks_of(in);
+    uint64_t n = (memory_tokens_at_once(in) + n_chunks - 1) / n_chunks;
     return leaving_rows(in, n) + 3 * memory_rows(in).piece + n * in->spec->top_k;
 }
 

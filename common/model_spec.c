@@ -59,6 +59,11 @@ struct model_counts model_spec_count(const struct model_spec *m)
     return c;
 }
 
+double model_spec_expert_flops(const struct model_spec *m)
+{
+    return 2.0 * 3 * (double)m->top_k * (double)m->latent * (double)m->expert_inter;
+}
+
 double model_spec_flops(const struct model_counts *n)
 {
     return 6.0 * (double)(n->active - n->embedding / 2);

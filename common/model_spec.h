@@ -80,5 +80,7 @@ struct model_counts model_spec_count(const struct model_spec *m);
 /* Floating-point operations of a token's forward and backward: two per multiply-add, forward once
  * and backward twice. The embedding is a look-up; attention over other tokens is not counted. */
 double model_spec_flops(const struct model_counts *n);
+/* Those of its forward in the routed experts of one layer; 0 without any. */
+double model_spec_expert_flops(const struct model_spec *m);
 
 #endif

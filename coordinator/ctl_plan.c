@@ -117,7 +117,8 @@ static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct p
     p->n_tokens_step = (uint64_t)spec->train_global_batch * spec->data_sequence_length;
     p->n_passes = spec->train_global_batch / (spec->train_micro_batch * spec->parallel_workers);
     uint64_t n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length;
-    bool by_piece = memory_chunks(n_tokens, p->layout.degrees.ep) > 1;
+    bool by_piece = memory_chunks(n_tokens, p->layout.degrees.ep, memory_chunk_tokens(
+                        model_spec_expert_flops(&p->model), on.on_gpu, how)) > 1;
     p->step_flops = (model_spec_flops(&p->counts) + recompute_flops(&p->model, how, by_piece)) *
                     (double)p->n_tokens_step;
     plan_step_time(p);

@@ -71,6 +71,8 @@ struct strategy_plan {
     struct plan_time   time;
 };
 
+/* In how many chunks the n tokens of a pass of a rank go to experts (memory_chunks). */
+uint32_t plan_chunks(const struct job_shape *job, const struct plan_choice *c, double n);
 struct plan_memory plan_memory(const struct job_shape *job, const struct plan_choice *c);
 struct plan_time   plan_time(const struct job_shape *job, const struct plan_choice *c);
 

@@ -4,6 +4,8 @@
  * are counted twice, as the next one comes while one computes. */
 #include "coordinator/strategy.h"
 
+#include <string.h>
+
 #include "common/memory_model.h"
 
 #define MXFP4_BYTES (17.0 / 32) /* two values a byte, and a scale for 32 */
@@ -76,6 +78,19 @@ static double pass_tokens(const struct job_shape *job, const struct plan_choice 
     return (double)c->micro_batch * job->sequence_length / c->sp;
 }
 
+uint32_t plan_chunks(const struct job_shape *job, const struct plan_choice *c, double n)
+{
+    static const enum recompute kinds[RECOMPUTE_KINDS] = {
+        [KEEP_ALL] = RECOMPUTE_OFF, [RECOMPUTE_SOME] = RECOMPUTE_SELECTIVE,
+        [RECOMPUTE_ALL] = RECOMPUTE_FULL,
+    };
+    const struct costs *k = job->costs;
+    double flops = k->n_moe > 0 ? k->expert_flops / k->n_moe : 0;
+    bool on_gpu = strcmp(job->cluster->device, "cpu") != 0;
+    return memory_chunks((uint64_t)n, c->ep, memory_chunk_tokens(flops, on_gpu,
+                                                                 kinds[c->recompute]));
+}
+
 /* Rows of experts: that stay for a backward, that come at once, and that tokens send at once. */
 struct rows {
     double kept, piece, sent;
@@ -84,7 +99,7 @@ struct rows {
 static struct rows rows_of(const struct job_shape *job, const struct plan_choice *c)
 {
     double n = pass_tokens(job, c) * job->costs->top_k, kept = n * ROWS_SPREAD;
-    uint32_t n_chunks = memory_chunks((uint64_t)pass_tokens(job, c), c->ep);
+    uint32_t n_chunks = plan_chunks(job, c, pass_tokens(job, c));
     double piece = (double)memory_piece_rows((uint64_t)kept, n_chunks, 0);
     return (struct rows){c->recompute == KEEP_ALL ? kept : piece, piece, n / n_chunks};
 }

@@ -11,7 +11,6 @@
 
 #include "common/memory_model.h"
 
-#define CHUNKS         4     /* in which tokens travel */
 #define UNPACK_MXFP4   1.06  /* products that decode their weights */
 #define UNPACK_FP8     1.03
 #define HIDDEN_MAX     0.9   /* of a gather that computing can hide */
@@ -57,7 +56,7 @@ static struct work work_of(const struct job_shape *job, const struct plan_choice
     w.tokens = (double)c->micro_batch * job->sequence_length / c->sp;
     w.forwards = c->recompute == RECOMPUTE_ALL ? 2 : c->recompute == RECOMPUTE_SOME
                  ? 1 + SOME_AGAIN : 1;
-    w.by_piece = c->recompute != KEEP_ALL && memory_chunks((uint64_t)w.tokens, c->ep) > 1;
+    w.by_piece = c->recompute != KEEP_ALL && plan_chunks(job, c, w.tokens) > 1;
     w.of_experts = c->recompute == KEEP_ALL ? 1 : 2;
     if (w.by_piece && c->recompute == RECOMPUTE_ALL)
         w.of_experts += PIECE_AGAIN;
@@ -162,10 +161,11 @@ static double travel_seconds(const struct work *w, bool is_back)
 /* In chunks: while the experts compute one, the next travels and the results of the one before. */
 static double exposed(const struct work *w, double travel, double computing)
 {
-    double rest = travel * (CHUNKS - 1) / CHUNKS, cover = computing * (CHUNKS - 1) / CHUNKS;
+    double n = plan_chunks(w->job, w->c, w->tokens);
+    double rest = travel * (n - 1) / n, cover = computing * (n - 1) / n;
     if (w->job->is_serial)
         return travel;
-    return travel / CHUNKS + (rest > cover ? rest - cover : 0);
+    return travel / n + (rest > cover ? rest - cover : 0);
 }
 
 /* There and back, forward and backward; rows are sent again where experts compute again. */

@@ -266,7 +266,7 @@ static int reserve_ways(struct dispatch *d, struct err *err)
 int dispatch_limit(struct dispatch *d, int64_t tokens_max, int64_t rows_max, struct err *err)
 {
     if (d->config.n_chunks == 0)
-        d->n_chunks = memory_chunks((uint64_t)tokens_max, d->ep.n_ranks);
+        d->n_chunks = memory_chunks((uint64_t)tokens_max, d->ep.n_ranks, d->config.chunk_tokens);
     d->pairs_max = tokens_max * d->config.top_k;
     d->tokens_max = tokens_max;
     d->rows_max = rows_max;

@@ -51,6 +51,7 @@ struct dispatch_config { /* pointers are kept until dispatch_close, unless said 
     const uint32_t *nodes; /* of the expert group's ranks, copied; NULL: all are on one */
     bool hierarchical;     /* where they are on several */
     uint32_t n_chunks;     /* of tokens, the same on all ranks; 0: dispatch_limit chooses */
+    uint64_t chunk_tokens; /* if so: the fewest of a chunk, see memory_chunk_tokens */
 };
 
 struct dispatch *dispatch_open(const struct dispatch_config *config);

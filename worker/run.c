@@ -189,6 +189,9 @@ static void open_dispatch(struct run *run)
         .layout = &run->layout, .slots = &run->slots, .coll = run->coll, .dev = run->dev,
         .top_k = run->model_spec.top_k, .width = run->model_spec.latent, .nodes = nodes,
         .hierarchical = strcmp(s->parallel_hierarchical_all_to_all, "off") != 0,
+        .chunk_tokens = memory_chunk_tokens(
+            model_spec_expert_flops(&run->model_spec), !run->dev->is_host,
+            recompute_of(s->parallel_activation_checkpointing)),
     });
     free(nodes);
 }

@@ -41,6 +41,8 @@ static void open_dispatch(struct stack *s)
         .layout = &s->layout, .slots = &s->slots, .coll = s->coll, .dev = s->dev,
         .top_k = c->spec->top_k, .width = c->spec->latent, .nodes = nodes,
         .hierarchical = c->hierarchical, .n_chunks = c->n_chunks,
+        .chunk_tokens = memory_chunk_tokens(model_spec_expert_flops(c->spec), !s->dev->is_host,
+                                            c->recompute),
     });
     free(nodes);
 }
