@@ -84,9 +84,9 @@ uint64_t memory_rows_max(const struct model_spec *m, uint64_t n_tokens, uint32_t
  * share of one, but at least two for each of n_blocks, as many as a rank has slots times the ranks
  * that send rows to them. A chunk that would bring more goes in several pieces.
  * chunk_tokens: the fewest that are worth a chunk. Where a GPU keeps what it computes, so many that
- * their experts' products, of flops a token, forward and in one layer, take half a millisecond of an
- * H200: smaller ones lose more in their products than their way would cost. Elsewhere chunks save
- * memory, too. */
+ * their experts' products, of flops a token, forward and in one layer, take half a millisecond of
+ * an H200: smaller ones lose more in their products than their way would cost. Elsewhere chunks
+ * save memory, too. */
 #define MEMORY_CHUNKS_MAX 4u
 uint64_t memory_chunk_tokens(double flops, bool on_gpu, enum recompute recompute);
 uint32_t memory_chunks(uint64_t n_tokens, uint32_t ep, uint64_t chunk_tokens);

@@ -192,22 +192,34 @@ def find_sanitizer():
         "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer")
 
 
+# Findings that are not ours: cuBLAS's kernels race with themselves, and what they write through the
+# copy engine initcheck does not see (the op's results are compared all the same).
+OF_CUBLAS = re.compile(r"(Read|Write) access at nvjet_\w+")
+WRITTEN_BY_CUBLAS = {"initcheck": ("muon", "newton_schulz")}
+
+
 def judge_sanitizer(task):
     """What the tool found first, or what went wrong without it."""
     lines = [re.sub(r"^=+ ?", "", line).strip() for line in task.text.splitlines()
              if line.startswith("=====")]
+    findings = [line for line in lines if line and not re.match(
+        r"COMPUTE-SANITIZER|\w+ SUMMARY|Target|and (Read|Write) access at nvjet_", line)]
+    findings = [line for line in findings if not OF_CUBLAS.search(line)]
     n_found = sum(int(n) for line in lines for n in re.findall(r"SUMMARY: (\d+)", line))
-    if n_found or FOUND in task.codes:
-        return next((line for line in lines if line and not re.match(
-            r"COMPUTE-SANITIZER|\w+ SUMMARY|Target", line)), f"{n_found} findings")
-    return judge_ops(task)
+    if findings:
+        return findings[0]
+    if n_found and not any(OF_CUBLAS.search(line) for line in lines):
+        return f"{n_found} findings"
+    return None if FOUND in task.codes else judge_ops(task)
 
 
 def sanitizer_step(o, tool):
     program = find_sanitizer()
-    how = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "4"]
+    how = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     ops = o.ops[:3] if o.rehearse else o.ops
-    tasks = [Task(op, [(how if program else []) + cuda_ops(o, "--small", "--op", op)],
+    f32 = WRITTEN_BY_CUBLAS.get(tool, ())
+    tasks = [Task(op, [(how if program else []) + cuda_ops(
+                  o, "--small", "--op", op, *(("--elem", "f32") if op in f32 else ()))],
                   3 * HEAVY.get(op, 5), 240) for op in ops]
     judge = judge_sanitizer
     if not program and not o.rehearse:
