@@ -8,11 +8,15 @@
 #include "coordinator/strategy.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "common/memory_model.h"
 
-#define UNPACK_MXFP4   1.06  /* products that decode their weights */
-#define UNPACK_FP8     1.03
+/* Products that decode their weights over those that need not; docs/performance.md has the GPU's. */
+#define UNPACK_MXFP4_GPU 4.3
+#define UNPACK_FP8_GPU   3.8
+#define UNPACK_MXFP4_CPU 1.06
+#define UNPACK_FP8_CPU   1.03
 #define HIDDEN_MAX     0.9   /* of a gather that computing can hide */
 #define IMBALANCE      1.10  /* of experts that are re-placed while training runs */
 #define PASSES         4.0   /* that elementwise work makes over what a layer keeps */
@@ -82,12 +86,14 @@ static double expert_seconds(const struct work *w)
     const struct cluster *l = w->job->cluster;
     double rows = k->n_experts ? w->tokens * k->top_k * w->c->ep / k->n_experts : 0;
     double times = w->tokens * (w->of_experts + w->backs);
-    static const double unpack[] = {1, UNPACK_FP8, UNPACK_MXFP4, 1};
+    static const double unpack[2][4] = {{1, UNPACK_FP8_GPU, UNPACK_MXFP4_GPU, 1},
+                                        {1, UNPACK_FP8_CPU, UNPACK_MXFP4_CPU, 1}};
+    bool on_cpu = !strcmp(l->device, "cpu");
     if (k->expert_flops == 0)
         return 0;
     return seconds(l, k->expert_flops * times, k->expert_slow * times,
                    l->grouped_tflops * 1e12 * w->narrow, rows) *
-           (w->c->ep > 1 ? IMBALANCE : 1) * (w->job->is_lora ? unpack[w->c->base] : 1);
+           (w->c->ep > 1 ? IMBALANCE : 1) * (w->job->is_lora ? unpack[on_cpu][w->c->base] : 1);
 }
 
 static double core_seconds(const struct work *w)

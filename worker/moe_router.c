@@ -94,16 +94,17 @@ void moe_router_carve(struct pass *p, const struct moe_rules *r, struct moe_save
         out->sent = activations_take_i32(p->act, slots);
 }
 
-/* Choice i of all goes to expert i modulo their number. Without memory for that the router's
- * stay. */
+/* A token's choices are far apart, so that they are on as many ranks as a router's would be, and the
+ * next token's are the experts behind them. Without memory for that the router's stay. */
 static void force_balance(struct pass *p, struct moe *e, int32_t *ids)
 {
-    int64_t n = p->n * p->spec->top_k;
+    int64_t n = p->n * p->spec->top_k, apart = p->spec->n_experts / p->spec->top_k;
 
     if (n > e->n_in_turn) {
         int32_t *host = xcalloc((size_t)n, sizeof *host);
         for (int64_t i = 0; i < n; i++)
-            host[i] = (int32_t)(i % p->spec->n_experts);
+            host[i] = (int32_t)((i / p->spec->top_k + i % p->spec->top_k * apart) %
+                                p->spec->n_experts);
         if (e->in_turn)
             p->dev->ops->free(p->dev, e->in_turn);
         e->in_turn = p->dev->ops->alloc(p->dev, (size_t)n * sizeof *host);
