@@ -230,7 +230,7 @@ static int add_group(struct nccl *x, const struct coll_group *g, struct err *err
     assert(g->id < COLL_GROUPS_MAX);
     if ((is_world && g->id != COLL_WORLD) || (g->n_ranks == 1 && !is_world))
         return 0;
-    config.blocking = getenv("BALLAST_NCCL_NONBLOCKING") ? 0 : 1;
+    config.blocking = 1;
     ncclResult_t r = ncclCommSplit(x->root, (int)g->ranks[0], (int)g->me, &x->splitting, &config);
     do {
         rc = settle(x, &x->root, r, "splitting the ranks", err);
