@@ -16,8 +16,8 @@ char *xstrdup(const char *text);
 char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void *xmemdup(const void *bytes, size_t n_bytes);
 
-/* For programs that take and free large blocks again and again: up to some MiB stay with the process
- * instead of going back to the system each time. */
+/* For programs that take and free large blocks again and again: up to some MiB stay with the
+ * process instead of going back to the system each time. */
 void mem_keep_freed(void);
 
 struct arena_block;

@@ -54,8 +54,8 @@ void placement_keep_homes(struct placement *p, const struct placement *before);
 void placement_keep_slots(struct placement *p, const struct placement *before);
 
 /* What is in force once the slots up to stage `last` have what `to` has in them, homes included,
- * and the others what `from` has. stage: (n_devices, n_slots); out: of the same shape, its shares are
- * even. Whether that is a placement is for placement_check to say. */
+ * and the others what `from` has. stage: (n_devices, n_slots); out: of the same shape, its shares
+ * are even. Whether that is a placement is for placement_check to say. */
 void placement_at_stage(const struct placement *from, const struct placement *to,
                         const uint32_t *stage, uint32_t last, struct placement *out);
 

@@ -122,8 +122,9 @@ void tensor_map_fini(struct tensor_map *map);
 /* From now on the indexers' tensors are trained; alone: and all others are not. */
 void tensor_map_train_indexers(struct tensor_map *map, bool alone);
 
-/* From now on frozen matrices are kept packed among elements of elem_bytes: as MXFP4 those of routed
- * experts, as FP8 all projections. PACKING_NONE changes nothing. Fails like packing_check. */
+/* From now on frozen matrices are kept packed among elements of elem_bytes: as MXFP4 those of
+ * routed experts, as FP8 all projections. PACKING_NONE changes nothing. Fails like
+ * packing_check. */
 int tensor_map_pack(struct tensor_map *map, enum packing packing, size_t elem_bytes,
                     struct err *err);
 

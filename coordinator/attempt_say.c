@@ -1,4 +1,5 @@
-/* attempt_say.c - what the ranks of an attempt are told: START, PEERS, STOP, and that an end is known */
+/* attempt_say.c - what the ranks of an attempt are told: START, PEERS, STOP, and that an end is
+ * known */
 #include "coordinator/core.h"
 
 #include <stdio.h>

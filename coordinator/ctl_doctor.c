@@ -172,7 +172,8 @@ static void look_at_version(const Ballast__PingReply *p, struct findings *f)
     }
     report(f, "version", "WRONG", "the coordinator is %s, this client %s", p->version,
            BALLAST_VERSION);
-    found(f, xstrdup("ballast version   (and ballast-coordinator --version there: install the same)"));
+    found(f, xstrdup("ballast version   (and ballast-coordinator --version there: install the "
+                     "same)"));
 }
 
 static char *next_for_worker(const Ballast__Worker *w)

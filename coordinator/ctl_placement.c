@@ -13,8 +13,8 @@
 
 static const struct ctl_column history_columns[] = {
     {"EPOCH", true}, {"STATE", false}, {"TIME", false}, {"STEP", true}, {"BY", false},
-    {"MOVES", true}, {"BYTES", true}, {"STAGES", true}, {"PAUSE", true}, {"BEFORE", true}, {"PREDICTED", true},
-    {"AFTER", true}, {"GAIN/STEP", true}, {"REASON", false},
+    {"MOVES", true}, {"BYTES", true}, {"STAGES", true}, {"PAUSE", true}, {"BEFORE", true},
+    {"PREDICTED", true}, {"AFTER", true}, {"GAIN/STEP", true}, {"REASON", false},
 };
 
 static void add_entry(struct ctl_table *t, const Ballast__RebalanceEntry *e)

@@ -1,4 +1,5 @@
-/* device_load.h - what counts of experts mean for devices, under a placement or with all in order */
+/* device_load.h - what counts of experts mean for devices, under a placement or with all in
+ * order */
 #ifndef COORDINATOR_DEVICE_LOAD_H
 #define COORDINATOR_DEVICE_LOAD_H
 

@@ -62,8 +62,8 @@ static void to_core(struct server *s, link_peer peer, const struct identity *who
 
 static void on_peer_gone(void *context, link_peer peer);
 
-/* Its key was taken from the list, or its time is over, while it was connected: it is answered once,
- * then it might as well be gone. */
+/* Its key was taken from the list, or its time is over, while it was connected: it is answered
+ * once, then it might as well be gone. */
 static void end_peer(struct server *s, link_peer peer, const struct wire_bytes *frames,
                      size_t n_frames)
 {

@@ -323,7 +323,8 @@ static int run(struct store_tables *t, struct store_read *r)
     int rc = 0;
     bool is_of_job = r->kind == STORE_STEPS || r->kind == STORE_OUTPUT ||
                      r->kind == STORE_LOADS || r->kind == STORE_LOAD_HISTORY ||
-                     r->kind == STORE_PLACEMENT || r->kind == STORE_PLANS || (r->kind == STORE_EVENTS && r->job);
+                     r->kind == STORE_PLACEMENT || r->kind == STORE_PLANS ||
+                     (r->kind == STORE_EVENTS && r->job);
     if (is_of_job && (rc = read_one_job(t, r)) < 0)
         return rc;
     switch (r->kind) {

@@ -12,7 +12,8 @@
 
 #include "common/memory_model.h"
 
-/* Products that decode their weights over those that need not; docs/performance.md has the GPU's. */
+/* Products that decode their weights over those that need not; docs/performance.md has the
+ * GPU's. */
 #define UNPACK_MXFP4_GPU 4.3
 #define UNPACK_FP8_GPU   3.8
 #define UNPACK_MXFP4_CPU 1.06

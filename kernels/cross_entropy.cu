@@ -12,7 +12,8 @@
 #include "kernels/cuda_rows.cuh"
 
 #define LOGITS_BYTES_MAX ((int64_t)GPU_LOGITS_BYTES)
-#define BLOCK_ROWS_MIN   ((int64_t)GPU_LOGITS_ROWS_MIN) /* a tile of the products; row counts are multiples of it */
+/* A tile of the products; row counts are multiples of it. */
+#define BLOCK_ROWS_MIN   ((int64_t)GPU_LOGITS_ROWS_MIN)
 #define LOSS_THREADS     512
 
 /* A block a row. Rows without a label have no loss and no gradient. */

@@ -211,7 +211,8 @@ static double loss_of_documents(struct device *dev, struct index_loss *s)
         int64_t end = shape->cu_seqlens[doc + 1] - shape->first;
         s->doc_begin = shape->cu_seqlens[doc];
         s->key_range = sparse_key_range(shape->cu_seqlens[doc + 1] - s->doc_begin);
-        for (s->begin = max_i64(0, s->doc_begin - shape->first); s->begin < end; s->begin = s->end) {
+        for (s->begin = max_i64(0, s->doc_begin - shape->first); s->begin < end;
+             s->begin = s->end) {
             s->end = min_i64(end, s->begin + block);
             loss += loss_of_block(dev, s);
         }
@@ -231,7 +232,8 @@ void cpu_index_loss(struct device *dev, double *acc_loss, float *dq, float *dk, 
     assert(shape->later || shape->first == 0);
     int64_t n = shape->n_tokens - shape->first, d = shape->head_dim;
     struct index_loss s = {
-        .dq = dq, .dw = dw, .key_sums = shape->later ? shape->later : dk, .weight = weight, .x = {q, k, w, shape}, .lse = lse,
+        .dq = dq, .dw = dw, .key_sums = shape->later ? shape->later : dk, .weight = weight,
+        .x = {q, k, w, shape}, .lse = lse,
         .selected = selected,
         .sparse = {q_latent, q_rope, q_rope_stride, latent, k_rope, k_rope_stride, core},
     };

@@ -1,5 +1,5 @@
-/* mix.h - a word whose bits depend on all bits of another: the finalizer of SplitMix64 (Steele, Lea,
- * Flood 2014) */
+/* mix.h - a word whose bits depend on all bits of another: the finalizer of SplitMix64 (Steele,
+ * Lea, Flood 2014) */
 #ifndef KERNELS_MIX_H
 #define KERNELS_MIX_H
 

@@ -87,6 +87,7 @@ void cpu_sparse_attention(struct device *dev, float *o, float *lse, const float 
     struct forward f = {
         o, lse, {q_latent, q_rope, q_rope_stride, latent, k_rope, k_rope_stride, shape}, selected};
     int64_t d = (int64_t)shape->n_heads * (shape->latent_dim + shape->rope_dim);
-    cpu_for(dev, shape->n_tokens - shape->first, cpu_grain(d * min_i64(shape->n_tokens, shape->top_k)),
+    cpu_for(dev, shape->n_tokens - shape->first,
+            cpu_grain(d * min_i64(shape->n_tokens, shape->top_k)),
             attend_range, &f);
 }

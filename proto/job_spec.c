@@ -189,11 +189,11 @@ static const struct field fields[] = {
     {"rebalance.min_gain", FIELD_DOUBLE, AT(rebalance_min_gain), .preset = "0.02", .max = 1,
      .help = "share of the time of a layer's experts below which they stay"},
     {"rebalance.boundary_mib", FIELD_U32, AT(rebalance_boundary_mib), .preset = "256",
-     .max = 1u << 20, .unit = "MiB", .help = "that a rank sends, and receives, at one step boundary "
-             "where experts move; a larger plan is spread over several (0: no limit)"},
+     .max = 1u << 20, .unit = "MiB", .help = "that a rank sends, and receives, at one step "
+             "boundary where experts move; a larger plan is spread over several (0: no limit)"},
     {"rebalance.layer_moves", FIELD_U32, AT(rebalance_layer_moves), .preset = "4",
-     .max = EXPERTS_MAX, .help = "experts of one layer that a rank sends, and receives, at one step "
-             "boundary (0: no limit)"},
+     .max = EXPERTS_MAX, .help = "experts of one layer that a rank sends, and receives, at one "
+             "step boundary (0: no limit)"},
 
     {"checkpoint.path", FIELD_PATH, AT(checkpoint_path),
      .help = "a folder; the newest checkpoint in it is where the job goes on"},
@@ -346,8 +346,8 @@ static void check_segments(const Ballast__JobSpec *s, struct problems *out)
         problems_add(out, NULL, key, "goes with parallel.activation_checkpointing: full, not %s",
                      s->parallel_activation_checkpointing);
     if (s->moe_aux_loss > 0 && strcmp(s->moe_aux_scope, "sequence") == 0)
-        problems_add(out, NULL, key, "cuts documents, of which moe.aux_scope: sequence is; expected "
-                     "global or micro_batch there");
+        problems_add(out, NULL, key, "cuts documents, of which moe.aux_scope: sequence is; "
+                     "expected global or micro_batch there");
     if (strcmp(s->train_mode, "indexer") == 0 && strcmp(s->indexer_stage, "dense") == 0)
         problems_add(out, NULL, key, "needs attention over chosen keys; train.indexer.stage: dense "
                      "is over all");

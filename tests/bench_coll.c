@@ -449,8 +449,8 @@ int main(int argc, char **argv)
     uint8_t id[16] = "bench";
     uint32_t pid = (uint32_t)getpid();
     if (!read_options(argc, argv, &o)) {
-        fprintf(stderr, "usage: bench_coll [--pin] [--ms N] [--op NAME] [--bytes N] [RANKS, 1 to 64 "
-                        "[HOSTS]]\n       bench_coll --gpus N [host|nccl]%s\n",
+        fprintf(stderr, "usage: bench_coll [--pin] [--ms N] [--op NAME] [--bytes N] [RANKS, 1 to "
+                        "64 [HOSTS]]\n       bench_coll --gpus N [host|nccl]%s\n",
                 BALLAST_HAS_CUDA ? "" : ", which this build cannot");
         return 2;
     }

@@ -1,13 +1,15 @@
-"""What live rebalancing brings on ranks, each on a core of its own, while the text changes.
+"""What live rebalancing brings on ranks with a core each, while the text changes.
 
-    bench_rebalance.py [--ranks N] [--texts BIBLE JARGON] [--modes MODE...] [--set KEY:VALUE] [steps]
+    bench_rebalance.py [--ranks N] [--texts BIBLE JARGON] [--modes MODE...] [--set KEY:VALUE]
+                       [steps]
 
 The training of record_trace.py, from start to end, in three ways: without rebalancing; with what a
 peer's planner (EPLB) makes of each window's loads, carried out at once; with automatic rebalancing.
 One spare slot a rank for all. Per way the imbalance of ranks, mean over steps; plans, moves, bytes,
 pauses; and what it cost in even steps: waiting for the busiest rank, pauses, both. In virtual time
 the same is bench_balance's row 4. Needs that script's texts, or files of them, and a core for each
-rank (2); what else runs here goes to others where there are some. --set: of the job's rebalance section.
+rank (2); what else runs here goes to others where there are some. --set: of the job's rebalance
+section.
 """
 import argparse
 import os

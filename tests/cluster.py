@@ -221,7 +221,8 @@ class Cluster:
 
     def start_worker(self, i):
         return self._start(f"worker-{i}", "ballast-worker",
-                           f"name: w{i}\nnode: {self.nodes[i]}\ncoordinator: {self.worker_address}\n"
+                           f"name: w{i}\nnode: {self.nodes[i]}\n"
+                           f"coordinator: {self.worker_address}\n"
                            f"{self.worker_keys}"
                            f"memory_domain: '{self.domains[i]}'\n"
                            f"state_dir: {self.folder}/worker-{i}.state\n"

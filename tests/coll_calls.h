@@ -355,7 +355,7 @@ static inline void started_calls(struct rank *r, struct coll *c)
     free(x);
 }
 
-/* ---- rank 1 is stopped by another thread ------------------------------------------------------ */
+/* ---- rank 1 is stopped by another thread ----------------------------------------------------- */
 
 static inline void *abort_soon(void *arg)
 {

@@ -355,7 +355,8 @@ static void unpack_fp8(struct trial *t)
     {#op, op, {1500, 3, 3584, 3072, EVEN, 1}, CASE_LARGE},                                         \
     {#op, op, {131072, 14, 3584, 3072, EVEN, 0}, CASE_BENCH}
 
-/* Rows that divide by nothing, that end within a block, of several; those of two published models. */
+/* Rows that divide by nothing, that end within a block, of several; those of two published
+ * models. */
 #define FP8(op)                                                                                    \
     {#op, op, {0, 3, 32, 8, EVEN, 0}},                                                             \
     {#op, op, {1, 1, 3, 5, EVEN, 0}},                                                              \

@@ -185,7 +185,8 @@ def two_machines_meet_with_keys(folder):
     with socket.socket() as s:  # a port that is free at present
         s.bind(("", 0))
         port = s.getsockname()[1]
-    env = dict(os.environ, PORT=str(port), SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=out,
+    env = dict(os.environ, PORT=str(port), SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="7",
+               SLURM_SUBMIT_DIR=out,
                DEVICE="cpu", TMPDIR=folder,
                PATH=f"{os.path.join(folder, 'programs')}:{BIN}:{os.environ['PATH']}")
     done = subprocess.run([os.path.join(out, "launch-slurm.sbatch")], env=env,

@@ -1,4 +1,4 @@
-"""Over TCP who has a key comes in and may do what his role allows; a coordinator changes its key."""
+"""Over TCP a key lets in, and its role says what it may do; a coordinator changes its key."""
 import os
 import signal
 import subprocess

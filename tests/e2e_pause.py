@@ -1,4 +1,4 @@
-"""A paused job lets others use its workers, daemons come and go; it goes on without losing a step."""
+"""A paused job lets others use its workers, daemons come and go; it goes on, no step is lost."""
 from cluster import Cluster, expect, tell, until
 
 STEPS = 120

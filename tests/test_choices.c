@@ -101,8 +101,9 @@ static void run_passes(struct trial *t, size_t row, uint32_t world, uint32_t mic
         [1] = "", [2] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 1\n",
         [4] = "  fsdp_shard_degree: 2\n  expert_parallel_degree: 2\n",
     };
-    char *keys = xasprintf("%s%s%strain: {steps: %u, global_batch: 8, micro_batch: %u, deterministic: "
-                           "true, optimizer: {lr: 2e-3, eps: 1e-4%s}, schedule: {name: constant}}\n"
+    char *keys = xasprintf("%s%s%strain: {steps: %u, global_batch: 8, micro_batch: %u, "
+                           "deterministic: true, optimizer: {lr: 2e-3, eps: 1e-4%s}, "
+                           "schedule: {name: constant}}\n"
                            "%s", layouts[world], parallel, rows[row].data, steps, micro_batch,
                            rows[row].optimizer, rows[row].more);
     put_model(strstr(keys, "with_model") != NULL);

@@ -1,4 +1,5 @@
-/* test_coll_fold.c - many arrays become one as written down here, whatever their length and place */
+/* test_coll_fold.c - many arrays become one as written down here, whatever their length and
+ * place */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

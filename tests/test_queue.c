@@ -12,7 +12,8 @@
 #define GIB (1ull << 30)
 
 /* Jobs "id:workers[:memory GiB[:together[:memory when spread]]]" in order; workers
- * "name/node[*busy]", 8 GiB each. The expected lines: "id starts a b" or "id waits KIND numbers". */
+ * "name/node[*busy]", 8 GiB each. The expected lines: "id starts a b" or "id waits KIND
+ * numbers". */
 struct row {
     const char *shows, *jobs, *workers, *expected;
 };

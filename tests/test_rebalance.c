@@ -376,7 +376,7 @@ static void a_placement_of_a_person_is_carried_out(void **state)
     say(b, W1);
     b->rank[0].rejected_epoch = 1;
     say(b, W0);
-    assert_int_equal(call(b, M(REBALANCE_PLAN), 0, 0, false), CODE(OK)); /* the planner's own again */
+    assert_int_equal(call(b, M(REBALANCE_PLAN), 0, 0, false), CODE(OK)); /* the planner's */
     assert_int_equal(reply(b, M(REBALANCE_PLAN))->n_moves, 0);
 }
 

@@ -1,8 +1,8 @@
 /* test_steady.c - after its first step a run takes no more memory, whatever its steps are made of
  *
  * Tokens, and with them the routing, differ from step to step; their number and that of documents
- * stay. Between steps there are validations and checkpoints. Bodies run on the ranks' threads, where cmocka cannot
- * fail: they return an error. */
+ * stay. Between steps there are validations and checkpoints. Bodies run on the ranks' threads,
+ * where cmocka cannot fail: they return an error. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -331,7 +331,8 @@ static void a_rank_that_skips_a_collective_is_named(void **state)
 {
     (void)state;
     struct trial t;
-    trial_failpoint = "skip-all-to-all:600:error"; /* 8 passes of 2 layers, 5 each or more: 8th step at most */
+    /* 8 passes of 2 layers, 5 each or more: the 8th step at most. */
+    trial_failpoint = "skip-all-to-all:600:error";
     start(&t, 2, "run", "  fsdp_shard_degree: 2\n  expert_parallel_degree: 2\n"
                         DATA TRAIN(64, ""));
     uint64_t began = clock_now_ns();

@@ -322,7 +322,8 @@ static bool is_part_of_model(const struct tensor_map *map, const char *name)
     return false;
 }
 
-/* 1: v is fused, of just the experts that the model has; 0: it is no fused tensor of the model's. */
+/* 1: v is fused, of just the experts that the model has; 0: it is no fused tensor of the
+ * model's. */
 static int check_fused(const struct safetensors *st, const struct tensor_map *map,
                        const struct st_view *v, struct err *err)
 {

@@ -32,8 +32,8 @@ int ckpt_source_read_packed(const struct ckpt_source *s, const struct tensor_ent
                             uint8_t *out, struct err *err);
 enum packing ckpt_source_packing(const struct ckpt_source *s);
 
-/* The next matrix, from entry *inout_i of the map on, that is a part of v, and where in it; *inout_i
- * goes behind it. NULL: there are no more, as in a tensor that is not fused. */
+/* The next matrix, from entry *inout_i of the map on, that is a part of v, and where in it;
+ * *inout_i goes behind it. NULL: there are no more, as in a tensor that is not fused. */
 const struct tensor_entry *ckpt_source_next_part(const struct tensor_map *map,
                                                  const struct st_view *v, size_t *inout_i,
                                                  struct ckpt_source *out);

@@ -7,8 +7,8 @@
  *
  * Opening does not block, as it takes as long as the slowest rank. The communicators that work are
  * split off and do: each launch of one that does not block starts a thread inside NCCL, a tenth of
- * a millisecond of the host's time. Their calls are short all the same, but for the first between two
- * ranks, which waits for the other to come.
+ * a millisecond of the host's time. Their calls are short all the same, but for the first between
+ * two ranks, which waits for the other to come.
  *
  * All communicators work on one stream, beside that of the ops. Launches are in it in the order of
  * the calls, which is the same on all members, so that none waits for one that waits for it; each

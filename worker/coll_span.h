@@ -105,7 +105,7 @@ int span_agree(struct host *h, const struct coll_group *g, const struct call_wha
                const int64_t *recv_rows, struct err *err);
 
 /* ---- coll_span_down.c: of tensors in memory of a device that the host cannot reach. They come
- * down whole and go up again: between hosts GPUs have NCCL -------------------------------------- */
+ * down whole and go up again: between hosts GPUs have NCCL ------------------------------------- */
 
 int span_down_gather(struct host *h, const struct coll_group *g, enum shm_op op, size_t width,
                      const void *in, size_t n, size_t n_blocks, void *out, struct err *err);

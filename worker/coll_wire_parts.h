@@ -68,7 +68,7 @@ struct header {
     uint64_t tag, total, at; /* ACK: costs, total consumed so far and at arrived */
 };
 
-/* ---- coll_wire_socket.c: all return 0 or a negative errno ------------------------------------- */
+/* ---- coll_wire_socket.c: all return 0 or a negative errno ------------------------------------ */
 
 void wire_set(void *socket, int option, int value);
 int  wire_make_keys(struct wire *w, struct err *err);

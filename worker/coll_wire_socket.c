@@ -86,7 +86,8 @@ static void *new_socket(struct wire *w, int type)
     wire_set(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS);
     wire_set(s, ZMQ_HEARTBEAT_TIMEOUT, SILENCE_MS);
     wire_set(s, ZMQ_HEARTBEAT_TTL, SILENCE_MS);
-    zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &(int64_t){WIRE_PIECE_BYTES + WIRE_TEXT_BYTES}, sizeof(int64_t));
+    zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &(int64_t){WIRE_PIECE_BYTES + WIRE_TEXT_BYTES},
+                   sizeof(int64_t));
     zmq_setsockopt(s, ZMQ_CURVE_PUBLICKEY, w->key, WIRE_KEY_BYTES);
     zmq_setsockopt(s, ZMQ_CURVE_SECRETKEY, w->secret, WIRE_KEY_BYTES);
     return s;

@@ -13,16 +13,17 @@
  * have the same bits. What comes back has been asked for by its source and comes straight.
  *
  * Tokens go in chunks, as many on all ranks, and a chunk in one piece, or, where more of its rows
- * would meet on one rank than that takes at once, in several: each source then cuts the rows that it
- * has for a slot evenly, in their order. All ranks know all counts, so all cut into as many, and a
- * piece brings no rank more rows than were planned for, however tokens are routed. Pieces travel by
- * themselves: while the experts compute one, the next is on its way, and the results of the one
+ * would meet on one rank than that takes at once, in several: each source then cuts the rows that
+ * it has for a slot evenly, in their order. All ranks know all counts, so all cut into as many, and
+ * a piece brings no rank more rows than were planned for, however tokens are routed. Pieces travel
+ * by themselves: while the experts compute one, the next is on its way, and the results of the one
  * before. A token whose choices fall into several pieces of a chunk goes with each of them.
  *
  * Where an expert has copies, each source divides a chunk's rows over them as shares.h says; in
- * deterministic mode a source's rows for an expert stay together, and in how many pieces they go does
- * not depend on who serves them. At the expert side a piece's rows are ordered by (local slot, source
- * rank, source row), so the order is the same in every run. With one rank it is a permutation.
+ * deterministic mode a source's rows for an expert stay together, and in how many pieces they go
+ * does not depend on who serves them. At the expert side a piece's rows are ordered by (local slot,
+ * source rank, source row), so the order is the same in every run. With one rank it is a
+ * permutation.
  *
  * Rows are elements. They and the ids lie in the device's memory, where they are also permuted; of
  * a plan only counts come to the host: of choices, then of rows. Those are the two times that it

@@ -3,8 +3,8 @@
  * All follows from counts that all ranks have, so that a source can tell a rank where its rows will
  * arrive there. Orders: pairs are packed by (piece, rank, slot, token) and arrive by (piece,
  * source, slot, token); rows are packed by (piece, rank, source, token), where sources are more
- * than one only at a rank that passes on for others, and arrive by (piece, who passed it on, source,
- * token). Where one message holds several pieces, the rank comes before the piece. */
+ * than one only at a rank that passes on for others, and arrive by (piece, who passed it on,
+ * source, token). Where one message holds several pieces, the rank comes before the piece. */
 #include "worker/dispatch_state.h"
 
 #include <string.h>

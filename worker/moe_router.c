@@ -94,8 +94,8 @@ void moe_router_carve(struct pass *p, const struct moe_rules *r, struct moe_save
         out->sent = activations_take_i32(p->act, slots);
 }
 
-/* A token's choices are far apart, so that they are on as many ranks as a router's would be, and the
- * next token's are the experts behind them. Without memory for that the router's stay. */
+/* A token's choices are far apart, so that they are on as many ranks as a router's would be, and
+ * the next token's are the experts behind them. Without memory for that the router's stay. */
 static void force_balance(struct pass *p, struct moe *e, int32_t *ids)
 {
     int64_t n = p->n * p->spec->top_k, apart = p->spec->n_experts / p->spec->top_k;

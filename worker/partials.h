@@ -1,8 +1,8 @@
 /* partials.h - weight gradients of experts whose bits do not depend on who serves them
  *
  * In deterministic mode the gradient of an expert is made of one block for each source rank and
- * piece of its micro-batch. A block is the same wherever it is computed; the expert's home adds them
- * in rank order, piece after piece and micro-batch after micro-batch. */
+ * piece of its micro-batch. A block is the same wherever it is computed; the expert's home adds
+ * them in rank order, piece after piece and micro-batch after micro-batch. */
 #ifndef WORKER_PARTIALS_H
 #define WORKER_PARTIALS_H
 

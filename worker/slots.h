@@ -46,7 +46,8 @@ int slots_from(const struct slots *from, const Ballast__Placement *p, struct slo
                struct err *err);
 
 /* What is in force once a plan's stages up to that one are: see placement_at_stage. stage: per
- * layer, or NULL for a layer that is whole at stage 0. Its epoch is still that of now. Gives *out. */
+ * layer, or NULL for a layer that is whole at stage 0. Its epoch is still that of now. Gives
+ * *out. */
 void slots_at_stage(const struct slots *now, const struct slots *to, uint32_t *const *stage,
                     uint32_t last, struct slots *out);
 

@@ -1,9 +1,10 @@
 /* transfer.c - the moves of one plan, in rounds, sealed, and taken all at once, stage by stage
  *
- * What arrives stays in staging memory, each part of an expert with a seal behind it: a checksum and
- * what it is. When all ranks agree that everything they have of a stage is sound, each copies its
- * staging into its slots. Stages share that memory, but for what has gone ahead. All of it lies in the device's memory, and the host waits for it once: to look at the
- * seals, and at the checksums that the device makes of what has arrived. */
+ * What arrives stays in staging memory, each part of an expert with a seal behind it: a checksum
+ * and what it is. When all ranks agree that everything they have of a stage is sound, each copies
+ * its staging into its slots. Stages share that memory, but for what has gone ahead. All of it lies
+ * in the device's memory, and the host waits for it once: to look at the seals, and at the
+ * checksums that the device makes of what has arrived. */
 #include "worker/transfer.h"
 
 #include <assert.h>

@@ -17,7 +17,7 @@ struct transfer;
 
 struct transfer_result {
     uint64_t sent_bytes;  /* by this rank, since the last one */
-    double   seconds;     /* that a step was held up: at this boundary, or at one before if longer */
+    double   seconds;     /* that a step was held up: here, or at a boundary before if longer */
     double   link_seconds; /* of rounds in which this rank sent */
     bool     is_last;     /* stage: the plan's placement is in force */
 };
