@@ -268,13 +268,34 @@ static uint64_t kda_bytes(const struct memory_input *in)
     return 0;
 }
 
+/* What the backward of sparse attention takes on a GPU: of some queries at once the weights of all
+ * heads, twice, and what each adds to its keys; where the keys find that; and, unless segments have
+ * them, sums of all keys. */
+static uint64_t sparse_bytes(const struct memory_input *in)
+{
+    const struct model_spec *m = in->spec;
+    uint64_t width = m->kv_lora_rank + m->qk_rope_dim, n = memory_tokens_at_once(in);
+    uint64_t top = min(m->index_top_k, in->n_tokens);
+    if (top == 0)
+        return 0;
+    bool is_cut = n < in->n_tokens;
+    uint64_t heads = (m->heads + 63) / 64 * 64;
+    uint64_t row = (top + GPU_SPARSE_STEP - 1) / GPU_SPARSE_STEP * GPU_SPARSE_STEP;
+    uint64_t query = in->elem_bytes == FLOAT_BYTES
+                         ? FLOAT_BYTES * (2 * m->heads * top + top * width)
+                         : in->elem_bytes * (2 * heads * row + top * width);
+    uint64_t block = min(min(max(GPU_SPARSE_BYTES / query, 1), GPU_SPARSE_QUERIES), n);
+    return block * query + FLOAT_BYTES * (in->n_tokens * block + n * m->heads +
+                                          (is_cut ? 0 : in->n_tokens * width));
+}
+
 /* The first block of ops' scratch stays, and one that the largest of them needs beside it. */
 static uint64_t gpu_scratch_bytes(const struct memory_input *in)
 {
     uint64_t row = (uint64_t)in->spec->vocab * in->elem_bytes;
     uint64_t rows = GPU_LOGITS_BYTES / row / GPU_LOGITS_ROWS_MIN * GPU_LOGITS_ROWS_MIN;
     uint64_t logits = min(in->n_tokens, max(rows, GPU_LOGITS_ROWS_MIN)) * row;
-    uint64_t most = max(max(logits, kda_bytes(in)), muon_bytes(in));
+    uint64_t most = max(max(logits, kda_bytes(in)), max(muon_bytes(in), sparse_bytes(in)));
     return GPU_BLOCK_BYTES + (most > GPU_BLOCK_BYTES ? most : 0) + GPU_RING_BYTES;
 }
 

@@ -7,10 +7,8 @@
 #ifndef KERNELS_SPARSE_CUH
 #define KERNELS_SPARSE_CUH
 
+#include "common/gpu_bytes.h"
 #include "kernels/tile.cuh"
-
-#define SPARSE_BYTES_MAX (1ll << 30) /* of scratch for a block of queries, about */
-#define SPARSE_QUERIES_MAX 512
 
 /* The keys of query t: chosen ones, ascending, or all from the first of its document. */
 struct key_lists {
@@ -59,8 +57,8 @@ static inline key_lists key_lists_of(struct device *dev, const int32_t *selected
 /* Queries of a block, given what one of them keeps in scratch. */
 static inline int64_t sparse_block(int64_t n, int64_t query_bytes)
 {
-    int64_t block = SPARSE_BYTES_MAX / query_bytes;
-    block = block < 1 ? 1 : block > SPARSE_QUERIES_MAX ? SPARSE_QUERIES_MAX : block;
+    int64_t block = (int64_t)GPU_SPARSE_BYTES / query_bytes;
+    block = block < 1 ? 1 : block > GPU_SPARSE_QUERIES ? GPU_SPARSE_QUERIES : block;
     return block < n ? block : n;
 }
 

@@ -175,7 +175,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, 1)
 /* ---- parts of the keys' gradients ---- */
 
 #define PART_COLUMNS 192 /* of a block: three panels */
-#define PART_KEYS    128 /* of a step, 64 a warpgroup */
+#define PART_KEYS    GPU_SPARSE_STEP /* of a step, 64 a warpgroup */
 
 template <int HEADS>
 struct part_shared {

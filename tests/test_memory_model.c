@@ -238,12 +238,33 @@ static void more_ranks_and_recomputation_need_less(void **state)
                 again.activations + again.buffers);
 }
 
+/* Sparse attention takes about a GiB for its queries, and more where there are many keys. */
+static void a_gpu_has_scratch_for_sparse_attention(void **state)
+{
+    (void)state;
+    struct model_spec spec = kimi();
+    spec.kv_lora_rank = 512;
+    spec.qk_rope_dim = 64;
+    spec.heads = 64;
+    struct memory_input in = {.spec = &spec, .degrees = {1, 1, 1, 1}, .n_tokens = 65536,
+                              .elem_bytes = 2, .on_gpu = true, .recompute = RECOMPUTE_FULL};
+    uint64_t dense = memory_model(&in).scratch, GiB = 1ull << 30;
+    spec.index_top_k = 2048;
+    uint64_t sparse = memory_model(&in).scratch;
+    assert_true(sparse > dense && sparse > GiB && sparse < 3 * GiB / 2);
+    in.n_tokens = 1 << 20;
+    assert_true(memory_model(&in).scratch > sparse + GiB);
+    in.n_tokens = 64; /* of which each sees at most 64 */
+    assert_true(memory_model(&in).scratch < GiB / 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_plan_is_near_what_is_taken),
         cmocka_unit_test(a_frozen_base_has_no_gradients_and_no_moments),
         cmocka_unit_test(more_ranks_and_recomputation_need_less),
+        cmocka_unit_test(a_gpu_has_scratch_for_sparse_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
