@@ -82,6 +82,7 @@ static void tell_placement(void)
         entries[i].reason = i ? "" : "rank 2 has no room";
         entries[i].n_moves = 3;
         entries[i].bytes = 3 << 20;
+        entries[i].n_stages = i + 1;
         entries[i].pause_s = i ? 0.012 : NAN;
         entries[i].imbalance_before = 2.75;
         entries[i].imbalance_predicted = 1.25;
@@ -282,7 +283,7 @@ static void which_expert_is_where(void **state)
     assert_int_equal(json_count(json_get(v, "layers")), 1);
     json_destroy(v);
     check("rebalance history 7", 0, "    2  DONE   2025-11-29T13:49:53.123Z   200  auto        3  "
-          "3.00 MiB  12 ms    2.75       1.25   1.31     3.5 ms  layer 1 is uneven",
+          "3.00 MiB       2  12 ms    2.75       1.25   1.31     3.5 ms  layer 1 is uneven",
           "automatic rebalancing is off");
     v = run_json("rebalance history 7 --json");
     assert_int_equal(json_kind_of(json_get(json_at(json_get(v, "items"), 0), "pause_seconds")),
