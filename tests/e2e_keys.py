@@ -109,7 +109,7 @@ def story():
     c = Cluster(n_workers=2)
     k = configure(c)
     with c:
-        path = c.job(steps=400, workers=2, fsdp=1, ep=2, checkpoint_every=100000)
+        path = c.job(steps=100000, workers=2, fsdp=1, ep=2, checkpoint_every=100000)
         job = k.ok("ada", "submit", path).strip()
         c.wait_step(job, 3)
         roles(c, k, job)

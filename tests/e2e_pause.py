@@ -1,7 +1,7 @@
 """A paused job lets others use its workers, daemons come and go; it goes on, no step is lost."""
 from cluster import Cluster, expect, tell, until
 
-STEPS = 120
+STEPS = 240
 
 
 def a_job(c, name):
