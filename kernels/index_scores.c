@@ -181,7 +181,7 @@ void cpu_index_select(struct device *dev, int32_t *selected, const float *q, con
 {
     assert(shape->top_k > 0);
     assert(shape->cu_seqlens[shape->n_docs] == shape->n_tokens);
-    assert(shape->first < shape->cu_seqlens[1] || shape->first == 0);
+    assert(shape->first == 0 || shape->first < shape->cu_seqlens[1]);
     struct select s = {.selected = selected, .x = {q, k, w, shape}, .begin = shape->first,
                        .end = shape->n_tokens};
     int64_t n_blocks;
