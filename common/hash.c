@@ -3,17 +3,12 @@
 
 #include <string.h>
 
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
+#include "common/mix.h"
 
 /* Four chains side by side, so that reading is what takes time. */
 uint64_t hash_bytes(uint64_t seed, const void *bytes, size_t n)
 {
-    uint64_t h[4] = {seed, mix(seed + 1), mix(seed + 2), mix(seed + 3)}, tail[4] = {0};
+    uint64_t h[4] = {seed, mix_word(seed + 1), mix_word(seed + 2), mix_word(seed + 3)}, tail[4] = {0};
     const uint8_t *p = bytes;
     for (; n >= sizeof tail; n -= sizeof tail, p += sizeof tail)
         for (int i = 0; i < 4; i++) {
@@ -24,6 +19,6 @@ uint64_t hash_bytes(uint64_t seed, const void *bytes, size_t n)
         }
     memcpy(tail, p, n);
     for (int i = 0; i < 4; i++)
-        seed = mix(seed ^ mix(h[i] ^ tail[i]) ^ n);
+        seed = mix_word(seed ^ mix_word(h[i] ^ tail[i]) ^ n);
     return seed;
 }

@@ -5,6 +5,7 @@
 #ifndef COORDINATOR_SCENARIO_H
 #define COORDINATOR_SCENARIO_H
 
+#include "common/mix.h"
 #include "common/types.h"
 
 #define SCENARIOS 16
@@ -23,10 +24,7 @@ void scenario_draw(const struct belief *b, uint32_t n_devices, uint64_t seed, fl
 /* Pseudo-random bits of a counter: the same everywhere. */
 static inline uint64_t scenario_hash(uint64_t x)
 {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    return mix_word(x + 0x9e3779b97f4a7c15u);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* checksum.c - what tells memory from memory in which a bit has turned */
+#include "common/mix.h"
 #include "kernels/cpu.h"
-#include "kernels/mix.h"
 #include "kernels/ops_cpu.h"
 
 #define BLOCK_WORDS 16384

@@ -1,6 +1,6 @@
 /* checksum.cu - a sum of integers, which has the same bits in every order */
+#include "common/mix.h"
 #include "kernels/cuda_elem.cuh"
-#include "kernels/mix.h"
 
 #define THREADS  256
 #define EACH     8          /* words of a thread, about */

@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "common/mix.h"
 #if BALLAST_HAS_CUDA
 #include "kernels/cuda.h"
 #endif
@@ -29,10 +30,7 @@ void trial_fail(const char *text)
 
 static uint64_t random_bits(struct trial *t)
 {
-    uint64_t z = t->state->random += 0x9e3779b97f4a7c15ull;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return z ^ z >> 31;
+    return mix_word(t->state->random += 0x9e3779b97f4a7c15ull);
 }
 
 double trial_uniform(struct trial *t)

@@ -7,12 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/mix.h"
+
 uint64_t sim_random(struct sim *s, uint64_t below)
 {
-    uint64_t z = s->random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
+    uint64_t z = mix_word(s->random += 0x9e3779b97f4a7c15u);
     return below ? z % below : z;
 }
 

@@ -3,27 +3,21 @@
 #include <stdlib.h>
 
 #include "common/mem.h"
+#include "common/mix.h"
 #include "worker/ckpt.h"
-
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
 
 static uint64_t key_of(uint64_t seed, const char *name)
 {
     uint64_t key = 0xcbf29ce484222325u; /* FNV-1a */
     for (const char *p = name; *p; p++)
         key = (key ^ (uint8_t)*p) * 0x100000001b3u;
-    return mix(key ^ mix(seed + 0x9e3779b97f4a7c15u));
+    return mix_word(key ^ mix_word(seed + 0x9e3779b97f4a7c15u));
 }
 
 /* In (0, 1), number k of element i. */
 static double uniform(uint64_t key, uint64_t i, uint64_t k)
 {
-    uint64_t x = mix(key + (i * 64 + k) * 0x9e3779b97f4a7c15u);
+    uint64_t x = mix_word(key + (i * 64 + k) * 0x9e3779b97f4a7c15u);
     return ((double)(x >> 11) + 0.5) * 0x1p-53;
 }
 

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "common/mem.h"
+#include "common/mix.h"
 #include "worker/data_parts.h"
 
 int data_format_parse(const char *word, enum data_format *out, struct err *err)
@@ -240,13 +241,6 @@ int data_window(const struct data *d, uint64_t index, struct data_batch *b, stru
 
 /* ---- the order ------------------------------------------------------------------------------ */
 
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 /* A Feistel network permutes the numbers below a power of four; those at n or above are sent
  * through again until they fall below n, which keeps it a permutation. */
 static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
@@ -258,7 +252,7 @@ static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
     do {
         uint64_t left = i >> half_bits, right = i & mask;
         for (uint64_t round = 0; round < 6; round++) {
-            uint64_t next = left ^ (mix(right + mix(key + round * 0x9e3779b97f4a7c15u)) & mask);
+            uint64_t next = left ^ (mix_word(right + mix_word(key + round * 0x9e3779b97f4a7c15u)) & mask);
             left = right;
             right = next;
         }
@@ -270,6 +264,6 @@ static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
 int data_sample(const struct data *d, uint64_t index, struct data_batch *b, struct err *err)
 {
     uint64_t epoch = index / d->n_windows;
-    uint64_t window = permute(index % d->n_windows, d->n_windows, mix(d->seed) + mix(~epoch));
+    uint64_t window = permute(index % d->n_windows, d->n_windows, mix_word(d->seed) + mix_word(~epoch));
     return data_window(d, window, b, err);
 }

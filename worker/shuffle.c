@@ -4,13 +4,11 @@
 #include <stdlib.h>
 
 #include "common/mem.h"
+#include "common/mix.h"
 
 static uint32_t draw(uint64_t *state, uint32_t below)
 {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (uint32_t)((z ^ (z >> 31)) % below);
+    return (uint32_t)(mix_word(*state += 0x9e3779b97f4a7c15u) % below);
 }
 
 static void shuffle_layer(struct placement *map, uint64_t *state)

@@ -118,8 +118,6 @@ int validation_loss(struct stack *s, const struct token_rows *rows, uint32_t tur
 /* Moves each of all weights, or where there are adapters of these, up or down by that part of it;
  * 1e-7 is its last bit or two. */
 void validation_move_start(struct stack *s, uint32_t twin, float by);
-/* A hash. */
-uint64_t validation_mix(uint64_t x);
 /* All ranks go to the same random placement. Collective. */
 int validation_migrate(struct stack *s, struct validation *v, uint32_t step, struct err *err);
 

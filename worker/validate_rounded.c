@@ -10,6 +10,7 @@
 
 #include "common/bf16.h"
 #include "common/mem.h"
+#include "common/mix.h"
 #include "worker/validate.h"
 
 /* Up with the probability of the distance to what lies below, so right on average. */
@@ -32,7 +33,7 @@ void validation_round_start(struct stack *s, uint32_t rounding)
         shard_part_read(s->shard, &p, 0, p.count, w);
         for (uint64_t k = 0; k < p.count; k++)
             w[k] = rounding == 1 ? bf16_value(bf16_of(w[k]))
-                                 : rounded(w[k], validation_mix(validation_mix(i + 1) ^
+                                 : rounded(w[k], mix_word(mix_word(i + 1) ^
                                                                 (p.first + k + 1) << 8 ^ rounding));
         shard_part_write(s->shard, &p, 0, p.count, w);
         free(w);

@@ -11,6 +11,7 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "common/mix.h"
 #include "worker/agree.h"
 #include "worker/ckpt.h"
 #include "worker/shuffle.h"
@@ -184,13 +185,6 @@ int validation_migrate(struct stack *s, struct validation *v, uint32_t step, str
     return rc;
 }
 
-uint64_t validation_mix(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 /* A sum over elements, so that it does not matter who owns them. */
 static void add_digest(const struct stack *s, struct validation *v)
 {
@@ -209,8 +203,8 @@ static void add_digest(const struct stack *s, struct validation *v)
                 s->dev->ops->to_host(s->dev, bits + 2 * p.count, p.v, p.count * sizeof *bits);
         }
         for (uint64_t k = 0; k < 3 * p.count; k++)
-            sum += validation_mix(validation_mix(3 * i + k / p.count) ^
-                                  validation_mix(p.first + k % p.count + 1) ^ bits[k]);
+            sum += mix_word(mix_word(3 * i + k / p.count) ^
+                                  mix_word(p.first + k % p.count + 1) ^ bits[k]);
         free(bits);
     }
     __atomic_add_fetch(&v->digest, sum, __ATOMIC_RELAXED);
@@ -248,7 +242,7 @@ static int load_start(struct stack *s, const struct validation *v, struct err *e
 
 static bool moves_up(uint64_t tensor, uint64_t element, uint32_t twin)
 {
-    return validation_mix(validation_mix(tensor) ^ validation_mix(element + 1) ^ (twin + 1)) & 1;
+    return mix_word(mix_word(tensor) ^ mix_word(element + 1) ^ (twin + 1)) & 1;
 }
 
 void validation_move_start(struct stack *s, uint32_t twin, float by)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "common/mix.h"
 #include "worker/ckpt.h"
 #include "worker/validate.h"
 
@@ -40,7 +41,7 @@
 static uint64_t draw(uint64_t *state)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return validation_mix(*state);
+    return mix_word(*state);
 }
 
 /* A token mostly tells the next one. */

@@ -1,7 +1,7 @@
 /* mix.h - a word whose bits depend on all bits of another: the finalizer of SplitMix64 (Steele,
  * Lea, Flood 2014) */
-#ifndef KERNELS_MIX_H
-#define KERNELS_MIX_H
+#ifndef COMMON_MIX_H
+#define COMMON_MIX_H
 
 #include <stdint.h>
 
