@@ -6,6 +6,8 @@
 #ifndef COMMON_CLUSTER_H
 #define COMMON_CLUSTER_H
 
+#include <string.h>
+
 #include "common/field.h"
 
 struct cluster {
@@ -26,6 +28,11 @@ struct cluster {
     double   network_gb_per_s, latency_us; /* to other nodes; latency beside call_us */
     double   host_gb_per_s;           /* to the memory of its host */
 };
+
+static inline bool cluster_is_cpu(const struct cluster *c)
+{
+    return strcmp(c->device, "cpu") == 0;
+}
 
 extern const struct field_table cluster_table;
 

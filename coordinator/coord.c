@@ -185,8 +185,8 @@ static void dispatch(struct coord *c, struct turn *t, uint64_t peer, const char 
     }
 }
 
-/* The job that the message would change, or 0. */
-static job_id changed_job(Ballast__Method method, const ProtobufCMessage *payload)
+/* The job that a message of people's names to change it, or NULL. */
+static const job_id *named_job(Ballast__Method method, const ProtobufCMessage *payload)
 {
     switch (method) {
     case BALLAST__METHOD__METHOD_JOB_CANCEL:
@@ -195,15 +195,22 @@ static job_id changed_job(Ballast__Method method, const ProtobufCMessage *payloa
     case BALLAST__METHOD__METHOD_JOB_REQUEUE:
     case BALLAST__METHOD__METHOD_JOB_PAUSE:
     case BALLAST__METHOD__METHOD_JOB_RESUME:
-        return ((const Ballast__JobRequest *)payload)->job_id;
+        return &((const Ballast__JobRequest *)payload)->job_id;
     case BALLAST__METHOD__METHOD_JOB_SET:
-        return ((const Ballast__JobSetRequest *)payload)->job_id;
-    case BALLAST__METHOD__METHOD_REBALANCE_APPLY:
-    case BALLAST__METHOD__METHOD_REBALANCE_AUTO:
-        return ((const Ballast__RebalanceRequest *)payload)->job_id;
+        return &((const Ballast__JobSetRequest *)payload)->job_id;
     default:
-        return 0;
+        return NULL;
     }
+}
+
+/* The job that the message would change, or 0. */
+static job_id changed_job(Ballast__Method method, const ProtobufCMessage *payload)
+{
+    const job_id *named = named_job(method, payload);
+    if (method == BALLAST__METHOD__METHOD_REBALANCE_APPLY ||
+        method == BALLAST__METHOD__METHOD_REBALANCE_AUTO)
+        return ((const Ballast__RebalanceRequest *)payload)->job_id;
+    return named ? *named : 0;
 }
 
 void coord_message(struct coord *c, struct turn *t, uint64_t peer, const char *user,
@@ -378,22 +385,9 @@ uint64_t coord_next_deadline_ns(const struct coord *c)
 job_id coord_wants_job(const struct coord *c, Ballast__Method method,
                        const ProtobufCMessage *payload)
 {
-    const job_id *ids = NULL;
-    size_t n_ids = 0;
+    const job_id *ids = named_job(method, payload);
+    size_t n_ids = ids ? 1 : 0;
     switch (method) {
-    case BALLAST__METHOD__METHOD_JOB_CANCEL:
-    case BALLAST__METHOD__METHOD_JOB_HOLD:
-    case BALLAST__METHOD__METHOD_JOB_RELEASE:
-    case BALLAST__METHOD__METHOD_JOB_REQUEUE:
-    case BALLAST__METHOD__METHOD_JOB_PAUSE:
-    case BALLAST__METHOD__METHOD_JOB_RESUME:
-        ids = &((const Ballast__JobRequest *)payload)->job_id;
-        n_ids = 1;
-        break;
-    case BALLAST__METHOD__METHOD_JOB_SET:
-        ids = &((const Ballast__JobSetRequest *)payload)->job_id;
-        n_ids = 1;
-        break;
     case BALLAST__METHOD__METHOD_JOB_WAIT:
         ids = &((const Ballast__JobWaitRequest *)payload)->job_id;
         n_ids = 1;

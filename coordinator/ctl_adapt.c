@@ -159,17 +159,12 @@ static void find_fewest(struct adapt *a, const struct strategy_limits *limits)
     }
 }
 
-static bool is_cpu(const struct adapt *a)
-{
-    return !strcmp(a->cluster.device, "cpu");
-}
-
 static void search(struct adapt *a)
 {
     struct strategy_limits all = strategy_all();
     uint32_t world = a->cluster.nodes * a->cluster.gpus_per_node;
     a->engine = adapt_engine();
-    if (is_cpu(a)) { /* which computes in f32 */
+    if (cluster_is_cpu(&a->cluster)) { /* which computes in f32 */
         all.bf16 = a->engine.bf16 = false;
         all.f32 = all.base[BASE_F32] = true;
         all.base[BASE_BF16] = false;
@@ -223,8 +218,8 @@ static int read_all(struct adapt *a, struct err *err)
     a->job = (struct job_shape){
         .costs = &a->costs, .cluster = &a->cluster, .lora_rank = LORA_RANK,
         .is_lora = c->train && !strcmp(c->train, "lora"), .sequence_length = length,
-        .global_batch = strategy_batch(is_cpu(a) ? TOKENS_CPU * world : TOKENS_STEP, length,
-                                       world)};
+        .global_batch = strategy_batch(cluster_is_cpu(&a->cluster) ? TOKENS_CPU * world
+                                                                   : TOKENS_STEP, length, world)};
     search(a);
     return 0;
 }

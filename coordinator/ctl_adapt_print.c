@@ -21,7 +21,7 @@ bool adapt_is_variant(const struct adapt *a, uint32_t i)
 
 const char *adapt_devices(const struct adapt *a)
 {
-    return strcmp(a->cluster.device, "cpu") ? "GPUs" : "CPU ranks";
+    return cluster_is_cpu(&a->cluster) ? "CPU ranks" : "GPUs";
 }
 
 void adapt_shortfall(const struct adapt *a, char out[160])

@@ -4,8 +4,6 @@
  * are counted twice, as the next one comes while one computes. */
 #include "coordinator/strategy.h"
 
-#include <string.h>
-
 #include "common/memory_model.h"
 
 #define MXFP4_BYTES (17.0 / 32) /* two values a byte, and a scale for 32 */
@@ -86,9 +84,9 @@ uint32_t plan_chunks(const struct job_shape *job, const struct plan_choice *c, d
     };
     const struct costs *k = job->costs;
     double flops = k->n_moe > 0 ? k->expert_flops / k->n_moe : 0;
-    bool on_gpu = strcmp(job->cluster->device, "cpu") != 0;
-    return memory_chunks((uint64_t)n, c->ep, memory_chunk_tokens(flops, on_gpu,
-                                                                 kinds[c->recompute]));
+    return memory_chunks((uint64_t)n, c->ep,
+                         memory_chunk_tokens(flops, !cluster_is_cpu(job->cluster),
+                                             kinds[c->recompute]));
 }
 
 /* Rows of experts: that stay for a backward, that come at once, and that tokens send at once. */

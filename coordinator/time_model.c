@@ -8,7 +8,6 @@
 #include "coordinator/strategy.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "common/memory_model.h"
 
@@ -87,14 +86,14 @@ static double expert_seconds(const struct work *w)
     const struct cluster *l = w->job->cluster;
     double rows = k->n_experts ? w->tokens * k->top_k * w->c->ep / k->n_experts : 0;
     double times = w->tokens * (w->of_experts + w->backs);
-    static const double unpack[2][4] = {{1, UNPACK_FP8_GPU, UNPACK_MXFP4_GPU, 1},
-                                        {1, UNPACK_FP8_CPU, UNPACK_MXFP4_CPU, 1}};
-    bool on_cpu = !strcmp(l->device, "cpu");
+    static const double unpack_on[2][4] = {{1, UNPACK_FP8_GPU, UNPACK_MXFP4_GPU, 1},
+                                           {1, UNPACK_FP8_CPU, UNPACK_MXFP4_CPU, 1}};
+    double unpack = w->job->is_lora ? unpack_on[cluster_is_cpu(l)][w->c->base] : 1;
     if (k->expert_flops == 0)
         return 0;
     return seconds(l, k->expert_flops * times, k->expert_slow * times,
                    l->grouped_tflops * 1e12 * w->narrow, rows) *
-           (w->c->ep > 1 ? IMBALANCE : 1) * (w->job->is_lora ? unpack[on_cpu][w->c->base] : 1);
+           (w->c->ep > 1 ? IMBALANCE : 1) * unpack;
 }
 
 static double core_seconds(const struct work *w)
