@@ -41,8 +41,8 @@ def hangs(c, job, failpoint):
 def is_placed(text):
     """Whether rank, operation and number are told of a collective that went wrong."""
     return (re.search(r"rank \d waited [0-9.]+ s at \w+ \d+ .*for: rank \d at \w+ \d+ ", text) or
-            re.search(r"ranks disagree in group \d+: rank \d calls [a-z_]+ \d+", text) or
-            re.search(r"[a-z_]+ \d+: rank \d sends \d+ rows to rank \d, which expects \d", text))
+            re.search(r"ranks disagree in group \d+: rank \d calls \w+ \d+", text) or
+            re.search(r"\w+ \d+: rank \d sends \d+ rows to rank \d, which expects \d", text))
 
 
 def skipped_collective(c):
