@@ -7,10 +7,12 @@
  *                                       calls; host: through host memory instead
  *
  * Ranks are processes; --pin gives each a core of those the program may use. On the CPU the arrays
- * lie in memory that travels, as gradients do. Calls begin together, and each takes as long as its
- * slowest rank; a time is the median over as many as take about N ms, 250 unless said, and cpu_ms
- * is what a call takes of all cores. On GPUs a time is the median over rounds of calls one after
- * another, ours and the plain ones in turns; results are checked first. */
+ * lie in memory that travels, as gradients do. Calls begin together, each takes as long as its
+ * slowest rank, and no rank goes on before all have ended: one that does would keep another, with
+ * which it shares a core, from seeing the end. A time is the median over as many calls as take
+ * about N ms, 250 unless said, and cpu_ms is what a call takes of all cores. Peers are timed alike
+ * by bench_coll_peers.py. On GPUs a time is the median over rounds of calls one after another,
+ * ours and the plain ones in turns; results are checked first. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +115,7 @@ static double time_cpu_call(struct coll *c, enum cpu_op op, const struct arrays 
     must(cpu_call(c, op, a, n, &err), &err);
     double ms = (double)(clock_now_ns() - began) / 1e6;
     *out_cpu_ms = cpu_ms() - cpu_began;
+    must(c->ops->barrier(c, &c->world_group, &err), &err);
     return ms;
 }
 

@@ -26,7 +26,7 @@
 #define LOOK_AROUND_NS (100 * NS_PER_MS) /* between looks at sockets and deadline while asleep */
 #define LOOKS_TO_LEAVE 30u
 #define SPINS 2000u
-#define YIELDS 4u
+#define YIELDS 32u
 
 enum abort_phase { ABORT_NONE, ABORT_WRITING, ABORT_SAID };
 
