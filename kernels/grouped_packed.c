@@ -15,59 +15,51 @@ struct grouped {
     const uint8_t *const *w;
     enum packing packing;
     const int64_t *offsets;
-    int64_t in, out, n_pieces; /* of each weight */
+    int64_t in, out; /* of each weight */
+    bool    is_dx;
     float   beta;
+
+    int64_t wide, deep; /* columns of y and of x: out and in, in the backward in and out */
+    int64_t n_pieces;   /* of a group, along wide */
 };
 
-static struct packed weight(const struct grouped *s, int64_t g)
-{
-    return (struct packed){s->packing, s->w[g], s->out, s->in};
-}
-
-static void forward_pieces(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
+static void pieces(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
 {
     const struct grouped *s = arg;
     for (int64_t i = begin; i < end; i++) {
         int64_t g = i / s->n_pieces, first = i % s->n_pieces * PIECE;
         int64_t row = s->offsets[g], rows = s->offsets[g + 1] - row;
-        int64_t n_out = min_i64(PIECE, s->out - first);
-        struct packed from = weight(s, g);
+        int64_t n = min_i64(PIECE, s->wide - first);
+        struct packed from = { s->packing, s->w[g], s->out, s->in };
         if (rows == 0)
             continue;
-        float *w = cpu_scratch(thread, (size_t)(n_out * s->in) * sizeof *w);
-        packed_decode(w, &from, first, n_out, 0, s->in);
-        product(thread, s->y + row * s->out + first, s->out, as_is(s->x + row * s->in, s->in),
-                transposed(w, s->in), rows, n_out, s->in, 1, 0);
+        float *w = cpu_scratch(thread, (size_t)(n * s->deep) * sizeof *w);
+        if (s->is_dx)
+            packed_decode(w, &from, 0, s->deep, first, n);
+        else
+            packed_decode(w, &from, first, n, 0, s->deep);
+        product(thread, s->y + row * s->wide + first, s->wide,
+                as_is(s->x + row * s->deep, s->deep),
+                s->is_dx ? as_is(w, n) : transposed(w, s->deep), rows, n, s->deep, 1, s->beta);
     }
 }
 
-static void dx_pieces(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
+static void grouped(struct device *dev, struct grouped s, int32_t n_groups)
 {
-    const struct grouped *s = arg;
-    for (int64_t i = begin; i < end; i++) {
-        int64_t g = i / s->n_pieces, first = i % s->n_pieces * PIECE;
-        int64_t row = s->offsets[g], rows = s->offsets[g + 1] - row;
-        int64_t n_in = min_i64(PIECE, s->in - first);
-        struct packed from = weight(s, g);
-        if (rows == 0)
-            continue;
-        float *w = cpu_scratch(thread, (size_t)(s->out * n_in) * sizeof *w);
-        packed_decode(w, &from, 0, s->out, first, n_in);
-        product(thread, s->y + row * s->in + first, s->in, as_is(s->x + row * s->out, s->out),
-                as_is(w, n_in), rows, n_in, s->out, 1, s->beta);
-    }
+    assert(s.packing != PACKING_MXFP4 || s.in % MXFP4_GROUP == 0);
+    s.wide = s.is_dx ? s.in : s.out;
+    s.deep = s.is_dx ? s.out : s.in;
+    s.n_pieces = cpu_n_tasks(s.wide, PIECE);
+    cpu_for(dev, n_groups * s.n_pieces, 1, pieces, &s);
 }
 
 void cpu_grouped_linear_packed(struct device *dev, float *y, const float *x,
                                const uint8_t *const *w, enum packing packing,
                                const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out)
 {
-    struct grouped s = {
-        .y = y, .x = x, .w = w, .packing = packing, .offsets = offsets, .in = in, .out = out,
-        .n_pieces = cpu_n_tasks(out, PIECE),
-    };
-    assert(packing != PACKING_MXFP4 || in % MXFP4_GROUP == 0);
-    cpu_for(dev, n_groups * s.n_pieces, 1, forward_pieces, &s);
+    struct grouped s = { .y = y, .x = x, .w = w, .packing = packing, .offsets = offsets,
+                         .in = in, .out = out };
+    grouped(dev, s, n_groups);
 }
 
 void cpu_grouped_linear_packed_dx(struct device *dev, float *dx, const float *dy,
@@ -75,10 +67,7 @@ void cpu_grouped_linear_packed_dx(struct device *dev, float *dx, const float *dy
                                   const int64_t *offsets, int32_t n_groups, int64_t in,
                                   int64_t out, float beta)
 {
-    struct grouped s = {
-        .y = dx, .x = dy, .w = w, .packing = packing, .offsets = offsets, .in = in, .out = out,
-        .n_pieces = cpu_n_tasks(in, PIECE), .beta = beta,
-    };
-    assert(packing != PACKING_MXFP4 || in % MXFP4_GROUP == 0);
-    cpu_for(dev, n_groups * s.n_pieces, 1, dx_pieces, &s);
+    struct grouped s = { .y = dx, .x = dy, .w = w, .packing = packing, .offsets = offsets,
+                         .in = in, .out = out, .is_dx = true, .beta = beta };
+    grouped(dev, s, n_groups);
 }
