@@ -30,6 +30,10 @@ typedef uint64_t record_seq; /* from 1, gapless */
 #define TEXT_BYTES_MAX   1024 /* why something failed, one line */
 #define LOG_CHUNK_BYTES_MAX (64u << 10)
 
+/* lists */
+#define LIST_TERMS_MAX 32u      /* conditions; values of one; columns to sort by */
+#define STEPS_LAST_MAX 1000000u /* that are counted back from the newest */
+
 /* people's SQL */
 #define SQL_BYTES_MAX      (64u << 10)
 #define SQL_ROWS_MAX       100000u

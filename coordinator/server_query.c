@@ -34,8 +34,10 @@ bool query_is_ours(const Ballast__Envelope *e, const ProtobufCMessage *payload)
     case BALLAST__METHOD__METHOD_LOGS:
     case BALLAST__METHOD__METHOD_METRICS:
         return true;
-    case BALLAST__METHOD__METHOD_JOB_LIST:
-        return ((const Ballast__JobListRequest *)payload)->all_states;
+    case BALLAST__METHOD__METHOD_JOB_LIST: {
+        const Ballast__JobListRequest *m = (const Ballast__JobListRequest *)payload;
+        return m->all_states || m->n_terms || m->n_order;
+    }
     default:
         return balance_is_ours(e->method);
     }
@@ -57,6 +59,11 @@ static uint32_t plan_read(const struct query *q, struct store_read *r)
         r->kind = STORE_JOBS;
         r->from = m->after_id;
         r->user = m->user;
+        r->is_live = !m->all_states;
+        r->terms = m->terms;
+        r->n_terms = m->n_terms;
+        r->order = m->order;
+        r->n_order = m->n_order;
         r->limit = limit_of(m->limit, JOBS_DEFAULT, JOBS_MAX);
         return 0;
     }
@@ -64,8 +71,10 @@ static uint32_t plan_read(const struct query *q, struct store_read *r)
         const Ballast__EventsRequest *m = (const Ballast__EventsRequest *)q->payload;
         r->kind = STORE_EVENTS;
         r->job = m->job_id;
-        r->from = m->from_seq;
         r->is_newest = m->last > 0;
+        r->from = r->is_newest ? m->before_seq : m->from_seq;
+        r->terms = m->terms;
+        r->n_terms = m->n_terms;
         r->limit = m->last ? limit_of(m->last, 1, EVENTS_MAX)
                            : limit_of(m->limit, EVENTS_DEFAULT, EVENTS_MAX);
         return m->wait_ms;
@@ -84,6 +93,8 @@ static uint32_t plan_read(const struct query *q, struct store_read *r)
         r->kind = STORE_STEPS;
         r->job = m->job_id;
         r->from = m->after_step;
+        r->last = m->last;
+        r->wall_ns = m->since_ns;
         r->limit = limit_of(m->limit, STEPS_DEFAULT, STEPS_MAX);
         return m->wait_ms;
     }
@@ -161,7 +172,7 @@ static bool is_empty(const struct store_read *r)
 {
     switch (r->kind) {
     case STORE_EVENTS:
-        return !r->n_events;
+        return !r->n_events && !r->is_truncated && !r->is_newest;
     case STORE_STEPS:
         return !r->n_steps && !job_has_ended(r);
     case STORE_OUTPUT:
@@ -320,7 +331,12 @@ static ProtobufCMessage *answer_events(struct query *q)
     ballast__events_reply__init(reply);
     reply->events = q->read.events;
     reply->n_events = q->read.n_events;
-    reply->next_seq = q->read.next;
+    if (q->read.is_newest) {
+        reply->before_seq = q->read.next;
+        reply->next_seq = q->read.total + 1;
+    } else {
+        reply->next_seq = q->read.next;
+    }
     return &reply->base;
 }
 
@@ -414,11 +430,21 @@ static bool finish_recall(struct server *s, struct query *q)
 
 static void refuse_read(struct server *s, struct query *q)
 {
+    static const struct {
+        int rc;
+        Ballast__Code code;
+        const char *reason;
+    } rows[] = {
+        {-ENOENT, BALLAST__CODE__NOT_FOUND, "NO_JOB"},
+        {-EINVAL, BALLAST__CODE__INVALID_ARGUMENT, "BAD_LIST"},
+        {-ETIME, BALLAST__CODE__RESOURCE_EXHAUSTED, "LIST_TOO_LONG"},
+        {0, BALLAST__CODE__DATA_LOSS, "STORE"},
+    };
     Ballast__Status status;
-    Ballast__Code code = q->read.rc == -ENOENT ? BALLAST__CODE__NOT_FOUND
-                                               : BALLAST__CODE__DATA_LOSS;
-    check_status(&status, &q->arena, code, q->read.rc == -ENOENT ? "NO_JOB" : "STORE", "%s",
-                 q->read.err.text);
+    size_t i = 0;
+    while (rows[i].rc && rows[i].rc != q->read.rc)
+        i++;
+    check_status(&status, &q->arena, rows[i].code, rows[i].reason, "%s", q->read.err.text);
     refuse(s, q->peer, q->envelope, &status);
 }
 

@@ -26,11 +26,15 @@ struct store_log {
 
 enum store_read_kind {
     STORE_RESTORE, /* restored, records: what a core needs to go on */
-    STORE_JOBS,    /* jobs: from an id above `from`, at most limit, of user or of all */
+    STORE_JOBS,    /* jobs: from an id above `from`, at most limit, of user or of all, by terms; by
+                    * id or in `order` */
     STORE_JOB,     /* jobs[0], spec, events: the newest limit, oldest first */
     STORE_RECORDS, /* records of that job, all; jobs[0] if there is one */
-    STORE_EVENTS,  /* events: from seq `from` (or the newest limit with is_newest), of job or all */
-    STORE_STEPS,   /* steps: above step `from`, at most limit; jobs[0] */
+    STORE_EVENTS,  /* events: from seq `from` (with is_newest: the newest limit below it, 0: of
+                    * all), of job or all, by terms; oldest first. next: where to go on, with
+                    * is_newest below it, 0: nowhere */
+    STORE_STEPS,   /* steps: above step `from`, at most limit; of those the `last` (0: all) and not
+                    * older than wall_ns; jobs[0] */
     STORE_OUTPUT,  /* bytes: of a rank's log, from byte `from`, at most limit; jobs[0] */
     STORE_REBUILD, /* nothing: makes the query tables again from the log, for repair and tests */
     STORE_LOADS,   /* loads: of `window`, one layer or all; placement, spec, jobs[0] */
@@ -75,6 +79,13 @@ struct store_read {
     uint32_t    limit, rank;
     bool        is_newest;
     const char *user;        /* NULL or "": all; borrowed */
+    Ballast__ListTerm *const *terms; /* borrowed, as order is */
+    size_t      n_terms;
+    Ballast__ListOrder *const *order;
+    size_t      n_order;
+    bool        is_live;     /* STORE_JOBS: only those that have not ended */
+    uint32_t    last;
+    uint64_t    limit_ns;    /* of STORE_JOBS with terms or order; 0: its own. Then -ETIME */
     int64_t     wall_ns;     /* STORE_RESTORE: now; keys older than keep_ns are left */
     uint64_t    keep_ns;
     enum store_window window;
@@ -110,7 +121,7 @@ struct store_read {
     Ballast__DbRow      **rows;
     size_t                n_rows;
     uint64_t              next;  /* where to go on: the next seq or byte, the last step read */
-    uint64_t              total; /* bytes that the rank's log has, or the copy */
+    uint64_t              total; /* bytes that the rank's log has, or the copy; the newest seq */
 };
 
 void store_read_fini(struct store_read *r);

@@ -20,6 +20,7 @@ int db_error(sqlite3 *db, const char *doing, struct err *err)
         {SQLITE_FULL, -ENOSPC},     {SQLITE_BUSY, -EBUSY},       {SQLITE_LOCKED, -EBUSY},
         {SQLITE_CORRUPT, -EBADMSG}, {SQLITE_NOTADB, -EBADMSG},   {SQLITE_READONLY, -EROFS},
         {SQLITE_PERM, -EACCES},     {SQLITE_CONSTRAINT, -EPROTO}, {SQLITE_CANTOPEN, -ENOENT},
+        {SQLITE_INTERRUPT, -ETIME},
     };
     int code = -EIO;
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)

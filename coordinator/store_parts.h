@@ -8,6 +8,12 @@
 #include "coordinator/store_db.h"
 #include "coordinator/store_query.h"
 
+/* Of jobs and records, in the order in which they are read. */
+#define JOB_COLUMNS                                                                            \
+    "id, name, user, state, reason, priority, gang_size, attempt, step, checkpoint_step, "     \
+    "steps, n_restarts, held, submitted_at_ns, started_at_ns, ended_at_ns, exit, workers"
+#define EVENT_COLUMNS "seq, at_ns, job, worker, kind, text"
+
 enum statement {
     /* state */
     S_BEGIN, S_COMMIT, S_ROLLBACK,
@@ -16,11 +22,12 @@ enum statement {
     S_PLAN_NEW, S_PLAN_END, S_PLANS_VOID, S_PLACEMENT_NEW, S_PLACEMENT_REALISED,
     S_ATTEMPT_NEW, S_ATTEMPT_END, S_WORKER, S_KEY, S_MARK, S_KEYS_TRIM,
     S_READ_MARKS, S_READ_LIVE, S_READ_KEYS, S_READ_JOBS, S_READ_JOB, S_READ_SPEC,
-    S_READ_RECORDS, S_READ_ALL_RECORDS, S_READ_EVENTS, S_READ_EVENTS_OF, S_READ_NEWEST,
-    S_READ_NEWEST_OF, S_READ_PLACEMENT, S_READ_PLANS, S_READ_AUTO, S_READ_LAST_SEQ,
+    S_READ_RECORDS, S_READ_ALL_RECORDS, S_READ_EVENTS, S_READ_EVENTS_OF, S_READ_PLACEMENT,
+    S_READ_PLANS, S_READ_AUTO, S_READ_TIME_AT, S_READ_LAST_SEQ,
     /* stats */
     S_STATS_BEGIN, S_STATS_COMMIT, S_STATS_ROLLBACK,
-    S_STEP, S_READ_STEPS, S_READ_LAST_STEP, S_READ_VALIDATION, S_READ_AUX_LOSS,
+    S_STEP, S_READ_STEPS, S_READ_STEP_LAST, S_READ_STEP_BEFORE, S_READ_LAST_STEP,
+    S_READ_VALIDATION, S_READ_AUX_LOSS,
     S_SEGMENT_NEW, S_SEGMENT_LAST,
     S_LOAD_MARK, S_LOAD_WINDOW, S_LOAD_COUNTS, S_LOAD_TOTAL, S_LOAD_PARENT, S_LOAD_COVER,
     S_LOAD_DROP, S_LOAD_DROP_COUNTS,
@@ -34,6 +41,7 @@ struct store_tables {
     sqlite3      *state, *stats;
     sqlite3_stmt *statements[S_MAX];
     struct query_db *query;
+    uint64_t      list_deadline_ns; /* of the list that is read */
     char         *logs_dir; /* owned */
 };
 
@@ -59,6 +67,19 @@ void read_run(struct store_tables *t, struct store_read *r);
 Ballast__Record *read_record_at(sqlite3_stmt *s, struct arena *a);
 int  read_one_job(struct store_tables *t, struct store_read *r);
 int  read_spec(struct store_tables *t, struct store_read *r);
+
+/* ---- store_list: by conditions, and in an order, of a client's choice ------------------------ */
+
+/* Gives *out, a statement whose rows are of JOB_COLUMNS, ended with sqlite3_finalize. -EINVAL: a
+ * condition that is none. */
+int  list_jobs(struct store_tables *t, const struct store_read *r, sqlite3_stmt **out,
+               struct err *err);
+/* Fills events. Looks at a bounded number of records: is_truncated says that it gave up early, and
+ * next where to go on. */
+int  list_events(struct store_tables *t, struct store_read *r);
+void list_event_at(sqlite3_stmt *s, struct store_read *r);
+/* Ends a statement of this connection with -ETIME once `limit_ns` are over; 0: no more. */
+void list_limit_time(struct store_tables *t, uint64_t limit_ns);
 
 /* ---- store_read_balance ---------------------------------------------------------------------- */
 

@@ -94,30 +94,20 @@ static int read_restore(struct store_tables *t, struct store_read *r)
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static int read_events(struct store_tables *t, struct store_read *r, bool is_newest)
+/* Of a job, or of all, without conditions. */
+static int read_events(struct store_tables *t, struct store_read *r)
 {
-    enum statement which = is_newest ? r->job ? S_READ_NEWEST_OF : S_READ_NEWEST
-                                     : r->job ? S_READ_EVENTS_OF : S_READ_EVENTS;
-    sqlite3_stmt *s = tables_statement(t, which);
+    sqlite3_stmt *s = tables_statement(t, r->job ? S_READ_EVENTS_OF : S_READ_EVENTS);
     size_t used = r->arena.used_bytes;
     int rc;
-    if (!is_newest)
-        sqlite3_bind_int64(s, 1, (sqlite3_int64)r->from);
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)r->from);
     sqlite3_bind_int64(s, 2, r->limit);
     if (r->job)
         sqlite3_bind_int64(s, 3, (sqlite3_int64)r->job);
     r->next = r->from;
     while ((rc = db_next(s, &r->err)) > 0) {
-        Ballast__Event *e = arena_alloc(&r->arena, sizeof *e);
-        ballast__event__init(e);
-        e->seq = int_at(s, 0);
-        e->at_ns = sqlite3_column_int64(s, 1);
-        e->job_id = int_at(s, 2);
-        e->worker = text_at(s, 3, &r->arena);
-        e->kind = text_at(s, 4, &r->arena);
-        e->text = text_at(s, 5, &r->arena);
-        PUSH(&r->arena, r->events, r->n_events, e);
-        r->next = e->seq + 1;
+        list_event_at(s, r);
+        r->next = r->events[r->n_events - 1]->seq + 1;
         if (r->arena.used_bytes - used > PAGE_BYTES_MAX) {
             sqlite3_reset(s);
             return 0;
@@ -171,11 +161,30 @@ static Ballast__StepReport *step_at(sqlite3_stmt *s, struct arena *a)
     return r;
 }
 
+/* Raises r->from to a step that the statement gives: with it, all before are left out. */
+static int skip_steps(struct store_tables *t, struct store_read *r, enum statement which,
+                      int64_t what)
+{
+    sqlite3_stmt *s = tables_statement(t, which);
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
+    sqlite3_bind_int64(s, 2, what);
+    int rc = db_next(s, &r->err);
+    if (rc <= 0)
+        return rc;
+    r->from = int_at(s, 0) > r->from ? int_at(s, 0) : r->from;
+    sqlite3_reset(s);
+    return 0;
+}
+
 static int read_steps(struct store_tables *t, struct store_read *r)
 {
     sqlite3_stmt *s = tables_statement(t, S_READ_STEPS);
     size_t used = r->arena.used_bytes;
-    int rc;
+    int rc = r->last ? skip_steps(t, r, S_READ_STEP_LAST, r->last) : 0;
+    if (rc == 0 && r->wall_ns) /* later steps are newer: an attempt writes over what it repeats */
+        rc = skip_steps(t, r, S_READ_STEP_BEFORE, r->wall_ns);
+    if (rc < 0)
+        return rc;
     sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
     sqlite3_bind_int64(s, 2, (sqlite3_int64)r->from);
     sqlite3_bind_int64(s, 3, r->limit);
@@ -256,9 +265,12 @@ static int add_summary(struct store_tables *t, Ballast__Job *j, struct err *err)
 
 static int read_jobs(struct store_tables *t, struct store_read *r)
 {
-    sqlite3_stmt *s = tables_statement(t, S_READ_JOBS);
+    sqlite3_stmt *s = tables_statement(t, S_READ_JOBS), *own = NULL;
     size_t used = r->arena.used_bytes;
-    int rc;
+    int rc = r->n_terms || r->n_order || r->is_live ? list_jobs(t, r, &own, &r->err) : 0;
+    if (rc < 0)
+        return rc;
+    s = own ? own : s;
     sqlite3_bind_int64(s, 1, (sqlite3_int64)r->from);
     sqlite3_bind_text(s, 2, r->user ? r->user : "", -1, SQLITE_STATIC);
     sqlite3_bind_int64(s, 3, (sqlite3_int64)r->limit + 1); /* one more: is there more? */
@@ -272,6 +284,11 @@ static int read_jobs(struct store_tables *t, struct store_read *r)
         Ballast__Job *j = job_at(s, &r->arena);
         PUSH(&r->arena, r->jobs, r->n_jobs, j);
     }
+    sqlite3_finalize(own);
+    list_limit_time(t, 0);
+    if (rc == -ETIME)
+        return err_set(&r->err, -ETIME, "this list takes longer than a coordinator looks for one; "
+                       "ask for fewer jobs: of one user, or since a time");
     for (size_t i = 0; rc == 0 && i < r->n_jobs; i++)
         rc = add_summary(t, r->jobs[i], &r->err);
     return rc;
@@ -313,7 +330,8 @@ static int read_job(struct store_tables *t, struct store_read *r)
     int rc = read_one_job(t, r);
     if (rc < 0 || (rc = read_spec(t, r)) < 0)
         return rc;
-    return read_events(t, r, true);
+    r->is_newest = true;
+    return list_events(t, r);
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */
@@ -338,7 +356,7 @@ static int run(struct store_tables *t, struct store_read *r)
         rc = read_records(t, r, S_READ_RECORDS);
         return rc < 0 || !r->n_records ? rc : read_one_job(t, r);
     case STORE_EVENTS:
-        return read_events(t, r, r->is_newest);
+        return r->n_terms || r->is_newest ? list_events(t, r) : read_events(t, r);
     case STORE_STEPS:
         return read_steps(t, r);
     case STORE_OUTPUT:

@@ -140,7 +140,12 @@ static const char stats_2[] =
 /* Moves may be spread over several step boundaries. */
 static const char state_4[] = "ALTER TABLE plans ADD COLUMN n_stages INTEGER NOT NULL DEFAULT 1;";
 
-static const char *const state_steps[] = {state_1, state_2, state_3, state_4};
+/* Lists of jobs by user, and since a time. */
+static const char state_5[] =
+    "CREATE INDEX jobs_of_user ON jobs (user, id);"
+    "CREATE INDEX jobs_by_end ON jobs (ended_at_ns);";
+
+static const char *const state_steps[] = {state_1, state_2, state_3, state_4, state_5};
 /* What routers lose, and the choices beyond an expert's capacity. */
 static const char stats_3[] =
     "ALTER TABLE steps ADD COLUMN aux_loss REAL;"

@@ -8,10 +8,6 @@
 #include <sys/stat.h>
 
 #define ENDED "('DONE', 'FAILED', 'CANCELLED')"
-#define JOB_COLUMNS                                                                            \
-    "id, name, user, state, reason, priority, gang_size, attempt, step, checkpoint_step, "     \
-    "steps, n_restarts, held, submitted_at_ns, started_at_ns, ended_at_ns, exit, workers"
-#define EVENT_COLUMNS "seq, at_ns, job, worker, kind, text"
 #define STEP_COLUMNS                                                                           \
     "step, attempt, at_ns, loss, validation_loss, grad_norm, lr, tokens_per_second, mfu, "     \
     "memory_bytes, imbalance, phases, aux_loss, z_loss, rerouted, dropped, index_loss, skipped, " \
@@ -82,10 +78,6 @@ static const char *const sql[S_MAX] = {
                       "LIMIT ?2",
     [S_READ_EVENTS_OF] = "SELECT " EVENT_COLUMNS " FROM records WHERE job = ?3 AND job > 0 AND "
                          "seq >= ?1 ORDER BY seq LIMIT ?2",
-    [S_READ_NEWEST] = "SELECT * FROM (SELECT " EVENT_COLUMNS " FROM records ORDER BY seq DESC "
-                      "LIMIT ?2) ORDER BY seq",
-    [S_READ_NEWEST_OF] = "SELECT * FROM (SELECT " EVENT_COLUMNS " FROM records WHERE job = ?3 "
-                         "AND job > 0 ORDER BY seq DESC LIMIT ?2) ORDER BY seq",
     [S_READ_PLACEMENT] = "SELECT r.body FROM placements p JOIN records r ON r.seq = p.record "
                          "WHERE p.job = ?1 AND (?2 < 0 OR p.epoch = ?2) "
                          "ORDER BY p.epoch DESC LIMIT 1",
@@ -97,6 +89,7 @@ static const char *const sql[S_MAX] = {
                      "LEFT JOIN placements q ON q.job = p.job AND q.epoch = p.epoch "
                      "WHERE p.job = ?1 ORDER BY p.epoch DESC LIMIT ?2) ORDER BY 1",
     [S_READ_AUTO] = "SELECT rebalance_auto FROM jobs WHERE id = ?1",
+    [S_READ_TIME_AT] = "SELECT seq, at_ns FROM records WHERE seq >= ?1 ORDER BY seq LIMIT 1",
     [S_READ_LAST_SEQ] = "SELECT coalesce(max(seq), 0) FROM records",
 
     [S_STATS_BEGIN] = "BEGIN IMMEDIATE",
@@ -118,6 +111,10 @@ static const char *const sql[S_MAX] = {
                "WHERE excluded.attempt >= steps.attempt",
     [S_READ_STEPS] = "SELECT " STEP_COLUMNS " FROM steps WHERE job = ?1 AND step > ?2 "
                      "ORDER BY step LIMIT ?3",
+    [S_READ_STEP_LAST] = "SELECT step FROM steps WHERE job = ?1 ORDER BY step DESC "
+                         "LIMIT 1 OFFSET ?2",
+    [S_READ_STEP_BEFORE] = "SELECT step FROM steps WHERE job = ?1 AND at_ns < ?2 "
+                           "ORDER BY step DESC LIMIT 1",
     [S_READ_LAST_STEP] = "SELECT " STEP_COLUMNS " FROM steps WHERE job = ?1 "
                          "ORDER BY step DESC LIMIT 1",
     [S_READ_VALIDATION] = "SELECT validation_loss FROM steps WHERE job = ?1 AND "

@@ -2,6 +2,7 @@
 #include "proto/check.h"
 
 #define SMALL (8u << 10)
+#define LIST  (64u << 10)
 #define REPLY_MAX (BULK_BYTES_MAX - WIRE_HEAD_BYTES_MAX)
 
 #define REQUEST(NAME, FROM, KEY, REQ, BYTES, REP)                                              \
@@ -17,7 +18,7 @@
 static const struct check_method methods[] = {
     REQUEST(PING, CLIENT | WORKER, false, ping_request, SMALL, ping_reply),
     REQUEST(SUBMIT, CLIENT, true, submit_request, 512u << 10, submit_reply),
-    REQUEST(JOB_LIST, CLIENT, false, job_list_request, SMALL, job_list_reply),
+    REQUEST(JOB_LIST, CLIENT, false, job_list_request, LIST, job_list_reply),
     REQUEST(JOB_SHOW, CLIENT, false, job_request, SMALL, job_show_reply),
     REQUEST(JOB_CANCEL, CLIENT, true, job_request, SMALL, job_reply),
     REQUEST(JOB_HOLD, CLIENT, true, job_request, SMALL, job_reply),
@@ -30,7 +31,7 @@ static const struct check_method methods[] = {
     REQUEST(WORKER_LIST, CLIENT, false, worker_list_request, SMALL, worker_list_reply),
     REQUEST(WORKER_DRAIN, CLIENT, true, worker_drain_request, SMALL, worker_reply),
     REQUEST(WORKER_RESUME, CLIENT, true, worker_drain_request, SMALL, worker_reply),
-    REQUEST(EVENTS, CLIENT, false, events_request, SMALL, events_reply),
+    REQUEST(EVENTS, CLIENT, false, events_request, LIST, events_reply),
     REQUEST(LOGS, CLIENT, false, logs_request, SMALL, logs_reply),
     REQUEST(METRICS, CLIENT, false, metrics_request, SMALL, metrics_reply),
     REQUEST(EXPERTS, CLIENT, false, experts_request, SMALL, experts_reply),
