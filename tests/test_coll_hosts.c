@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <arpa/inet.h>
@@ -15,6 +16,7 @@
 #include "tests/coll_calls.h"
 #include "tests/patience.h"
 #include "worker/coll_wire.h"
+#include "worker/coll_wire_frame.h"
 
 /* Which host each rank is on. */
 static const struct {
@@ -329,12 +331,65 @@ static void an_abort_ends_everybodys_call(void **state)
     }
 }
 
+/* ---- somebody in the middle ------------------------------------------------------------------ */
+
+/* This process has all ends: the one of the link from rank 0 to the other. */
+static int link_to(uint16_t port)
+{
+    for (int fd = 3; fd < 1024; fd++) {
+        struct sockaddr_in6 to = {0}; /* whose port is where IPv4 has it */
+        socklen_t n = sizeof to;
+        if (getpeername(fd, (struct sockaddr *)&to, &n) == 0 &&
+            (to.sin6_family == AF_INET || to.sin6_family == AF_INET6) &&
+            ntohs(to.sin6_port) == port)
+            return fd;
+    }
+    return -1;
+}
+
+static bool is_cut; /* else something is put in */
+
+static void meddle(struct rank *r, struct coll *c)
+{
+    uint8_t junk[100] = {1, 2, 3};
+    r->rc = c->ops->barrier(c, &c->world_group, &r->err);
+    if (r->rc == 0 && c->rank == 0) {
+        int fd = link_to(wire_data_port(run.wires[1]));
+        CHECK(r, fd >= 0);
+        CHECK(r, is_cut ? shutdown(fd, SHUT_RDWR) == 0
+                        : send(fd, junk, sizeof junk, MSG_NOSIGNAL) == sizeof junk);
+    }
+    for (int i = 0; i < 1000 && r->rc == 0; i++)
+        r->rc = c->ops->barrier(c, &c->world_group, &r->err);
+}
+
+static void who_meddles_ends_all_with_a_line(void **state)
+{
+    static const char *const says[] = {"what comes from rank 0 was changed on its way",
+                                       "rank 0 has died"};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        struct rank ranks[WORLD_MAX];
+        is_cut = k == 1;
+        run_ranks(ranks, 0, meddle, 20 * NS_PER_S);
+        for (uint32_t i = 0; i < 2; i++)
+            if (ranks[i].rc != -ECANCELED)
+                fail_msg("rank %u: %d %s", i, ranks[i].rc, ranks[i].err.text);
+        if (!strstr(ranks[1].err.text, says[k]) && !strstr(ranks[1].err.text, "rank 1 has died"))
+            fail_msg("expected '%s' in: %s", says[k], ranks[1].err.text);
+        if (!is_cut && !strstr(ranks[0].err.text, says[0]))
+            fail_msg("expected '%s' in: %s", says[0], ranks[0].err.text);
+    }
+}
+
 /* ---- ranks as processes --------------------------------------------------------------------- */
 
 struct board {
     _Atomic uint32_t n_told, n_steps;
     char    addresses[4][WIRE_ADDRESS_BYTES];
     uint8_t keys[4][WIRE_KEY_BYTES];
+    uint16_t data_ports[4];
+    int     log; /* where ranks write what they refuse; 0: as ever */
     int     rc[4];
     char    text[4][1024];
 };
@@ -350,11 +405,15 @@ static void work_for_ever(struct board *b, const uint8_t *id, uint32_t rank)
                                       .call_timeout_ns = 60 * NS_PER_S};
     struct coll *c = NULL;
     struct err err = {0};
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* not beyond the test */
     int rc = wire_open("tcp://127.0.0.1:*", &hosts.wire, &err);
     if (rc == 0) {
         strcpy(b->addresses[rank], wire_address(hosts.wire));
         memcpy(b->keys[rank], wire_key(hosts.wire), WIRE_KEY_BYTES);
+        b->data_ports[rank] = wire_data_port(hosts.wire);
     }
+    if (b->log > 0)
+        dup2(b->log, 2);
     atomic_fetch_add(&b->n_told, 1);
     while (atomic_load(&b->n_told) < 4)
         usleep(1000);
@@ -414,14 +473,14 @@ static void the_death_of_a_member_ends_all(void **state)
 
 /* ---- strangers ------------------------------------------------------------------------------ */
 
-static int port_of(const char *address)
+static uint16_t port_of(const char *address)
 {
-    return atoi(strrchr(address, ':') + 1);
+    return (uint16_t)atoi(strrchr(address, ':') + 1);
 }
 
-static int connect_plain(const char *address)
+static int connect_plain(uint16_t port)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port_of(address)),
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port),
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
@@ -429,12 +488,12 @@ static int connect_plain(const char *address)
 }
 
 /* Bytes that begin like ZeroMQ's greeting, and go on as they please. */
-static void send_garbage(const char *address, uint32_t *s)
+static void send_garbage(uint16_t port, uint32_t *s)
 {
     static const uint8_t greeting[] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1, 'C', 'U', 'R', 'V',
                                        'E'};
     uint8_t bytes[600];
-    int fd = connect_plain(address);
+    int fd = connect_plain(port);
     for (size_t i = 0; i < sizeof bytes; i++)
         bytes[i] = (uint8_t)next(s);
     memcpy(bytes, greeting, next(s) % (sizeof greeting + 1));
@@ -447,6 +506,34 @@ static void send_garbage(const char *address, uint32_t *s)
             break;
     }
     close(fd);
+}
+
+/* As if it were a rank that begins its link: one that has it already, this one, or none. */
+static void greet_falsely(uint16_t port, uint32_t rank, uint32_t *s)
+{
+    struct greeting g = {.magic = GREETING_MAGIC, .rank = rank};
+    char byte;
+    int fd = connect_plain(port);
+    for (size_t i = 0; i < sizeof g.hello; i++)
+        g.hello[i] = (uint8_t)next(s);
+    assert_int_equal(send(fd, &g, sizeof g, MSG_NOSIGNAL), sizeof g);
+    assert_true(recv(fd, &byte, 1, 0) <= 0); /* it is shown out */
+    close(fd);
+}
+
+/* What ranks have said of those. */
+static void was_refused(FILE *log)
+{
+    static const char *const says[] = {
+        "a connection is refused: that is no greeting",
+        "a connection is refused: its rank is here already",
+    };
+    static char text[1 << 16];
+    rewind(log);
+    assert_true(fread(text, 1, sizeof text - 1, log) > 0);
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++)
+        if (!strstr(text, says[i]))
+            fail_msg("expected '%s' in: %s", says[i], text);
 }
 
 /* Speaks ZeroMQ: with no keys, with keys of its own, or with the wrong key of the other side. */
@@ -472,16 +559,24 @@ static void *stranger(void *context, const struct board *b, uint32_t kind)
 
 static void strangers_change_nothing(void **state)
 {
+    enum { HELD = 300 };
     struct board *b = new_board();
+    FILE *log = tmpfile();
+    b->log = fileno(log);
     pid_t *pids = fork_ranks(b);
     void *context = zmq_ctx_new(), *sockets[3];
     uint32_t s = seed0;
-    int held = connect_plain(b->addresses[0]); /* says nothing at all */
+    int held[HELD]; /* they say nothing at all */
     (void)state;
+    greet_falsely(b->data_ports[0], 2, &s);
+    greet_falsely(b->data_ports[0], 0, &s);
+    greet_falsely(b->data_ports[3], 1000, &s);
+    for (uint32_t i = 0; i < HELD; i++)
+        held[i] = connect_plain(i == 0 ? port_of(b->addresses[0]) : b->data_ports[0]);
     for (uint32_t kind = 0; kind < 3; kind++)
         sockets[kind] = stranger(context, b, kind);
     for (int i = 0; i < 200; i++)
-        send_garbage(b->addresses[i % 4], &s);
+        send_garbage(i % 2 ? port_of(b->addresses[i / 2 % 4]) : b->data_ports[i / 2 % 4], &s);
     uint32_t before = atomic_load(&b->n_steps);
     uint64_t end = patience_end_ns(5);
     while (atomic_load(&b->n_steps) < before + 200 && clock_now_ns() < end)
@@ -493,11 +588,14 @@ static void strangers_change_nothing(void **state)
     for (uint32_t kind = 0; kind < 3; kind++)
         zmq_close(sockets[kind]);
     zmq_ctx_term(context);
-    close(held);
+    for (uint32_t i = 0; i < HELD; i++)
+        close(held[i]);
     for (uint32_t r = 0; r < 4; r++)
         kill(pids[r], SIGKILL);
     for (uint32_t r = 0; r < 4; r++)
         waitpid(pids[r], NULL, 0);
+    was_refused(log);
+    fclose(log);
     munmap(b, sizeof *b);
 }
 
@@ -516,6 +614,7 @@ static void an_address_is_one_that_others_reach(void **state)
         { "tcp://[::]:5", "must be able to reach it" },
         { "tcp://10.0.0.7:0", "expected a port" },
         { "tcp://10.0.0.7:70000", "expected a port" },
+        { "tcp://10.0.0.7:65535", "expected a port" },
         { "tcp://10.0.0.7:55x", "expected a port" },
     };
     (void)state;
@@ -544,6 +643,7 @@ int main(void)
         cmocka_unit_test(a_member_that_stays_away_is_named),
         cmocka_unit_test(members_that_disagree_are_told),
         cmocka_unit_test(an_abort_ends_everybodys_call),
+        cmocka_unit_test(who_meddles_ends_all_with_a_line),
         cmocka_unit_test(the_death_of_a_member_ends_all),
         cmocka_unit_test(strangers_change_nothing),
         cmocka_unit_test(an_address_is_one_that_others_reach),

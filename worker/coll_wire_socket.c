@@ -1,13 +1,14 @@
 /* coll_wire_socket.c - addresses, keys, sockets, and who is let in */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "worker/coll_wire_parts.h"
 
-#define HWM_MESSAGES     32 /* pieces in ZeroMQ, of a connection and direction: a window */
+#define HWM_MESSAGES     32 /* in ZeroMQ, of a connection and direction */
 #define ANSWER_LINGER_MS 2000
 #define HANDSHAKE_MS     20000
 #define HEARTBEAT_MS     5000
@@ -41,6 +42,26 @@ bool wire_is_loopback(const char *address)
            (inet_pton(AF_INET, ip, &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127);
 }
 
+int wire_socket_address(const char *address, uint16_t port, void *out, uint32_t *out_bytes)
+{
+    char ip[INET6_ADDRSTRLEN];
+    const char *ignored;
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(port)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+    if (!split_address(address, ip, &ignored))
+        return -EINVAL;
+    if (inet_pton(AF_INET, ip, &v4.sin_addr) == 1) {
+        memcpy(out, &v4, sizeof v4);
+        *out_bytes = sizeof v4;
+    } else if (inet_pton(AF_INET6, ip, &v6.sin6_addr) == 1) {
+        memcpy(out, &v6, sizeof v6);
+        *out_bytes = sizeof v6;
+    } else {
+        return -EINVAL;
+    }
+    return 0;
+}
+
 int wire_address_check(const char *address, struct err *err)
 {
     char ip[INET6_ADDRSTRLEN];
@@ -60,9 +81,9 @@ int wire_address_check(const char *address, struct err *err)
                        "expected one of this machine's own addresses", address);
     char *end = NULL;
     unsigned long number = port[0] >= '1' && port[0] <= '9' ? strtoul(port, &end, 10) : 0;
-    if (strcmp(port, "*") != 0 && (!end || *end || number > 65535))
-        return err_set(err, -EINVAL, "address '%.90s': expected a port of 1 to 65535, or *",
-                       address);
+    if (strcmp(port, "*") != 0 && (!end || *end || number > 65534))
+        return err_set(err, -EINVAL, "address '%.90s': expected a port of 1 to 65534, whose next "
+                       "is free, too, or *", address);
     return 0;
 }
 
@@ -86,8 +107,7 @@ static void *new_socket(struct wire *w, int type)
     wire_set(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS);
     wire_set(s, ZMQ_HEARTBEAT_TIMEOUT, SILENCE_MS);
     wire_set(s, ZMQ_HEARTBEAT_TTL, SILENCE_MS);
-    zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &(int64_t){WIRE_PIECE_BYTES + WIRE_TEXT_BYTES},
-                   sizeof(int64_t));
+    zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &(int64_t){2 * WIRE_TEXT_BYTES}, sizeof(int64_t));
     zmq_setsockopt(s, ZMQ_CURVE_PUBLICKEY, w->key, WIRE_KEY_BYTES);
     zmq_setsockopt(s, ZMQ_CURVE_SECRETKEY, w->secret, WIRE_KEY_BYTES);
     return s;
@@ -104,7 +124,6 @@ void *wire_dealer_to(struct wire *w, uint32_t rank)
         p->dealer = NULL;
         return NULL;
     }
-    w->sent_to[w->n_sent_to++] = rank;
     return p->dealer;
 }
 
@@ -131,17 +150,14 @@ int wire_listen_at(struct wire *w, const char *address, struct err *err)
     wire_set(w->zap, ZMQ_LINGER, 0);
     wire_set(w->listener, ZMQ_LINGER, ANSWER_LINGER_MS);
     wire_set(w->listener, ZMQ_CURVE_SERVER, 1);
-    wire_set(w->listener, ZMQ_ROUTER_MANDATORY, 1);
     zmq_setsockopt(w->listener, ZMQ_ZAP_DOMAIN, domain, sizeof domain - 1);
-    if (zmq_socket_monitor(w->listener, "inproc://ends", ZMQ_EVENT_DISCONNECTED) < 0 ||
-        !(w->monitor = zmq_socket(w->context, ZMQ_PAIR)) ||
-        zmq_connect(w->monitor, "inproc://ends") < 0)
-        return err_set(err, -errno, "ZeroMQ: %s", zmq_strerror(errno));
-    wire_set(w->monitor, ZMQ_LINGER, 0);
     if (zmq_bind(w->listener, address) < 0 ||
         zmq_getsockopt(w->listener, ZMQ_LAST_ENDPOINT, w->address, &n) < 0)
         return err_set(err, -errno, "data_address %s: %s", address, zmq_strerror(errno));
-    return 0;
+    const char *port;
+    char ip[INET6_ADDRSTRLEN];
+    bool is_any = split_address(address, ip, &port) && strcmp(port, "*") == 0;
+    return wire_door_open(w, is_any ? 0 : (uint16_t)(atoi(port) + 1), err);
 }
 
 /* ---- admission ------------------------------------------------------------------------------ */

@@ -1,125 +1,128 @@
-/* coll_wire_talk.c - what is said and heard on the wire's sockets; on its thread alone */
+/* coll_wire_talk.c - what is told through CURVE: secrets, ports and aborts
+ *
+ * A thread of its own does it, which mostly sleeps. Once something is to be sent to a rank, it
+ * makes the secret of that link, tells the rank, and hears at which port its door is. */
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/clock.h"
+#include "common/mem.h"
 #include "common/types.h"
 #include "worker/coll_wire_parts.h"
 
-#define COPIED_BYTES 4096u /* smaller pieces are copied */
-#define PING_NS      (500 * NS_PER_MS)
+#define LOOK_MS  100
+#define DRAIN_MAX 64
+#define GRACE_NS (200 * NS_PER_MS) /* for word of an abort, after links have ended */
 
-/* ---- sending -------------------------------------------------------------------------------- */
-
-static void sent(void *data, void *ticket)
+void wire_fail(struct wire *w, const char *format, ...)
 {
-    (void)data;
-    wire_done(ticket);
+    char text[WIRE_TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    w->events.aborted(w->events.user, text);
+    wire_wake(w);
 }
 
-/* One piece; false: not now. */
-static bool send_piece(struct peer *p, struct out *o, size_t n)
-{
-    struct header h = {.kind = KIND_DATA, .tag = o->tag, .total = o->n, .at = o->at};
-    zmq_msg_t m;
-    if (zmq_send(p->dealer, &h, sizeof h, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
-        return false;
-    if (n <= COPIED_BYTES) {
-        zmq_msg_init_size(&m, n);
-        if (n > 0)
-            memcpy(zmq_msg_data(&m), o->data + o->at, n);
-    } else {
-        zmq_msg_init_data(&m, (void *)(o->data + o->at), n, sent, o->ticket);
-    }
-    if (zmq_msg_send(&m, p->dealer, ZMQ_DONTWAIT) < 0)
-        zmq_msg_close(&m); /* says that it is sent */
-    if (n <= COPIED_BYTES)
-        wire_done(o->ticket);
-    return true;
-}
-
-void wire_send_waiting(struct wire *w, uint32_t rank)
-{
-    struct peer *p = &w->peers[rank];
-    while (p->first && !p->is_full) {
-        struct out *o = p->first;
-        size_t left = o->n - o->at, n = left < WIRE_PIECE_BYTES ? left : WIRE_PIECE_BYTES;
-        if (p->sent - p->acked + wire_cost(n) > WIRE_WINDOW_BYTES)
-            return;
-        if (!send_piece(p, o, n)) {
-            p->is_full = true;
-            return;
-        }
-        p->sent += wire_cost(n);
-        o->at += n;
-        if (o->at < o->n)
-            continue;
-        p->first = o->next;
-        if (!p->first)
-            p->last = &p->first;
-        free(o);
-    }
-}
-
-void wire_say(void *socket, enum kind kind, const char *text)
+static void say(void *socket, enum kind kind, const void *what, size_t n_bytes)
 {
     struct header h = {.kind = kind};
     if (zmq_send(socket, &h, sizeof h, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0)
-        zmq_send(socket, text, strlen(text), ZMQ_DONTWAIT);
+        zmq_send(socket, what, n_bytes, ZMQ_DONTWAIT);
 }
 
-static void say_all(struct wire *w, enum kind kind, const char *text)
+/* ---- secrets --------------------------------------------------------------------------------- */
+
+static void tell_secret(struct wire *w, uint32_t rank)
 {
-    for (uint32_t i = 0; i < w->n_sent_to; i++)
-        wire_say(w->peers[w->sent_to[i]].dealer, kind, text);
+    struct peer *p = &w->peers[rank];
+    uint8_t secret[SEAL_SECRET_BYTES];
+    struct err err = {0};
+    if (!wire_dealer_to(w, rank)) {
+        wire_fail(w, "rank %u cannot connect to rank %u at %s: %s", w->rank, rank, p->address,
+                  zmq_strerror(errno));
+    } else if (seal_make_secret(secret, &err) < 0) {
+        wire_fail(w, "rank %u: %s", w->rank, err.text);
+    } else {
+        p->out_seal = seal_create(secret, w->rank, rank, SEAL_CLOSES);
+        say(p->dealer, KIND_SECRET, secret, sizeof secret);
+    }
+    explicit_bzero(secret, sizeof secret);
 }
 
-/* Back on the connection from it. -EAGAIN: not now, -EHOSTUNREACH: that has ended. */
-int wire_answer(struct wire *w, struct peer *p, enum kind kind)
+static void tell_secrets(struct wire *w)
 {
-    struct header h = {.kind = kind, .total = p->in.consumed, .at = p->in.arrived};
-    if (p->n_id == 0)
-        return -EAGAIN;
-    if (zmq_send(w->listener, p->id, p->n_id, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
-        return -errno;
-    zmq_send(w->listener, &h, sizeof h, ZMQ_DONTWAIT);
-    return 0;
-}
-
-void wire_acknowledge(struct wire *w, struct peer *p)
-{
-    if (wire_in_owes(&p->in) && wire_answer(w, p, KIND_ACK) == 0)
-        p->in.told = p->in.consumed;
-}
-
-void wire_look_for_ends(struct wire *w)
-{
-    w->ping_ns = clock_now_ns() + PING_NS;
-    for (uint32_t r = 0; r < w->world; r++) {
-        struct peer *p = &w->peers[r];
-        wire_acknowledge(w, p);
-        if (!p->is_gone && wire_answer(w, p, KIND_PING) == -EHOSTUNREACH) {
-            p->is_gone = true;
-            w->events.gone(w->events.user, r);
+    for (uint32_t r = 0; r < w->world; r++)
+        if (atomic_load(&w->peers[r].is_wanted) && !w->peers[r].has_tried) {
+            w->peers[r].has_tried = true;
+            tell_secret(w, r);
         }
+}
+
+/* And says where the door is. */
+static void hear_secret(struct wire *w, uint32_t rank, zmq_msg_t *id, zmq_msg_t *secret)
+{
+    struct peer *p = &w->peers[rank];
+    const struct header h = {.kind = KIND_PORT, .port = w->door_port};
+    if (zmq_msg_size(secret) != SEAL_SECRET_BYTES || atomic_load(&p->may_greet)) {
+        wire_fail(w, "rank %u: rank %u tells a secret that does not fit", w->rank, rank);
+        return;
+    }
+    memcpy(p->in_secret, zmq_msg_data(secret), SEAL_SECRET_BYTES);
+    atomic_store(&p->may_greet, true);
+    zmq_send(w->listener, zmq_msg_data(id), zmq_msg_size(id), ZMQ_SNDMORE | ZMQ_DONTWAIT);
+    zmq_send(w->listener, &h, sizeof h, ZMQ_DONTWAIT);
+}
+
+/* What comes back on a connection of mine. */
+static void hear_answers(struct wire *w, uint32_t rank)
+{
+    struct peer *p = &w->peers[rank];
+    struct header h;
+    for (int n; p->dealer && (n = zmq_recv(p->dealer, &h, sizeof h, ZMQ_DONTWAIT)) >= 0;) {
+        if (n != sizeof h || h.kind != KIND_PORT || !p->out_seal)
+            continue;
+        p->out_port = (uint16_t)h.port;
+        int rc = wire_door_knock(w, rank, p->out_port);
+        if (rc < 0)
+            wire_fail(w, "rank %u cannot connect to rank %u at %s, port %u for the data: %s",
+                      w->rank, rank, p->address, p->out_port, strerror(-rc));
     }
 }
 
-void wire_tell_abort(struct wire *w)
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+/* Who ends because all do says so, too, which may come after the end of its links. */
+static void look_for_ends(struct wire *w)
+{
+    for (uint32_t r = 0; r < w->world; r++) {
+        struct peer *p = &w->peers[r];
+        uint64_t ended = atomic_load(&p->ended_ns);
+        if (ended == 0 || p->is_gone || clock_now_ns() - ended < GRACE_NS)
+            continue;
+        p->is_gone = true;
+        w->events.gone(w->events.user, r);
+    }
+}
+
+static void tell_abort(struct wire *w)
 {
     char text[WIRE_TEXT_BYTES];
     if (w->has_told || !w->events.is_aborted ||
         !w->events.is_aborted(w->events.user, text, sizeof text))
         return;
     w->has_told = true;
-    say_all(w, KIND_ABORT, text);
+    for (uint32_t r = 0; r < w->world; r++)
+        if (w->peers[r].dealer)
+            say(w->peers[r].dealer, KIND_ABORT, text, strlen(text));
 }
 
-/* ---- receiving ------------------------------------------------------------------------------ */
-
-static void heard_abort(struct wire *w, zmq_msg_t *m)
+static void hear_abort(struct wire *w, zmq_msg_t *m)
 {
     char text[WIRE_TEXT_BYTES];
     size_t n = zmq_msg_size(m) < sizeof text - 1 ? zmq_msg_size(m) : sizeof text - 1;
@@ -128,24 +131,7 @@ static void heard_abort(struct wire *w, zmq_msg_t *m)
     w->events.aborted(w->events.user, text);
 }
 
-static void heard(struct wire *w, uint32_t rank, const struct header *h, zmq_msg_t *payload)
-{
-    struct peer *p = &w->peers[rank];
-    if (h->kind == KIND_BYE) {
-        p->has_left = true;
-        w->events.left(w->events.user, rank);
-    } else if (h->kind == KIND_ABORT) {
-        heard_abort(w, payload);
-    } else if (h->kind == KIND_FLUSH) {
-        wire_answer(w, p, KIND_ACK);
-    } else if (h->kind != KIND_DATA ||
-               wire_in_take(&p->in, h->tag, h->total, h->at, payload) < 0) {
-        char text[128];
-        snprintf(text, sizeof text, "rank %u: rank %u sends what does not fit", w->rank, rank);
-        w->events.aborted(w->events.user, text);
-    }
-    wire_acknowledge(w, p);
-}
+/* ---- listening ------------------------------------------------------------------------------- */
 
 /* Whose key it was. */
 static bool rank_of(const struct wire *w, zmq_msg_t *m, uint32_t *out_rank)
@@ -157,45 +143,89 @@ static bool rank_of(const struct wire *w, zmq_msg_t *m, uint32_t *out_rank)
     return end && !*end && rank < w->world;
 }
 
-bool wire_listen_once(struct wire *w)
+static void heard(struct wire *w, zmq_msg_t *id, zmq_msg_t *head, zmq_msg_t *payload)
 {
-    zmq_msg_t id, head, payload;
-    zmq_msg_init(&id);
-    zmq_msg_init(&head);
-    zmq_msg_init(&payload);
-    bool has_any = zmq_msg_recv(&id, w->listener, ZMQ_DONTWAIT) >= 0;
-    bool has_head = has_any && zmq_msg_more(&id) && zmq_msg_recv(&head, w->listener, 0) >= 0;
-    bool is_whole = has_head && zmq_msg_more(&head) && zmq_msg_recv(&payload, w->listener, 0) >= 0;
+    struct header h;
     uint32_t rank;
-    for (bool more = is_whole && zmq_msg_more(&payload); more; is_whole = false) {
-        zmq_msg_t extra; /* there are none */
+    if (zmq_msg_size(head) != sizeof h || !rank_of(w, head, &rank))
+        return;
+    memcpy(&h, zmq_msg_data(head), sizeof h);
+    if (h.kind == KIND_SECRET)
+        hear_secret(w, rank, id, payload);
+    else if (h.kind == KIND_ABORT)
+        hear_abort(w, payload);
+    else
+        wire_fail(w, "rank %u: rank %u says what does not fit", w->rank, rank);
+}
+
+/* One message, if there is one. */
+static bool listen_once(struct wire *w)
+{
+    enum { ID, HEAD, PAYLOAD, PARTS };
+    zmq_msg_t parts[PARTS], extra;
+    int n = 0;
+    bool more = true;
+    for (; more && n < PARTS && (n > 0 || zmq_msg_init(&parts[0]) == 0); n++) {
+        if (n > 0)
+            zmq_msg_init(&parts[n]);
+        if (zmq_msg_recv(&parts[n], w->listener, n == 0 ? ZMQ_DONTWAIT : 0) < 0) {
+            zmq_msg_close(&parts[n]);
+            break;
+        }
+        more = zmq_msg_more(&parts[n]);
+    }
+    bool has_any = n > 0, is_whole = n == PARTS && !more;
+    while (has_any && more) { /* there are none */
         zmq_msg_init(&extra);
         more = zmq_msg_recv(&extra, w->listener, 0) >= 0 && zmq_msg_more(&extra);
         zmq_msg_close(&extra);
     }
-    if (is_whole && zmq_msg_size(&head) == sizeof(struct header) && rank_of(w, &head, &rank)) {
-        struct peer *p = &w->peers[rank];
-        p->n_id = zmq_msg_size(&id) <= sizeof p->id ? zmq_msg_size(&id) : 0;
-        memcpy(p->id, zmq_msg_data(&id), p->n_id);
-        struct header h;
-        memcpy(&h, zmq_msg_data(&head), sizeof h);
-        heard(w, rank, &h, &payload);
-    }
-    zmq_msg_close(&id);
-    zmq_msg_close(&head);
-    zmq_msg_close(&payload);
+    if (is_whole)
+        heard(w, &parts[ID], &parts[HEAD], &parts[PAYLOAD]);
+    while (n > 0)
+        zmq_msg_close(&parts[--n]);
     return has_any;
 }
 
-/* What comes back on a connection of mine. */
-void wire_hear_answers(struct wire *w, uint32_t rank)
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static int fill_items(const struct wire *w, zmq_pollitem_t *items)
 {
-    struct peer *p = &w->peers[rank];
-    struct header h;
-    for (int n; (n = zmq_recv(p->dealer, &h, sizeof h, ZMQ_DONTWAIT)) >= 0;)
-        if (n == sizeof h && h.kind == KIND_ACK && h.total >= p->acked && h.total <= p->sent &&
-            h.at <= p->sent) {
-            p->acked = h.total;
-            p->arrived = h.at > p->arrived ? h.at : p->arrived;
-        }
+    int n = 0;
+    items[n++] = (zmq_pollitem_t){.fd = w->wake, .events = ZMQ_POLLIN};
+    items[n++] = (zmq_pollitem_t){.socket = w->zap, .events = ZMQ_POLLIN};
+    items[n++] = (zmq_pollitem_t){.socket = w->listener, .events = ZMQ_POLLIN};
+    for (uint32_t r = 0; r < w->world; r++)
+        if (w->peers[r].dealer)
+            items[n++] = (zmq_pollitem_t){.socket = w->peers[r].dealer, .events = ZMQ_POLLIN};
+    return n;
+}
+
+static void work(struct wire *w)
+{
+    tell_secrets(w);
+    for (int i = 0; i < DRAIN_MAX && listen_once(w); i++)
+        ;
+    for (uint32_t r = 0; r < w->world; r++)
+        hear_answers(w, r);
+    tell_abort(w);
+    look_for_ends(w);
+}
+
+void *wire_talk(void *wire)
+{
+    struct wire *w = wire;
+    zmq_pollitem_t *items = xcalloc(w->world + 3, sizeof *items);
+    uint64_t count;
+    while (!atomic_load(&w->is_over)) {
+        work(w);
+        zmq_poll(items, fill_items(w, items), LOOK_MS);
+        if (items[0].revents && read(w->wake, &count, sizeof count) < 0)
+            continue;
+        if (items[1].revents)
+            wire_admit(w);
+    }
+    tell_abort(w);
+    free(items);
+    return NULL;
 }
