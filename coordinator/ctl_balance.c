@@ -8,6 +8,7 @@
 #include "coordinator/balance.h"
 #include "coordinator/bound.h"
 #include "common/split.h"
+#include "coordinator/ctl_places.h"
 #include "coordinator/ctl_trace.h"
 
 #define EFFORT_ALL_US   50000 /* for all layers of a window together */

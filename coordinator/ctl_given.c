@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "coordinator/ctl_loads.h"
+#include "coordinator/ctl_places.h"
 #include "proto/placed.h"
 
 /* The layers of p that is_wanted, or all where it is NULL; what placements are read and written by.

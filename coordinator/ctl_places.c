@@ -1,5 +1,5 @@
 /* ctl_places.c - placements as CSV */
-#include "coordinator/ctl_loads.h"
+#include "coordinator/ctl_places.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "common/mem.h"
-#include "coordinator/ctl_csv.h"
+#include "common/csv.h"
 
 enum { LAYER, DEVICE, EXPERT, SLOT, SHARE, HOME, NODE, N_PLACE_COLUMNS };
 

@@ -6,7 +6,7 @@
 #define COORDINATOR_CTL_TRACE_H
 
 #include "common/json.h"
-#include "coordinator/ctl_loads.h"
+#include "common/loads.h"
 
 #define TRACE_LAYER_MTP 65536u /* and above: layers that predict further tokens, after all others */
 #define TRACE_RANK_NONE UINT32_MAX

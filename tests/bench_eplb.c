@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "common/mem.h"
-#include "coordinator/ctl_loads.h"
+#include "coordinator/ctl_places.h"
 #include "tests/eplb.h"
 
 static int fail(const struct err *err)

@@ -24,7 +24,8 @@ static const char usage[] =
     "ballast-worker - runs the ranks of training jobs on one device\n"
     "\n"
     "  ballast-worker --config FILE [--device cpu|cuda:N] [--check-config]\n"
-    "  ballast-worker --simulate N --config FILE\n"
+    "  ballast-worker --simulate N --config FILE [--simulate-loads FILE | --simulate-seed N]\n"
+    "                 [--simulate-cluster FILE]\n"
     "  ballast-worker --version | --help | --help-config\n"
     "  ballast-worker validate MODEL_DIR --expect FIXTURE_DIR ...   see validate --help\n"
     "  ballast-worker export MODEL_DIR --lora ADAPTER_DIR --out DIR   merges an adapter\n"
@@ -34,8 +35,12 @@ static const char usage[] =
     "\n"
     "  --config FILE    what it is called, where its coordinator is, what jobs may read\n"
     "  --device DEVICE  instead of the file's device\n"
-    "  --simulate N     offer N virtual workers to the coordinator: they take jobs, count steps\n"
-    "                   and compute nothing, to try a cluster of any size\n"
+    "  --simulate N     offer N virtual workers to the coordinator: they take jobs, count steps,\n"
+    "                   report loads of experts and carry out plans, and compute nothing: to try\n"
+    "                   a cluster of any size\n"
+    "  --simulate-loads FILE    their loads, as ballast balance --loads reads them; without it\n"
+    "                           they are made up, by --simulate-seed N (1)\n"
+    "  --simulate-cluster FILE  a cluster.yaml with the rates of links that moves take\n"
     "  --check-config   read the file, say what is wrong with it, start nothing\n"
     "  --help-config    every key of the file\n"
     "\n"
@@ -55,7 +60,8 @@ static int usage_error(const char *what)
     return EXIT_USAGE;
 }
 
-static int run_daemon(const char *file, const char *device, bool is_check, uint32_t n_virtual)
+static int run_daemon(const char *file, const char *device, bool is_check,
+                      const struct simulate_options *simulate)
 {
     struct worker_config config;
     struct err err = {0};
@@ -68,7 +74,7 @@ static int run_daemon(const char *file, const char *device, bool is_check, uint3
         printf("%s is in order: worker %s, device %s\n", file, config.name, config.device);
     } else {
         log_init("ballast-worker", (enum log_level)log_level_parse(config.log_level));
-        rc = n_virtual ? simulate_run(&config, n_virtual, &err) : control_run(&config, &err);
+        rc = simulate->n ? simulate_run(&config, simulate, &err) : control_run(&config, &err);
         if (rc < 0)
             log_error("msg=\"%s\"", err.text);
     }
@@ -170,11 +176,15 @@ int main(int argc, char **argv)
         {"check-config", no_argument, NULL, 'C'},    {"help", no_argument, NULL, 'h'},
         {"help-config", no_argument, NULL, 'H'},     {"version", no_argument, NULL, 'V'},
         {"simulate", required_argument, NULL, 'S'},
+        {"simulate-loads", required_argument, NULL, 'L'},
+        {"simulate-seed", required_argument, NULL, 'E'},
+        {"simulate-cluster", required_argument, NULL, 'K'},
         {NULL, 0, NULL, 0},
     };
     const char *file = NULL, *device = NULL;
     bool is_check = false;
-    uint32_t n_virtual = 0;
+    struct simulate_options simulate = {.seed = 1};
+    uint32_t seed = 0;
     int option;
 
     stdio_hold_places();
@@ -198,8 +208,19 @@ int main(int argc, char **argv)
             is_check = true;
             break;
         case 'S':
-            if (!parse_count(optarg, SIMULATED_MAX, &n_virtual) || n_virtual == 0)
+            if (!parse_count(optarg, SIMULATED_MAX, &simulate.n) || simulate.n == 0)
                 return usage_error("--simulate takes a whole number from 1 to 4096");
+            break;
+        case 'L':
+            simulate.loads_file = optarg;
+            break;
+        case 'E':
+            if (!parse_count(optarg, 9999, &seed))
+                return usage_error("--simulate-seed takes a whole number up to 9999");
+            simulate.seed = seed;
+            break;
+        case 'K':
+            simulate.cluster_file = optarg;
             break;
         case 'h':
             fputs(usage, stdout);
@@ -218,5 +239,7 @@ int main(int argc, char **argv)
         return usage_error("an argument that is no option");
     if (!file)
         return usage_error("--config FILE is missing");
-    return run_daemon(file, device, is_check, n_virtual);
+    if (!simulate.n && (simulate.loads_file || simulate.cluster_file || seed))
+        return usage_error("--simulate-loads, -seed and -cluster go with --simulate N");
+    return run_daemon(file, device, is_check, &simulate);
 }

@@ -120,27 +120,42 @@ static int find_stages(const Ballast__Placement *m, const struct slots *now,
     return 0;
 }
 
-static int prepare(struct plans *p, const Ballast__Prepare *m, uint32_t aborted,
-                   struct shard *shard, struct slots *slots, struct err *err)
+int plans_read(const Ballast__Prepare *m, uint32_t aborted, const struct slots *now,
+               struct slots *out_to, uint32_t ***out_stage, struct err *err)
 {
     struct slots to;
     uint32_t epoch = m->placement->epoch;
     if (epoch <= aborted)
         return err_set(err, -ECANCELED, "plan %u was aborted", epoch);
-    if (m->base_epoch != slots->epoch)
+    if (m->base_epoch != now->epoch)
         return err_set(err, -ESTALE, "plan %u starts from placement %u, in force is %u", epoch,
-                       m->base_epoch, slots->epoch);
-    if (epoch <= slots->epoch)
-        return err_set(err, -ESTALE, "plan %u is not newer than placement %u", epoch,
-                       slots->epoch);
-    int rc = slots_from(slots, m->placement, &to, err);
+                       m->base_epoch, now->epoch);
+    if (epoch <= now->epoch)
+        return err_set(err, -ESTALE, "plan %u is not newer than placement %u", epoch, now->epoch);
+    int rc = slots_from(now, m->placement, &to, err);
+    if (rc < 0)
+        return rc;
+    uint32_t **stage = xcalloc(now->n_layers, sizeof *stage);
+    if ((rc = find_stages(m->placement, now, &to, stage, err)) < 0) {
+        free(stage);
+        slots_fini(&to);
+        return rc;
+    }
+    *out_to = to;
+    *out_stage = stage;
+    return 0;
+}
+
+static int prepare(struct plans *p, const Ballast__Prepare *m, uint32_t aborted,
+                   struct shard *shard, struct slots *slots, struct err *err)
+{
+    struct slots to;
+    uint32_t **stage;
+    int rc = plans_read(m, aborted, slots, &to, &stage, err);
     if (rc < 0)
         return rc;
     drop(p); /* of an older plan, before this one takes its memory */
-    uint32_t **stage = xcalloc(slots->n_layers, sizeof *stage);
-    rc = find_stages(m->placement, slots, &to, stage, err);
-    if (rc == 0)
-        rc = transfer_create(shard, slots, &to, stage, &p->ready, err);
+    rc = transfer_create(shard, slots, &to, stage, &p->ready, err);
     free(stage);
     slots_fini(&to); /* nothing, where the transfer has it */
     return rc;

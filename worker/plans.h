@@ -10,6 +10,12 @@
 
 struct plans;
 
+/* What a PREPARE makes of the placement in force, `now`. Gives *out_to, and *out_stage, which
+ * transfer_create and moves_init take: an array to be freed, whose rows are m's. -ECANCELED where m
+ * is no newer than the plan that was aborted, -ESTALE where it does not follow `now`, -EINVAL. */
+int plans_read(const Ballast__Prepare *m, uint32_t aborted, const struct slots *now,
+               struct slots *out_to, uint32_t ***out_stage, struct err *err);
+
 struct plans *plans_create(void);
 void plans_destroy(struct plans *p);
 

@@ -1,13 +1,11 @@
 /* simulate.c - the daemon's own core for each virtual worker, and a trainer that only counts
  *
- * So scheduling, restarts, pauses and the client can be tried at any size. Ranks of a job step by
- * their own clocks, as nothing travels between them; experts have no loads and do not move. */
+ * So scheduling, restarts, pauses, balancing and the client can be tried at any size. */
 #include "worker/simulate.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,32 +15,35 @@
 #include <uv.h>
 
 #include "common/clock.h"
+#include "common/conf.h"
 #include "common/link_trust.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/version.h"
 #include "proto/check.h"
 #include "worker/agent.h"
+#include "worker/crowd.h"
 
 #define PER_NODE     8
 #define TICK_MS      20
 #define LOAD_NS      (300 * NS_PER_MS)
-#define STEP_NS      (200 * NS_PER_MS)
 #define MEMORY_BYTES (141ull << 30) /* of a large GPU, so that large jobs can be tried */
 
 /* A trainer that only counts; job 0: there is none. */
 struct counter {
     job_id   job;
     uint32_t attempt, rank;
-    uint64_t step, n_steps, every_steps, n_tokens, next_ns;
-    uint32_t rejected_epoch, settings_revision;
-    bool     is_ready, saves_and_stops, is_killed;
+    struct crowd *crowd;
+    uint64_t step, every_steps, ready_ns;
+    uint32_t arrived_epoch, settings_revision; /* epoch: the newest plan that has arrived */
+    bool     is_ready, is_killed;
 };
 
 struct virtual {
     struct simulation *all;
     struct agent  *agent;
     struct link   *link;
+    char          *name;
     struct counter trainer;
 };
 
@@ -59,6 +60,9 @@ struct simulation {
     uint32_t        n;
     struct saved   *saved; /* the newest checkpoint of each job */
     size_t          n_saved;
+    struct crowd   *crowds;
+    struct popularity popularity;
+    struct cluster    cluster;
     bool            is_ending;
 };
 
@@ -76,29 +80,58 @@ static uint64_t *checkpoint_of(struct simulation *s, job_id job)
 
 /* ---- effects -------------------------------------------------------------------------------- */
 
+/* Of a gang, the ranks that are in this process. */
+static uint32_t count_here(const struct simulation *s, const Ballast__Start *start)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < start->n_gang; i++)
+        for (uint32_t k = 0; k < s->n; k++)
+            n += strcmp(start->gang[i]->worker, s->workers[k].name) == 0;
+    return n;
+}
+
 static void spawn(struct virtual *v, const struct effect *e)
 {
-    const Ballast__JobSpec *spec = e->start->spec;
+    struct simulation *s = v->all;
+    uint64_t step = *checkpoint_of(s, e->job);
     v->trainer = (struct counter){
-        .job = e->job, .attempt = e->attempt, .rank = e->rank, .n_steps = spec->train_steps,
-        .every_steps = spec->checkpoint_every_steps,
-        .n_tokens = (uint64_t)spec->train_global_batch * spec->data_sequence_length,
-        .step = *checkpoint_of(v->all, e->job), .next_ns = clock_now_ns() + LOAD_NS,
-        .settings_revision = e->start->settings_revision,
+        .job = e->job, .attempt = e->attempt, .rank = e->rank, .step = step,
+        .crowd = crowd_join(&s->crowds, e->start, count_here(s, e->start), step, &s->popularity,
+                            &s->cluster),
+        .every_steps = e->start->spec->checkpoint_every_steps,
+        .ready_ns = clock_now_ns() + LOAD_NS, .settings_revision = e->start->settings_revision,
     };
+}
+
+static void take_plan(struct counter *t, const Ballast__Prepare *prepare)
+{
+    if (!t->crowd->experts || prepare->placement->epoch <= t->arrived_epoch)
+        return;
+    t->arrived_epoch = prepare->placement->epoch;
+    virtual_experts_prepare(t->crowd->experts, prepare);
+}
+
+static void take_settings(struct counter *t, const Ballast__Settings *settings)
+{
+    t->settings_revision = settings->revision;
+    t->every_steps = settings->spec->checkpoint_every_steps;
+    if (t->crowd->experts)
+        virtual_experts_settings(t->crowd->experts, settings->spec);
 }
 
 static void forward(struct counter *t, const Ballast__TrainerMessage *m)
 {
     if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STOP) {
-        bool saves = m->stop->mode == BALLAST__STOP_MODE__STOP_CHECKPOINT && t->is_ready;
-        t->saves_and_stops |= saves;
+        bool saves = m->stop->mode == BALLAST__STOP_MODE__STOP_CHECKPOINT &&
+                     crowd_goes_on(t->crowd);
+        t->crowd->ends |= saves;
         t->is_killed |= !saves;
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_PREPARE) {
-        t->rejected_epoch = m->prepare->placement->epoch;
+        take_plan(t, m->prepare);
+    } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_ABORT_PLAN && t->crowd->experts) {
+        virtual_experts_abort(t->crowd->experts, m->abort_plan->epoch);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_SETTINGS) {
-        t->settings_revision = m->settings->revision;
-        t->every_steps = m->settings->spec->checkpoint_every_steps;
+        take_settings(t, m->settings);
     }
 }
 
@@ -144,7 +177,8 @@ static void turn_begin(struct virtual *v, struct agent_turn *t)
 
 /* ---- a trainer's words ---------------------------------------------------------------------- */
 
-static void say_state(struct virtual *v, struct agent_turn *t, Ballast__RankPhase phase)
+static void say_state(struct virtual *v, struct agent_turn *t, Ballast__RankPhase phase,
+                      const char *text)
 {
     const struct counter *c = &v->trainer;
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
@@ -155,11 +189,27 @@ static void say_state(struct virtual *v, struct agent_turn *t, Ballast__RankPhas
     s.phase = phase;
     s.step = c->step;
     s.checkpoint_step = *checkpoint_of(v->all, c->job);
-    s.rejected_epoch = c->rejected_epoch;
-    s.plan_text = c->rejected_epoch ? "a virtual worker has no experts" : s.plan_text;
     s.settings_revision = c->settings_revision;
+    s.text = (char *)text;
+    if (c->crowd->experts) {
+        virtual_experts_say(c->crowd->experts, c->rank, &s);
+    } else if (c->arrived_epoch) {
+        s.rejected_epoch = c->arrived_epoch;
+        s.plan_text = "these virtual workers know of no experts";
+    }
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STATE;
     m.state = &s;
+    agent_trainer_message(v->agent, t, c->job, c->attempt, &m);
+}
+
+static void say_load(struct virtual *v, struct agent_turn *t)
+{
+    const struct counter *c = &v->trainer;
+    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
+    if (!c->crowd->last.load)
+        return;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_LOAD;
+    m.load = c->crowd->last.load;
     agent_trainer_message(v->agent, t, c->job, c->attempt, &m);
 }
 
@@ -168,54 +218,74 @@ static void say_step(struct virtual *v, struct agent_turn *t)
     const struct counter *c = &v->trainer;
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
     Ballast__StepReport r = BALLAST__STEP_REPORT__INIT;
-    r.step = c->step;
-    r.attempt = c->attempt;
-    r.loss = 2 + 4 / sqrt((double)c->step);
-    r.validation_loss = r.aux_loss = r.z_loss = r.index_loss = NAN;
-    r.tokens_per_second = (double)c->n_tokens * NS_PER_S / STEP_NS;
-    r.imbalance = 1;
-    r.at_ns = clock_wall_ns();
+    Ballast__PhaseTime phases[CROWD_PHASES], *pointers[CROWD_PHASES];
+    crowd_fill_step(c->crowd, &r);
+    crowd_fill_phases(c->crowd, phases);
+    for (int i = 0; i < CROWD_PHASES; i++)
+        pointers[i] = &phases[i];
+    r.phases = pointers;
+    r.n_phases = CROWD_PHASES;
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STEP;
     m.step = &r;
     agent_trainer_message(v->agent, t, c->job, c->attempt, &m);
 }
 
-static void end_trainer(struct virtual *v, struct agent_turn *t, int signal_number)
+static void end_trainer(struct virtual *v, struct agent_turn *t, int exit_code, int signal_number)
 {
     struct counter ended = v->trainer;
     v->trainer = (struct counter){0};
+    crowd_leave(&v->all->crowds, ended.crowd);
     agent_log_grown(v->agent, t, ended.job, ended.attempt, 0, 0, true);
-    agent_trainer_exited(v->agent, t, ended.job, ended.attempt, 0, signal_number, NULL);
+    agent_trainer_exited(v->agent, t, ended.job, ended.attempt, exit_code, signal_number, NULL);
+}
+
+static bool is_due(const struct counter *c, uint64_t now_ns)
+{
+    return c->job && (c->is_killed || c->step < c->crowd->step ||
+                      (!c->is_ready && now_ns >= c->ready_ns));
+}
+
+static void begin(struct virtual *v, struct agent_turn *t)
+{
+    struct counter *c = &v->trainer;
+    if (c->crowd->failure.code < 0) {
+        say_state(v, t, BALLAST__RANK_PHASE__RANK_FAILED, c->crowd->failure.text);
+        end_trainer(v, t, 1, 0);
+        return;
+    }
+    c->is_ready = true;
+    crowd_ready(c->crowd, t->now_ns);
+    say_state(v, t, BALLAST__RANK_PHASE__RANK_READY, "");
 }
 
 /* What the trainer does now. */
 static void count_on(struct virtual *v, struct agent_turn *t)
 {
     struct counter *c = &v->trainer;
-    c->next_ns += STEP_NS;
     if (c->is_killed) {
-        end_trainer(v, t, SIGKILL);
+        end_trainer(v, t, 0, SIGKILL);
         return;
     }
     if (!c->is_ready) {
-        c->is_ready = true;
-        say_state(v, t, BALLAST__RANK_PHASE__RANK_READY);
+        begin(v, t);
         return;
     }
-    bool is_last = ++c->step >= c->n_steps;
+    c->step = c->crowd->step;
+    bool is_last = c->step >= c->crowd->n_steps;
     uint64_t *saved = checkpoint_of(v->all, c->job);
-    bool saves = is_last || c->saves_and_stops ||
-                 (c->every_steps && c->step % c->every_steps == 0);
+    bool saves = is_last || c->crowd->ends || (c->every_steps && c->step % c->every_steps == 0);
     if (saves && c->step > *saved)
         *saved = c->step;
-    if (c->rank == 0)
+    if (c->rank == 0) {
+        say_load(v, t);
         say_step(v, t);
-    say_state(v, t, BALLAST__RANK_PHASE__RANK_RUNNING);
-    if (!is_last && !c->saves_and_stops)
+    }
+    say_state(v, t, BALLAST__RANK_PHASE__RANK_RUNNING, "");
+    if (!is_last && !c->crowd->ends)
         return;
     say_state(v, t, is_last ? BALLAST__RANK_PHASE__RANK_FINISHED
-                            : BALLAST__RANK_PHASE__RANK_STOPPED);
-    end_trainer(v, t, 0);
+                            : BALLAST__RANK_PHASE__RANK_STOPPED, "");
+    end_trainer(v, t, 0, 0);
 }
 
 /* ---- the loop ------------------------------------------------------------------------------- */
@@ -261,22 +331,27 @@ static void close_all(struct simulation *s)
         uv_close((uv_handle_t *)&s->signals[i], NULL);
 }
 
+static void act(struct virtual *v)
+{
+    struct agent_turn t;
+    turn_begin(v, &t);
+    if (is_due(&v->trainer, t.now_ns))
+        count_on(v, &t);
+    turn_end(v, &t);
+}
+
 static void on_timer(uv_timer_t *timer)
 {
     struct simulation *s = timer->data;
+    uint64_t now_ns = clock_now_ns();
     uint32_t n_done = 0;
+    for (struct crowd *c = s->crowds; c; c = c->next)
+        crowd_step(c, now_ns);
     for (uint32_t i = 0; i < s->n; i++) {
         struct virtual *v = &s->workers[i];
-        uint64_t now_ns = clock_now_ns();
-        bool acts = v->trainer.job && (now_ns >= v->trainer.next_ns || v->trainer.is_killed);
         n_done += agent_may_exit(v->agent);
-        if (!acts && now_ns < agent_next_deadline_ns(v->agent))
-            continue;
-        struct agent_turn t;
-        turn_begin(v, &t);
-        if (acts)
-            count_on(v, &t);
-        turn_end(v, &t);
+        if (is_due(&v->trainer, now_ns) || now_ns >= agent_next_deadline_ns(v->agent))
+            act(v);
     }
     if (s->is_ending && n_done == s->n)
         close_all(s);
@@ -299,10 +374,9 @@ static void on_signal(uv_signal_t *handle, int number)
     }
 }
 
-static struct agent *make_agent(const struct worker_config *config, uint32_t i)
+static struct agent *make_agent(const struct worker_config *config, const char *name, uint32_t i)
 {
     struct agent_config a = agent_config_default();
-    char *name = xasprintf("%.50s-%" PRIu32, config->name, i);
     char *node = xasprintf("%.50s-%" PRIu32, config->node, i / PER_NODE);
     a.name = name;
     a.node = node;
@@ -314,7 +388,6 @@ static struct agent *make_agent(const struct worker_config *config, uint32_t i)
     a.pid = (uint32_t)getpid();
     a.worker_epoch = (uint64_t)clock_wall_ns();
     struct agent *agent = agent_create(&a);
-    free(name);
     free(node);
     return agent;
 }
@@ -336,7 +409,8 @@ static int open_workers(struct simulation *s, const struct worker_config *config
     s->workers = xcalloc(s->n, sizeof *s->workers);
     for (uint32_t i = 0; i < s->n; i++) {
         s->workers[i].all = s;
-        s->workers[i].agent = make_agent(config, i);
+        s->workers[i].name = xasprintf("%.50s-%" PRIu32, config->name, i);
+        s->workers[i].agent = make_agent(config, s->workers[i].name, i);
     }
     for (uint32_t i = 0; rc == 0 && i < s->n; i++) {
         struct link_handler handler = {.context = &s->workers[i], .message = on_message,
@@ -347,39 +421,82 @@ static int open_workers(struct simulation *s, const struct worker_config *config
     return rc;
 }
 
-int simulate_run(const struct worker_config *config, uint32_t n, struct err *err)
+static int open_loads(struct simulation *s, const struct simulate_options *o, struct err *err)
 {
-    static const int numbers[] = {SIGTERM, SIGINT};
-    struct simulation s = {.n = n};
-    struct link_trust trust;
-    int rc = link_trust_open(config->key_file, config->coordinator_key, &trust, err);
+    int rc = 0;
+    if (o->cluster_file)
+        rc = conf_read(o->cluster_file, &cluster_table, &s->cluster, err);
+    else
+        fields_init(&cluster_table, &s->cluster);
     if (rc < 0)
         return rc;
+    if ((rc = popularity_init(&s->popularity, o->loads_file, o->seed, err)) < 0)
+        fields_fini(&cluster_table, &s->cluster);
+    return rc;
+}
+
+static void close_loads(struct simulation *s)
+{
+    popularity_fini(&s->popularity);
+    fields_fini(&cluster_table, &s->cluster);
+}
+
+static void open_loop(struct simulation *s)
+{
+    static const int numbers[] = {SIGTERM, SIGINT};
+    uv_timer_init(&s->loop, &s->timer);
+    s->timer.data = s;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        uv_signal_init(&s->loop, &s->signals[i]);
+        s->signals[i].data = s;
+        uv_signal_start(&s->signals[i], on_signal, numbers[i]);
+    }
+}
+
+static void free_all(struct simulation *s)
+{
+    for (uint32_t i = 0; i < s->n; i++) {
+        struct virtual *v = &s->workers[i];
+        if (v->trainer.job)
+            crowd_leave(&s->crowds, v->trainer.crowd);
+        agent_destroy(v->agent);
+        free(v->name);
+    }
+    free(s->workers);
+    free(s->saved);
+    close_loads(s);
+}
+
+int simulate_run(const struct worker_config *config, const struct simulate_options *options,
+                 struct err *err)
+{
+    struct simulation s = {.n = options->n};
+    struct link_trust trust;
+    int rc = open_loads(&s, options, err);
+    if (rc < 0)
+        return rc;
+    if ((rc = link_trust_open(config->key_file, config->coordinator_key, &trust, err)) < 0) {
+        close_loads(&s);
+        return rc;
+    }
     raise_descriptors();
     if ((rc = link_loop_init(&s.loop, err)) < 0) {
         link_trust_close(&trust);
+        close_loads(&s);
         return rc;
     }
-    uv_timer_init(&s.loop, &s.timer);
-    s.timer.data = &s;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        uv_signal_init(&s.loop, &s.signals[i]);
-        s.signals[i].data = &s;
-        uv_signal_start(&s.signals[i], on_signal, numbers[i]);
-    }
+    open_loop(&s);
     if ((rc = open_workers(&s, config, link_trust_keys(&trust), err)) < 0)
         close_all(&s);
     else
         uv_timer_start(&s.timer, on_timer, 0, TICK_MS);
     link_trust_close(&trust);
-    log_info("workers=%" PRIu32 " coordinator=%s msg=\"virtual workers, which compute nothing\"", n,
-             config->coordinator);
+    log_info("workers=%" PRIu32 " coordinator=%s loads=%s msg=\"virtual workers, which compute "
+             "nothing\"", s.n, config->coordinator,
+             options->loads_file ? options->loads_file : "made-up");
     uv_run(&s.loop, UV_RUN_DEFAULT);
     int left = uv_loop_close(&s.loop);
     assert(left == 0);
-    for (uint32_t i = 0; i < s.n; i++)
-        agent_destroy(s.workers[i].agent);
-    free(s.workers);
-    free(s.saved);
+    free_all(&s);
     return rc;
 }

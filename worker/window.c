@@ -234,8 +234,7 @@ static int agree_on_speeds(struct window *w, struct coll *coll, bool is_told, st
     return rc;
 }
 
-int window_report(struct window *w, uint64_t step, const struct slots *slots, struct coll *coll,
-                  struct shard_expert_bytes bytes, Ballast__LoadReport **out, struct err *err)
+static void fill_sums(struct window *w)
 {
     memset(w->sums, 0, n_sums(w) * sizeof *w->sums);
     w->sums[SUM_STEP_S] = w->step_s;
@@ -248,6 +247,16 @@ int window_report(struct window *w, uint64_t step, const struct slots *slots, st
     for (uint32_t l = 0; l < w->n_layers; l++) {
         layers_rerouted(w)[l] = (double)w->rerouted[l];
         layers_dropped(w)[l] = (double)w->dropped[l];
+    }
+}
+
+int window_report(struct window *w, uint64_t step, const struct slots *slots, struct coll *coll,
+                  struct shard_expert_bytes bytes, Ballast__LoadReport **out, struct err *err)
+{
+    fill_sums(w);
+    if (!coll) {
+        *out = make_report(w, step, slots, 1, bytes);
+        return 0;
     }
     coll->layer = -1;
     int rc = coll->ops->all_reduce_f64(coll, &coll->world_group, COLL_SUM, w->sums, n_sums(w), err);

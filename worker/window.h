@@ -38,7 +38,8 @@ void window_moved(struct window *w, const struct transfer_result *moved);
 bool window_is_over(const struct window *w, uint64_t step);
 
 /* bytes: of one expert. Sums over the ranks; *out on rank 0 has the window that ends with step,
- * freed with load_report__free_unpacked, and NULL elsewhere. Collective. */
+ * freed with load_report__free_unpacked, and NULL elsewhere. Collective. coll NULL: what was added
+ * is of all ranks already. */
 int window_report(struct window *w, uint64_t step, const struct slots *slots, struct coll *coll,
                   struct shard_expert_bytes bytes, Ballast__LoadReport **out, struct err *err);
 

@@ -1,8 +1,8 @@
-/* ctl_csv.h - CSV files: a first line that names columns, then rows of numbers
+/* csv.h - CSV files: a first line that names columns, then rows of numbers
  *
  * Columns are found by their names, in any order; every mistake is told with file and line. */
-#ifndef COORDINATOR_CTL_CSV_H
-#define COORDINATOR_CTL_CSV_H
+#ifndef COMMON_CSV_H
+#define COMMON_CSV_H
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
-/* ctl_loads.c - expert loads as CSV */
-#include "coordinator/ctl_loads.h"
+/* loads.c - expert loads as CSV */
+#include "common/loads.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "common/mem.h"
-#include "coordinator/ctl_csv.h"
+#include "common/csv.h"
 
 struct load_row {
     int64_t  window;

@@ -1,5 +1,5 @@
-/* ctl_csv.c - CSV files: a first line that names columns, then rows of numbers */
-#include "coordinator/ctl_csv.h"
+/* csv.c - CSV files: a first line that names columns, then rows of numbers */
+#include "common/csv.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,24 +1,9 @@
-/* ctl_loads.h - expert loads and placements as CSV files, every mistake with its line
- *
- * Columns are found by their names in the first line, in any order. */
-#ifndef COORDINATOR_CTL_LOADS_H
-#define COORDINATOR_CTL_LOADS_H
+/* ctl_places.h - placements as CSV files, every mistake with its line */
+#ifndef COORDINATOR_CTL_PLACES_H
+#define COORDINATOR_CTL_PLACES_H
 
+#include "common/loads.h"
 #include "common/placement.h"
-
-struct loads {
-    uint32_t n_windows, n_layers, n_experts;
-    bool     has_windows; /* the file has that column */
-    int64_t *window;      /* (n_windows) their numbers in the file, rising */
-    uint32_t *layer;      /* (n_layers) their numbers in the file, rising */
-    double  *load;        /* (n_windows, n_layers, n_experts) */
-};
-
-/* layer,expert,load and maybe window. Every window has all layers, every layer all experts from 0
- * to the largest, once; a load is finite and not negative. Gives, ended with loads_fini. */
-int  loads_read(const char *path, struct loads *out, struct err *err);
-void loads_fini(struct loads *l);
-const double *loads_at(const struct loads *l, uint32_t window, uint32_t layer);
 
 /* layer,device,expert and maybe slot, share, home (1 marks an expert's home), node (not used);
  * `gpu` is another name for device. A slot counts within its device, or through all devices; an
