@@ -17,7 +17,9 @@
 #include "common/mem.h"
 #include "worker/coll_meet.h"
 
-#define MEET_MAGIC 0x31544d42u /* BMT1 */
+/* BMT1: the last letter changes with what is said here; a hello's first two words stay. */
+#define MEET_MAGIC   0x31544d42u
+#define MEET_LETTERS 0x00ffffffu
 #define POLL_MS 20
 
 struct hello {
@@ -84,13 +86,25 @@ static int missing_ranks(const struct coll_host_config *c, const struct shm *s, 
                    (double)c->open_timeout_ns / NS_PER_S, s->n_here, names);
 }
 
+/* A rank of another version says so in the first word, whatever follows. */
+static int refuse_version(const struct shm *s, const struct hello *h, int fd, struct err *err)
+{
+    close(fd);
+    return err_set(err, -EPROTO, "rank %u is of another version of Ballast than rank %u and cannot "
+                   "meet it (%c, expected %c): install the same on all workers of the job",
+                   h->rank, s->first, (int)(h->magic >> 24), (int)(MEET_MAGIC >> 24));
+}
+
 static int take_hello(const struct coll_host_config *c, struct shm *s, int fd, struct err *err)
 {
     struct hello h = {0};
     struct timeval patience = {.tv_sec = 1};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    bool is_ours = is_own_user(fd) && recv(fd, &h, sizeof h, 0) == sizeof h &&
-                   h.magic == MEET_MAGIC && h.rank != s->first;
+    ssize_t n = is_own_user(fd) ? recv(fd, &h, sizeof h, 0) : -1;
+    if (n >= (ssize_t)(2 * sizeof(uint32_t)) && h.magic != MEET_MAGIC &&
+        ((h.magic ^ MEET_MAGIC) & MEET_LETTERS) == 0)
+        return refuse_version(s, &h, fd, err);
+    bool is_ours = n == sizeof h && h.magic == MEET_MAGIC && h.rank != s->first;
     if (!is_ours) {
         close(fd); /* a stranger; the ranks are still to come */
         return 0;

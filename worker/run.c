@@ -29,6 +29,7 @@
 #include "worker/rate.h"
 #include "worker/run_hosts.h"
 #include "worker/run_lora.h"
+#include "worker/same_build.h"
 
 #define OPEN_TIMEOUT_NS (120 * NS_PER_S) /* from the first rank's START to the last one's */
 #define STOPPED_TIMEOUT_NS (30 * NS_PER_S) /* one that a signal has stopped */
@@ -425,7 +426,9 @@ int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wi
         return rc;
     run->live_spec = *start->spec;
     run->spec = &run->live_spec;
-    if ((rc = open_coll(run, err)) < 0)
+    struct build_id build = build_id_own();
+    if ((rc = open_coll(run, err)) < 0 ||
+        (rc = same_build(run->coll, &build, start->gang, err)) < 0)
         return rc;
     rc = open_local(run, err);
     if ((rc = agree(run->coll, rc, err)) < 0 || (rc = open_travel(run, err)) < 0)
