@@ -13,7 +13,7 @@
 
 #include "common/mem.h"
 #include "kernels/packed.h"
-#include "worker/ckpt_source.h"
+#include "worker/ckpt_fp8.h"
 
 #define NAME "model.layers.0.mlp.experts.0.up_proj.weight"
 
@@ -151,6 +151,129 @@ static void packed_matrices_are_taken_as_they_are_stored(void **state)
     safetensors_close(st);
 }
 
+/* The number of a code as the format has it: a sign, four bits of exponent, three of fraction. */
+static double e4m3(uint8_t code)
+{
+    int exponent = code >> 3 & 15, fraction = code & 7;
+    double size = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+    return code & 0x80 ? -size : size;
+}
+
+enum { FORM_ROWS = 130, FORM_COLS = 160 };
+
+/* compressed-tensors' strategies: which scale a number has. */
+static const struct {
+    const char *shows, *dtype;
+    uint64_t rows, cols; /* of the scales */
+    bool     is_kept;    /* packed, the codes stay */
+} forms[] = {
+    { "channel, a scale a row", "F32", FORM_ROWS, 1, false },
+    { "channel in BF16", "BF16", FORM_ROWS, 1, false },
+    { "tensor, one for all", "F32", 1, 1, true },
+    { "tensor in BF16", "BF16", 1, 1, true },
+    { "block", "F32", 2, 2, true },
+    { "block in BF16", "BF16", 2, 2, true },
+};
+
+static size_t form_scale(size_t form, size_t row, size_t col)
+{
+    return forms[form].rows == FORM_ROWS ? row
+           : forms[form].rows == 1       ? 0
+                                         : row / 128 * 2 + col / 128;
+}
+
+static void fp8_is_read_with_any_scales(void **state)
+{
+    enum { N = FORM_ROWS * FORM_COLS };
+    static uint8_t codes[N], packed[N + 64];
+    static float x[N], scales[FORM_ROWS], again[N];
+    static uint16_t halves[FORM_ROWS];
+    (void)state;
+    for (size_t i = 0; i < N; i++)
+        codes[i] = (uint8_t)(i * 7 % 251 % 127 | i % 3 << 7);
+    for (size_t k = 0; k < FORM_ROWS; k++) { /* short fractions, which BF16 holds */
+        scales[k] = ldexpf((float)(129 + k % 100), (int)(k % 9) - 12);
+        uint32_t bits;
+        memcpy(&bits, &scales[k], sizeof bits);
+        halves[k] = (uint16_t)(bits >> 16);
+    }
+    for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
+        size_t n_scales = forms[form].rows * forms[form].cols;
+        bool is_half = forms[form].dtype[0] == 'B';
+        struct safetensors *st = stored((const struct stored[]){
+            { "", "F8_E4M3", FORM_ROWS, FORM_COLS, codes, sizeof codes },
+            { "_scale", forms[form].dtype, forms[form].rows, forms[form].cols,
+              is_half ? (const void *)halves : scales, n_scales * (is_half ? 2 : 4) },
+            { 0 },
+        });
+        struct tensor_entry e = matrix(FORM_ROWS, FORM_COLS);
+        struct ckpt_source s;
+        struct err err = { 0 };
+        print_message("%s\n", forms[form].shows);
+        if (ckpt_source_find(st, &e, path, &s, &err) < 0)
+            fail_msg("%s", err.text);
+        assert_int_equal(ckpt_source_packing(&s), PACKING_FP8);
+        assert_int_equal(ckpt_source_read(&s, 0, N, x, NULL), 0);
+        for (size_t i = 0; i < N; i++)
+            assert_true(x[i] == (float)(e4m3(codes[i]) *
+                                        scales[form_scale(form, i / FORM_COLS, i % FORM_COLS)]));
+        for (uint64_t first = 90; first + 400 < N; first += 1999) { /* ranks' slices */
+            assert_int_equal(ckpt_source_read(&s, first, 400, again, NULL), 0);
+            assert_memory_equal(again, x + first, 400 * sizeof *x);
+        }
+        e.packing = PACKING_FP8;
+        assert_int_equal(ckpt_source_read_packed(&s, &e, packed, NULL), 0);
+        assert_int_equal(memcmp(packed, codes, N) == 0, forms[form].is_kept);
+        const float *kept = (const float *)(const void *)(packed + packing_scales_at(PACKING_FP8,
+                                                          FORM_ROWS, FORM_COLS));
+        double most = 0, far = 0;
+        for (size_t i = 0; i < N; i++) {
+            double scale = kept[i / FORM_COLS / 128 * 2 + i % FORM_COLS / 128];
+            double largest = 448 * scale, now = e4m3(packed[i]) * scale;
+            far = fmax(far, fabs(now - x[i]) / fmax(fabs(x[i]) / 16, largest * 0x1p-18));
+            most = fmax(most, fabs(now - x[i]));
+        }
+        assert_true(forms[form].is_kept ? most == 0 : far <= 1.001); /* else half a last bit */
+        safetensors_close(st);
+    }
+}
+
+/* What export writes back: as close as the codes are, and the same when it is written again. */
+static void fp8_is_written_in_its_own_form(void **state)
+{
+    enum { N = FORM_ROWS * FORM_COLS };
+    static uint8_t codes[N], made[N];
+    static float x[N], scales[FORM_ROWS];
+    static const float ones[FORM_ROWS] = { 1 };
+    (void)state;
+    for (size_t i = 0; i < N; i++)
+        x[i] = (float)sin(0.37 * (double)i) * (1 + (float)(i / FORM_COLS));
+    for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
+        bool is_half = forms[form].dtype[0] == 'B';
+        struct safetensors *st = stored((const struct stored[]){
+            { "", "F8_E4M3", FORM_ROWS, FORM_COLS, codes, sizeof codes },
+            { "_scale", forms[form].dtype, forms[form].rows, forms[form].cols, ones,
+              forms[form].rows * forms[form].cols * (is_half ? 2 : 4) },
+            { 0 },
+        });
+        struct tensor_entry e = matrix(FORM_ROWS, FORM_COLS);
+        struct ckpt_source s;
+        assert_int_equal(ckpt_source_find(st, &e, path, &s, NULL), 0);
+        ckpt_fp8_encode(&s, x, FORM_ROWS, made, scales);
+        for (size_t i = 0; i < N; i++) {
+            double scale = scales[form_scale(form, i / FORM_COLS, i % FORM_COLS)];
+            double now = e4m3(made[i]) * scale;
+            assert_true(fabs(now - x[i]) <= fmax(fabs(x[i]) / 16, scale * 0x1p-10) * 1.001);
+        }
+        for (size_t k = 0; is_half && k < forms[form].rows * forms[form].cols; k++) {
+            uint32_t bits;
+            memcpy(&bits, &scales[k], sizeof bits);
+            assert_int_equal(bits & 0xffff, 0);
+        }
+        safetensors_close(st);
+    }
+}
+
 static const uint8_t zeros[4096];
 static const uint8_t nan8[4] = { 0x38, 0x7f }, nan_scale[1] = { 255 };
 static const float one[4] = { 1, 1, 1, 1 }, infinite[4] = { 1, 1, INFINITY, 1 };
@@ -168,7 +291,17 @@ static const struct {
     { "a dtype of whole numbers", 2, 2, { { "", "I32", 2, 2, one, 16 } }, "I32" },
     { "an infinity", 2, 2, { { "", "F32", 2, 2, infinite, 16 } }, "element 2: an infinity" },
     { "fp8 without scales", 2, 2, { { "", "F8_E4M3", 2, 2, zeros, 4 } },
-      "weight_scale_inv' is missing" },
+      "weight_scale' is there, the scales of" },
+    { "fp8 in groups of a row", 2, 256, { { "", "F8_E4M3", 2, 256, zeros, 512 },
+      { "_scale", "F32", 2, 2, one, 16 } }, "shape [2, 2]; expected [2, 1], a scale a row" },
+    { "fp8 with scales that are exponents", 2, 2, { { "", "F8_E4M3", 2, 2, zeros, 4 },
+      { "_scale", "U8", 2, 1, zeros, 2 } }, "scales of F8_E4M3 are F32 or BF16" },
+    { "int8 with a scale a row", 2, 2, { { "", "I8", 2, 2, zeros, 4 },
+      { "_scale", "F32", 2, 1, one, 8 } }, "is I8" },
+    { "int4 packed in words", 2, 64, { { "_packed", "I32", 2, 8, zeros, 64 },
+      { "_scale", "BF16", 2, 2, zeros, 8 } }, "whole numbers (INT4, INT8), which is not read" },
+    { "nvfp4", 2, 32, { { "_packed", "U8", 2, 16, zeros, 32 },
+      { "_scale", "F8_E4M3", 2, 2, zeros, 4 } }, "NVFP4, which is not read" },
     { "fp8 with too few scales", 129, 2, { { "", "F8_E4M3", 129, 2, zeros, 258 },
       { "_scale_inv", "F32", 1, 1, one, 4 } }, "config.json makes it [2, 1]" },
     { "fp8 with NaN", 2, 2, { { "", "F8_E4M3", 2, 2, nan8, 4 },
@@ -389,6 +522,8 @@ int main(void)
         cmocka_unit_test(fp8_has_a_scale_for_each_block),
         cmocka_unit_test(mxfp4_is_read_from_any_element),
         cmocka_unit_test(packed_matrices_are_taken_as_they_are_stored),
+        cmocka_unit_test(fp8_is_read_with_any_scales),
+        cmocka_unit_test(fp8_is_written_in_its_own_form),
         cmocka_unit_test(what_is_wrong_in_packed_bytes_is_named),
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(next_token_layers_and_vision_are_carried),

@@ -5,6 +5,7 @@
 
 #include "common/mem.h"
 #include "worker/ckpt.h"
+#include "worker/ckpt_source.h"
 
 void ckpt_carried_close(struct ckpt_carried *c)
 {
@@ -14,7 +15,7 @@ void ckpt_carried_close(struct ckpt_carried *c)
     *c = (struct ckpt_carried){0};
 }
 
-int ckpt_carried_open(const char *model_path, const struct tensor_map *map,
+int ckpt_carried_open(const char *model_path, const struct tensor_map *map, bool is_packed,
                       struct ckpt_carried *out, struct err *err)
 {
     struct ckpt_carried c = {0};
@@ -27,7 +28,8 @@ int ckpt_carried_open(const char *model_path, const struct tensor_map *map,
         c.data = xcalloc(safetensors_count(c.st), sizeof *c.data);
         for (size_t i = 0; i < safetensors_count(c.st); i++) {
             const struct st_view *v = safetensors_at(c.st, i);
-            if (!tensor_map_is_carried(map, v->tensor.name))
+            if (!tensor_map_is_carried(map, v->tensor.name) &&
+                !(is_packed && ckpt_source_is_input_scale(map, v->tensor.name)))
                 continue;
             c.tensors[c.n] = v->tensor;
             c.data[c.n++] = v->data;

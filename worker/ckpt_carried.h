@@ -18,8 +18,9 @@ struct ckpt_carried {
     uint64_t n_bytes;
 };
 
-/* Of a folder without weights there is none. Gives *out, ended with ckpt_carried_close. */
-int  ckpt_carried_open(const char *model_path, const struct tensor_map *map,
+/* Of a folder without weights there is none. is_packed: the weights stay packed, and with them the
+ * scales of their inputs. Gives *out, ended with ckpt_carried_close. */
+int  ckpt_carried_open(const char *model_path, const struct tensor_map *map, bool is_packed,
                        struct ckpt_carried *out, struct err *err);
 void ckpt_carried_close(struct ckpt_carried *c);
 

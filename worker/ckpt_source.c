@@ -10,9 +10,9 @@
 
 #include "common/lora_map.h"
 #include "common/mem.h"
-#include "kernels/fp8.h"
 #include "kernels/mxfp4.h"
 #include "kernels/packed.h"
+#include "worker/ckpt_fp8.h"
 
 #define NAME_BYTES 320
 
@@ -26,7 +26,7 @@ static const struct st_view *find_with(const struct safetensors *st, const char 
     return n < (int)sizeof whole ? safetensors_find(st, whole) : NULL;
 }
 
-static size_t dims_text(const uint64_t *dims, uint32_t n, char out[128])
+size_t ckpt_dims_text(const uint64_t *dims, uint32_t n, char out[128])
 {
     size_t at = (size_t)snprintf(out, 128, "[");
     for (uint32_t i = 0; i < n && at < 100; i++)
@@ -34,7 +34,7 @@ static size_t dims_text(const uint64_t *dims, uint32_t n, char out[128])
     return at + (size_t)snprintf(out + at, 128 - at, "]");
 }
 
-static int check_shape(const struct st_view *v, const uint64_t *dims, uint32_t n_dims,
+int ckpt_check_shape(const struct st_view *v, const uint64_t *dims, uint32_t n_dims,
                        struct err *err)
 {
     bool is_adapter = strncmp(v->tensor.name, LORA_NAME_PREFIX, strlen(LORA_NAME_PREFIX)) == 0;
@@ -42,13 +42,13 @@ static int check_shape(const struct st_view *v, const uint64_t *dims, uint32_t n
 
     if (v->tensor.n_dims == n_dims && memcmp(v->tensor.dims, dims, n_dims * sizeof *dims) == 0)
         return 0;
-    dims_text(v->tensor.dims, v->tensor.n_dims, has);
-    dims_text(dims, n_dims, wants);
+    ckpt_dims_text(v->tensor.dims, v->tensor.n_dims, has);
+    ckpt_dims_text(dims, n_dims, wants);
     return err_set(err, -EINVAL, "%s: tensor '%s' has the shape %s, %s %s", v->file,
                    v->tensor.name, has, is_adapter ? "expected" : "config.json makes it", wants);
 }
 
-static int check_dtype(const struct st_view *v, enum st_dtype dtype, struct err *err)
+int ckpt_check_dtype(const struct st_view *v, enum st_dtype dtype, struct err *err)
 {
     if (v->tensor.dtype == dtype)
         return 0;
@@ -69,14 +69,20 @@ static int find_mxfp4(const struct safetensors *st, const struct tensor_entry *e
     uint64_t rows = e->dims[0], width = e->dims[1];
     int rc;
 
+    if (packed->tensor.dtype == ST_I32 || (scale && scale->tensor.dtype == ST_F8_E4M3))
+        return err_set(err, -ENOTSUP, "%s: tensor '%s' is packed as %s, which is not read; "
+                       "expected MXFP4, F8_E4M3 with scales, or BF16", packed->file,
+                       packed->tensor.name,
+                       packed->tensor.dtype == ST_I32 ? "whole numbers (INT4, INT8)" : "NVFP4");
     if (!scale)
         return missing(packed, e->name, "_scale", err);
     if (e->n_dims != 2 || width % MXFP4_GROUP != 0)
         return err_set(err, -EINVAL, "%s: tensor '%s' is packed in groups of %u, its rows do not "
                        "divide", packed->file, e->name, MXFP4_GROUP);
-    if ((rc = check_dtype(packed, ST_U8, err)) < 0 || (rc = check_dtype(scale, ST_U8, err)) < 0 ||
-        (rc = check_shape(packed, (uint64_t[]){ rows, width / 2 }, 2, err)) < 0 ||
-        (rc = check_shape(scale, (uint64_t[]){ rows, width / MXFP4_GROUP }, 2, err)) < 0)
+    if ((rc = ckpt_check_dtype(packed, ST_U8, err)) < 0 ||
+        (rc = ckpt_check_dtype(scale, ST_U8, err)) < 0 ||
+        (rc = ckpt_check_shape(packed, (uint64_t[]){ rows, width / 2 }, 2, err)) < 0 ||
+        (rc = ckpt_check_shape(scale, (uint64_t[]){ rows, width / MXFP4_GROUP }, 2, err)) < 0)
         return rc;
     *out = (struct ckpt_source){ .values = packed, .scales = scale, .width = width };
     return 0;
@@ -85,21 +91,8 @@ static int find_mxfp4(const struct safetensors *st, const struct tensor_entry *e
 static int find_fp8(const struct safetensors *st, const struct tensor_entry *e,
                     const struct st_view *values, struct ckpt_source *out, struct err *err)
 {
-    const struct st_view *scale = find_with(st, e->name, "_scale_inv");
-    uint64_t across = (e->dims[1] + FP8_BLOCK - 1) / FP8_BLOCK;
-    uint64_t down = (e->dims[0] + FP8_BLOCK - 1) / FP8_BLOCK;
-    int rc;
-
-    if (!scale)
-        return missing(values, e->name, "_scale_inv", err);
-    if (e->n_dims != 2)
-        return err_set(err, -EINVAL, "%s: tensor '%s' is F8_E4M3 but no matrix", values->file,
-                       e->name);
-    if ((rc = check_dtype(scale, ST_F32, err)) < 0 ||
-        (rc = check_shape(scale, (uint64_t[]){ down, across }, 2, err)) < 0)
-        return rc;
-    *out = (struct ckpt_source){ .values = values, .scales = scale, .width = e->dims[1] };
-    return 0;
+    return ckpt_fp8_find(values, find_with(st, e->name, "_scale_inv"),
+                         find_with(st, e->name, "_scale"), e, out, err);
 }
 
 /* ---- fused experts -------------------------------------------------------------------------- */
@@ -124,7 +117,7 @@ static int take_fused(const struct tensor_entry *e, const struct st_view *v,
 {
     uint64_t n = v->tensor.n_dims ? v->tensor.dims[0] : 0, expert = (uint64_t)e->expert;
     uint64_t parts = e->role == ROLE_EXPERT_DOWN ? 1 : 2;
-    int rc = check_shape(v, (uint64_t[]){ n > expert ? n : expert + 1, parts * e->dims[0],
+    int rc = ckpt_check_shape(v, (uint64_t[]){ n > expert ? n : expert + 1, parts * e->dims[0],
                                           e->dims[1] }, 3, err);
     if (rc < 0)
         return rc;
@@ -187,7 +180,7 @@ int ckpt_source_find(const struct safetensors *st, const struct tensor_entry *e,
         return take_fused(e, fused, out, err);
     if (!v)
         return err_set(err, -EINVAL, "%s: tensor '%s' is missing", folder, e->name);
-    if ((rc = check_shape(v, e->dims, e->n_dims, err)) < 0)
+    if ((rc = ckpt_check_shape(v, e->dims, e->n_dims, err)) < 0)
         return rc;
     if (v->tensor.dtype == ST_F8_E4M3)
         return find_fp8(st, e, v, out, err);
@@ -224,18 +217,6 @@ static void read_mxfp4(const struct ckpt_source *s, uint64_t first, uint64_t n, 
     }
 }
 
-static void read_fp8(const struct ckpt_source *s, uint64_t first, uint64_t n, float *out)
-{
-    uint64_t across = (s->width + FP8_BLOCK - 1) / FP8_BLOCK;
-
-    for (uint64_t i = first; i < first + n; i++) {
-        uint64_t block = i / s->width / FP8_BLOCK * across + i % s->width / FP8_BLOCK;
-        float scale; /* little-endian and unaligned in the file */
-        memcpy(&scale, s->scales->data + block * sizeof scale, sizeof scale);
-        *out++ = fp8_e4m3_value(s->values->data[i]) * scale;
-    }
-}
-
 int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, float *out,
                      struct err *err)
 {
@@ -246,7 +227,7 @@ int ckpt_source_read(const struct ckpt_source *s, uint64_t first, uint64_t n, fl
     else if (s->values->tensor.dtype == ST_U8)
         read_mxfp4(s, first, n, out);
     else
-        read_fp8(s, first, n, out);
+        rc = ckpt_fp8_read(s, first, n, out, err);
     return rc < 0 ? rc : check_finite(s, first, n, out, err);
 }
 
@@ -257,7 +238,7 @@ enum packing ckpt_source_packing(const struct ckpt_source *s)
                                               : PACKING_FP8;
 }
 
-static int no_number(const struct st_view *v, const char *what, int64_t i, struct err *err)
+int ckpt_no_number(const struct st_view *v, const char *what, int64_t i, struct err *err)
 {
     return err_set(err, -EINVAL, "%s: tensor '%s', %s %" PRId64 " is no number", v->file,
                    v->tensor.name, what, i);
@@ -266,41 +247,46 @@ static int no_number(const struct st_view *v, const char *what, int64_t i, struc
 static int check_mxfp4(const struct ckpt_source *s, struct err *err)
 {
     int64_t bad = mxfp4_find_nan(s->scales->data, (int64_t)s->scales->n_bytes);
-    return bad < 0 ? 0 : no_number(s->scales, "scale", bad, err);
+    return bad < 0 ? 0 : ckpt_no_number(s->scales, "scale", bad, err);
 }
 
-/* Also no scale under which a code might become infinite. */
-static int check_fp8(const struct ckpt_source *s, struct err *err)
+static int take_mxfp4(const struct ckpt_source *s, const struct tensor_entry *e, uint8_t *out,
+                      struct err *err)
 {
-    int64_t bad = fp8_e4m3_find_nan(s->values->data, (int64_t)s->values->n_bytes);
-    for (uint64_t i = 0; i < s->scales->n_elements; i++) {
-        float scale;
-        memcpy(&scale, s->scales->data + i * sizeof scale, sizeof scale);
-        if (!isfinite(scale * FP8_LARGEST))
-            return no_number(s->scales, "scale", (int64_t)i, err);
-    }
-    return bad < 0 ? 0 : no_number(s->values, "element", bad, err);
+    int rc = check_mxfp4(s, err);
+    memcpy(out, s->values->data, s->values->n_bytes);
+    memcpy(out + packing_scales_at(PACKING_MXFP4, e->dims[0], e->dims[1]), s->scales->data,
+           s->scales->n_bytes);
+    return rc;
 }
 
 int ckpt_source_read_packed(const struct ckpt_source *s, const struct tensor_entry *e,
                             uint8_t *out, struct err *err)
 {
     int rc;
-    if (ckpt_source_packing(s) == e->packing) {
-        rc = e->packing == PACKING_MXFP4 ? check_mxfp4(s, err) : check_fp8(s, err);
-        if (rc < 0)
-            return rc;
-        memcpy(out, s->values->data, s->values->n_bytes);
-        memcpy(out + packing_scales_at(e->packing, e->dims[0], e->dims[1]), s->scales->data,
-               s->scales->n_bytes);
-        return 0;
-    }
+    if (ckpt_source_packing(s) == e->packing && e->packing == PACKING_MXFP4)
+        return take_mxfp4(s, e, out, err);
+    if (ckpt_source_packing(s) == e->packing && ckpt_fp8_has_our_blocks(s, e))
+        return ckpt_fp8_take(s, e, out, err);
     float *whole = xcalloc(e->stored_count, sizeof *whole);
     rc = ckpt_source_read(s, 0, e->stored_count, whole, err);
     if (rc == 0)
         packed_encode(out, e->packing, whole, (int64_t)e->dims[0], (int64_t)e->dims[1]);
     free(whole);
     return rc;
+}
+
+/* ---- names ---------------------------------------------------------------------------------- */
+
+bool ckpt_source_is_input_scale(const struct tensor_map *map, const char *name)
+{
+    static const char ending[] = ".input_scale";
+    char matrix[NAME_BYTES];
+    size_t n = strlen(name), tail = sizeof ending - 1;
+    if (n <= tail || strcmp(name + n - tail, ending) != 0)
+        return false;
+    int length = snprintf(matrix, sizeof matrix, "%.*s.weight", (int)(n - tail), name);
+    return length < (int)sizeof matrix && tensor_map_find(map, matrix);
 }
 
 /* Whether a name with one of the suffixes is the model's without it. */
@@ -337,7 +323,7 @@ static int check_fused(const struct safetensors *st, const struct tensor_map *ma
         memcpy(dims, (uint64_t[]){ (uint64_t)e->expert + 1, e->dims[0] * (is_down ? 1 : 2),
                                    e->dims[1] }, sizeof dims);
     }
-    return n_parts == 0 ? 0 : check_shape(v, dims, 3, err) < 0 ? -EINVAL : 1;
+    return n_parts == 0 ? 0 : ckpt_check_shape(v, dims, 3, err) < 0 ? -EINVAL : 1;
 }
 
 int ckpt_source_check_names(const struct safetensors *st, const struct tensor_map *map,
@@ -349,7 +335,8 @@ int ckpt_source_check_names(const struct safetensors *st, const struct tensor_ma
         int rc = check_fused(st, map, v, err);
         if (rc < 0)
             return rc;
-        if (rc == 0 && !is_part_of_model(map, name) && !tensor_map_is_carried(map, name))
+        if (rc == 0 && !is_part_of_model(map, name) && !tensor_map_is_carried(map, name) &&
+            !ckpt_source_is_input_scale(map, name))
             return err_set(err, -EINVAL, "%s: tensor '%.200s' is none of the model that "
                            "config.json describes", v->file, name);
     }

@@ -20,7 +20,7 @@
 #include "kernels/packed.h"
 #include "worker/base_hash.h"
 #include "worker/ckpt_beside.h"
-#include "worker/ckpt_source.h"
+#include "worker/ckpt_fp8.h"
 #include "worker/peft.h"
 
 static const char usage[] =
@@ -108,8 +108,9 @@ static void add_product(const struct merge *m, const struct pair *p, const float
     free(row);
 }
 
-/* The merged matrix in float32. Gives *out. */
-static int merged(const struct merge *m, const struct pair *p, float **out, struct err *err)
+/* The merged matrix in float32, and where the base has it. Gives *out. */
+static int merged(const struct merge *m, const struct pair *p, struct ckpt_source *out_source,
+                  float **out, struct err *err)
 {
     struct ckpt_source source;
     float *a = NULL, *b = NULL, *w = xcalloc(p->base->count, sizeof *w);
@@ -122,28 +123,39 @@ static int merged(const struct merge *m, const struct pair *p, float **out, stru
         add_product(m, p, a, b, w);
     free(a);
     free(b);
-    if (rc < 0)
+    if (rc < 0) {
         free(w);
-    else
-        *out = w;
+        return rc;
+    }
+    *out_source = source;
+    *out = w;
+    return 0;
+}
+
+/* One of the two tensors that an MXFP4 matrix is stored as. */
+static int write_mxfp4(struct st_writer *w, size_t i, bool is_scales, const struct pair *p,
+                       const float *x, struct err *err)
+{
+    uint64_t rows = p->base->dims[0], cols = p->base->dims[1];
+    uint8_t *bytes = xcalloc(packing_bytes(PACKING_MXFP4, rows, cols), 1);
+    packed_encode(bytes, PACKING_MXFP4, x, (int64_t)rows, (int64_t)cols);
+    int rc = st_write_bytes(w, i, bytes + (is_scales ? packing_scales_at(PACKING_MXFP4, rows, cols)
+                                                     : 0), err);
+    free(bytes);
     return rc;
 }
 
-/* The bytes of one of the two tensors that a packed matrix is stored as. */
-static int write_packed(struct st_writer *w, size_t i, const struct st_view *v,
-                        const struct pair *p, const float *x, struct err *err)
+static int write_fp8(struct st_writer *w, size_t i, bool is_scales, const struct ckpt_source *s,
+                     const float *x, struct err *err)
 {
-    uint64_t rows = p->base->dims[0], cols = p->base->dims[1];
-    size_t ending = strlen(p->base->name);
-    bool is_fp8 = strcmp(v->tensor.name + ending, "_scale_inv") == 0 ||
-                  v->tensor.dtype == ST_F8_E4M3;
-    bool is_scales = strncmp(v->tensor.name + ending, "_scale", 6) == 0;
-    enum packing packing = is_fp8 ? PACKING_FP8 : PACKING_MXFP4;
-    uint8_t *bytes = xcalloc(packing_bytes(packing, rows, cols), 1);
-    packed_encode(bytes, packing, x, (int64_t)rows, (int64_t)cols);
-    int rc = st_write_bytes(w, i, is_scales ? bytes + packing_scales_at(packing, rows, cols)
-                                            : bytes, err);
-    free(bytes);
+    uint64_t n_scales = s->scales->n_elements;
+    uint8_t *codes = xcalloc(s->values->n_bytes, 1);
+    float *scales = xcalloc(n_scales, sizeof *scales);
+    ckpt_fp8_encode(s, x, s->values->n_bytes / s->width, codes, scales);
+    int rc = is_scales ? st_write_f32(w, i, 0, n_scales, scales, err)
+                       : st_write_bytes(w, i, codes, err);
+    free(codes);
+    free(scales);
     return rc;
 }
 
@@ -159,7 +171,7 @@ static int write_fused(const struct merge *m, struct st_writer *w, size_t i,
         struct pair p;
         float *x = NULL;
         if (find_pair(m, e->name, &p)) {
-            rc = merged(m, &p, &x, err);
+            rc = merged(m, &p, &s, &x, err);
         } else {
             x = xcalloc(e->stored_count, sizeof *x);
             rc = ckpt_source_read(&s, 0, e->stored_count, x, err);
@@ -181,12 +193,16 @@ static int write_tensor(const struct merge *m, struct st_writer *w, size_t i,
         return write_fused(m, w, i, v, err);
     if (!find_pair(m, v->tensor.name, &p))
         return st_write_bytes(w, i, v->data, err);
-    int rc = merged(m, &p, &x, err);
+    int rc = merged(m, &p, &s, &x, err);
     if (rc < 0)
         return rc;
-    bool is_packed = strcmp(v->tensor.name, p.base->name) != 0 || v->tensor.dtype == ST_F8_E4M3;
-    rc = is_packed ? write_packed(w, i, v, &p, x, err)
-                   : st_write_f32(w, i, 0, p.base->count, x, err);
+    bool is_scales = v == s.scales;
+    if (ckpt_source_packing(&s) == PACKING_MXFP4)
+        rc = write_mxfp4(w, i, is_scales, &p, x, err);
+    else if (ckpt_source_packing(&s) == PACKING_FP8)
+        rc = write_fp8(w, i, is_scales, &s, x, err);
+    else
+        rc = st_write_f32(w, i, 0, p.base->count, x, err);
     free(x);
     return rc;
 }
