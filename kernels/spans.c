@@ -30,6 +30,7 @@ struct spans {
     uint32_t depth, n_open; /* of the stack; of marks that are not read yet, too */
     double   read_s;    /* when that was, since the anchor */
     int64_t  anchor_ns; /* on the wall's clock; 0: not known yet */
+    int64_t  told_ns;   /* end of the last span that was told, also before spans_reset */
     span_fn *each;
     void    *user;
 };
@@ -81,10 +82,12 @@ void spans_end(struct device *dev)
     mark(dev, (struct mark){0});
 }
 
-static void tell(const struct spans *s, const struct open_span *o, double end_s)
+/* Both ends are cut to whole nanoseconds, so that a span still ends within the one around it. */
+static void tell(struct spans *s, const struct open_span *o, double end_s)
 {
-    struct span span = {o->kind, o->layer, s->anchor_ns + (int64_t)(o->begin_s * NS_PER_S),
-                        (int64_t)((end_s - o->begin_s) * NS_PER_S)};
+    int64_t begin_ns = (int64_t)(o->begin_s * NS_PER_S), end_ns = (int64_t)(end_s * NS_PER_S);
+    struct span span = {o->kind, o->layer, s->anchor_ns + begin_ns, end_ns - begin_ns};
+    s->told_ns = s->anchor_ns + end_ns;
     if (s->each)
         s->each(s->user, &span);
 }
@@ -114,6 +117,12 @@ static void read_mark(struct spans *s, const struct mark *m, double at_s)
         tell(s, &s->stack[--s->depth], at_s);
 }
 
+/* What was told before was over then, however late the clock was looked at. */
+static void anchor(struct spans *s, int64_t at_ns)
+{
+    s->anchor_ns = at_ns > s->told_ns ? at_ns : s->told_ns;
+}
+
 void spans_settle(struct device *dev)
 {
     struct spans *s = dev->spans;
@@ -121,7 +130,7 @@ void spans_settle(struct device *dev)
         return;
     double last_s = dev->ops->elapsed(dev, ANCHOR, s->n_marks); /* waits for it */
     if (!s->anchor_ns)
-        s->anchor_ns = clock_wall_ns() - (int64_t)(last_s * NS_PER_S);
+        anchor(s, clock_wall_ns() - (int64_t)(last_s * NS_PER_S));
     for (uint32_t i = 0; i < s->n_marks; i++)
         read_mark(s, &s->marks[i],
                   i + 1 == s->n_marks ? last_s : dev->ops->elapsed(dev, ANCHOR, i + 1));
@@ -133,8 +142,11 @@ void spans_reset(struct device *dev, span_fn *each, void *user)
     struct spans *s = dev->spans;
     if (!s)
         return;
-    *s = (struct spans){.marks = s->marks, .n_alloc = s->n_alloc, .each = each, .user = user};
+    *s = (struct spans){.marks = s->marks, .n_alloc = s->n_alloc, .told_ns = s->told_ns,
+                        .each = each, .user = user};
     dev->ops->mark(dev, ANCHOR);
+    if (dev->is_host)
+        anchor(s, clock_wall_ns());
 }
 
 double spans_seconds(struct device *dev, uint32_t kind)

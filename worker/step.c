@@ -224,6 +224,7 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     model_counters_reset(run->model);
     bool is_traced = trace_begins(run->trace, run->state.step + 1);
     spans_reset(run->dev, is_traced ? trace_span : NULL, run->trace);
+    spans_begin(run->dev, PHASE_OTHER, -1); /* all that no other span is around */
     if ((rc = accumulate(run, &mine, &n_tokens, err)) < 0 ||
         (rc = sum_over_ranks(run, &mine, n_tokens, err)) < 0)
         return rc;
@@ -259,6 +260,7 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     run->dev->ops->step_over(run->dev);
     run->state.step++;
     run->state.next_sample += run->spec->train_global_batch;
+    spans_end(run->dev);
     r.step_s = seconds_since(began);
     r.tokens_per_second = run->sums[SUM_INPUTS] / r.step_s;
     r.mfu = run->rate > 0 ? model_flops(run) / (r.step_s * run->rate) : NAN;

@@ -1,0 +1,286 @@
+"""Every way to cut a model trains the same: a table of jobs, and how far each is off.
+
+    bench_layouts.py [--sample] [--only MODEL]... [--ranks N]
+
+Jobs of real daemons: eight workers on four nodes of two; and some of them on two machines of four
+that share no memory. Every layout (fsdp, expert parallel, expert shards, replicas of both) of 1, 2,
+4 and 8 ranks is trained three times, by settings that differ in all that must not matter: overlap,
+the way that tokens take between nodes, what is computed again, accumulation, experts that move.
+Loss and gradient norm of each of 20 steps, and a validation, are held to those of one rank that
+does one thing after another, losses within 1e-4; and two runs in deterministic mode, which differ
+in all but layout and accumulation, to each other: no bit of a loss or norm, of the weights or of
+the optimizer's state at the end may differ.
+
+Learning rate and epsilon are those at which runs stay together, as long as tokens choose the same
+experts. The gradients of kimi-k3-tiny's random weights are so large that one token that chooses
+otherwise, because two experts' scores were equal to the last bits, moves the loss of its step by
+1e-4 and that of the tenth step after it by 1e-2, on whatever layout, and on one rank by other
+accumulation alone. So it trains on few tokens, drawn so that no choice is that near; and once more
+on more of them with all experts chosen, where there is nothing to choose.
+
+--sample: few layouts and steps, as a test. Else it needs the reference models (BALLAST_SHARED).
+"""
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import struct
+import sys
+
+from cluster import Cluster, expect, tell
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SHARED = os.environ.get("BALLAST_SHARED") or os.path.join(HERE, "..", "..", "shared")
+TOLERANCE = 1e-4
+STEPS = 20
+SEQUENCES = 16  # a step, on however many ranks
+
+
+class Model:
+    def __init__(self, path, length, lr="5e-4", segments=False, top_k=None):
+        self.path, self.length, self.lr, self.segments = path, length, lr, segments
+        self.top_k = top_k  # in place of the config's
+
+
+MODELS = {
+    "example": Model(os.path.join(HERE, "..", "deploy", "example", "model"), 32),
+    "deepseek-v32-tiny": Model(os.path.join(SHARED, "oracle", "deepseek-v32-tiny"), 96,
+                               segments=True),
+    "kimi-k3-tiny": Model(os.path.join(SHARED, "oracle", "kimi-k3-tiny"), 8, lr="1e-4"),
+    "kimi-k3-tiny, all experts": Model(os.path.join(SHARED, "oracle", "kimi-k3-tiny"), 32,
+                                       top_k=16),
+}
+
+JOB = """name: {name}
+model: {{path: {model}, init_seed: 3}}
+data: {{train: [text/train.txt], validation: [text/held-out.txt], sequence_length: {length}}}
+train:
+  steps: {steps}
+  global_batch: {sequences}
+  micro_batch: {micro_batch}
+  validation_sequences: 8
+  deterministic: {deterministic}
+  optimizer: {{lr: {lr}, eps: 1e-4, decay: all}}
+  schedule: {{name: constant}}
+moe: {{bias_update: off}}
+parallel: {{workers: {ranks}, fsdp_shard_degree: {fsdp}, expert_parallel_degree: {ep},
+  expert_shard_degree: {shard}, overlap: {overlap}, hierarchical_all_to_all: {nodes},
+  activation_checkpointing: {recompute}, segment_tokens: {segment}}}
+rebalance: {{auto: {moves}, window_steps: 4, horizon_steps: 100000, min_gain: 0}}
+checkpoint: {{path: checkpoint-{name}, every_steps: 100000}}
+"""
+
+PLAIN = {"deterministic": "false", "overlap": "false", "nodes": "off", "recompute": "off",
+         "segment": "off", "moves": "false", "accumulate": False}
+
+
+class Run:
+    """A job: what it is of, and what came of it."""
+
+    def __init__(self, model, layout, kind, **settings):
+        self.model, self.layout, self.kind = model, layout, kind
+        self.settings = dict(PLAIN, **settings)
+
+    def name(self):
+        s = self.settings
+        words = [f"{k}={s[k]}" for k in PLAIN if s[k] != PLAIN[k]]
+        return "{}: ranks={} fsdp={} ep={} expert_shard={} {}".format(
+            self.model, *self.layout, " ".join(words) or "plain")
+
+
+def divisors(n):
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def layouts(ranks):
+    return [(ranks, fsdp, ep, shard) for fsdp in divisors(ranks) for ep in divisors(ranks)
+            for shard in divisors(ranks // ep)]
+
+
+def on_off(x):
+    return "true" if x else "false"
+
+
+def runs_of(model, layout, i):
+    """Two with the same bits, and one with whatever comes in turn."""
+    again = ("selective", "full")[i % 2]
+    accumulate = bool(i >> 1 & 1)
+    yield Run(model, layout, "one after another", deterministic="true", accumulate=accumulate)
+    yield Run(model, layout, "all at once", deterministic="true", accumulate=accumulate,
+              overlap="true", nodes="on", recompute=again, moves="true")
+    yield Run(model, layout, "as it comes", accumulate=not accumulate, overlap=on_off(i & 1),
+              nodes=("auto", "off", "on")[i % 3], recompute=("full", "off", "selective")[i // 2 % 3],
+              moves=on_off(i >> 2 & 1))
+    if MODELS[model].segments:
+        yield Run(model, layout, "in segments", accumulate=not accumulate, overlap="true",
+                  recompute="full", segment="64")
+
+
+# ---- running ------------------------------------------------------------------------------------
+
+
+def write_job(c, run, number, steps):
+    ranks, fsdp, ep, shard = run.layout
+    model, s = MODELS[run.model], dict(run.settings)
+    most = SEQUENCES // ranks
+    s["micro_batch"] = max(1, most // 2) if s.pop("accumulate") else most
+    path = os.path.join(c.folder, f"bench-{number}.yaml")
+    with open(path, "w") as f:
+        f.write(JOB.format(name=f"b{number}", model=c.models[run.model], length=model.length,
+                           lr=model.lr, steps=steps, sequences=SEQUENCES, ranks=ranks, fsdp=fsdp,
+                           ep=ep, shard=shard, **s))
+    return path
+
+
+def digest(folder):
+    """Of all tensors of a checkpoint, by name: who wrote which of them does not matter."""
+    parts = {}
+    for top, _, names in os.walk(folder):
+        for name in names:
+            if not name.endswith(".safetensors"):
+                continue
+            kind = os.path.relpath(top, folder)
+            with open(os.path.join(top, name), "rb") as f:
+                header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+                begin = f.tell()
+                for tensor, about in header.items():
+                    if tensor == "__metadata__":
+                        continue
+                    f.seek(begin + about["data_offsets"][0])
+                    data = f.read(about["data_offsets"][1] - about["data_offsets"][0])
+                    parts[kind, tensor] = hashlib.sha256(data).hexdigest()
+    expect(parts, f"no tensors in {folder}")
+    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
+
+
+def collect(c, run, number):
+    c.wait(run.job, "DONE", 240)
+    steps = c.steps(run.job)
+    run.losses = [r["loss"] for r in steps] + [steps[-1]["validation_loss"]]
+    run.norms = [r["grad_norm"] for r in steps]
+    folder = os.path.join(c.folder, f"checkpoint-b{number}")
+    newest = [n for n in os.listdir(folder) if n.startswith("step-")]
+    expect(len(newest) == 1, f"checkpoints of {run.name()}: {newest}")
+    run.digest = digest(os.path.join(folder, newest[0]))
+    run.n_moves = sum(e["kind"] == "PLACEMENT" for e in c.events(run.job))
+    shutil.rmtree(folder)
+
+
+def run_all(c, runs, steps):
+    """Small ones run beside each other, a few of them waiting."""
+    ahead = 8
+    for i, run in enumerate(runs + [None] * ahead):
+        if run:
+            run.job = c.submit(write_job(c, run, i, steps))
+        if i >= ahead and i - ahead < len(runs):
+            collect(c, runs[i - ahead], i - ahead)
+            if i % 20 == 0:
+                print(f"{i - ahead + 1} of {len(runs)} jobs", file=sys.stderr, flush=True)
+
+
+class LayoutCluster(Cluster):
+    """Its nodes are of two workers each; or it is two machines of four workers."""
+
+    def __init__(self, apart=False):
+        names = [f"n{i // (4 if apart else 2)}" for i in range(8)]
+        self.models = {}
+        super().__init__(n_workers=8, nodes=names, domains=names if apart else None)
+
+    def _write_model(self):
+        for i, (name, model) in enumerate(MODELS.items()):
+            self.models[name] = f"model-{i}"
+            target = os.path.join(self.folder, f"model-{i}")
+            os.makedirs(target)
+            if not os.path.exists(model.path):
+                continue
+            with open(os.path.join(model.path, "config.json")) as f:
+                config = json.load(f)
+            if model.top_k:
+                config["text_config"]["num_experts_per_token"] = model.top_k
+            with open(os.path.join(target, "config.json"), "w") as f:
+                json.dump(config, f)
+            weights = os.path.join(model.path, "model.safetensors")
+            if os.path.exists(weights):
+                shutil.copy(weights, target)
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+
+def off(a, b):
+    expect(len(a) == len(b) and a, f"{len(a)} and {len(b)} numbers")
+    return max(abs(x - y) / abs(y) for x, y in zip(a, b))
+
+
+def judge(runs, reference, failures):
+    """How far each is off, and whether the two of a layout have the same bits."""
+    pairs = {}
+    for run in runs:
+        run.off = off(run.losses, reference.losses)
+        run.norm_off = off(run.norms, reference.norms)
+        if not run.off <= TOLERANCE:
+            failures.append(f"{run.name()}: losses off by {run.off:.1e}")
+        if run.settings["deterministic"] == "true":
+            pairs.setdefault(run.layout, []).append(run)
+    for pair in pairs.values():
+        bits = [(r.losses, r.norms, r.digest) for r in pair]
+        pair[-1].has_the_bits = all(b == bits[0] for b in bits)
+        if not pair[-1].has_the_bits:
+            failures.append(f"{pair[-1].name()}: other bits than {pair[0].name()}")
+
+
+def print_rows(place, model, runs):
+    for ranks in sorted({r.layout[0] for r in runs}):
+        for kind in dict.fromkeys(r.kind for r in runs):
+            row = [r for r in runs if r.layout[0] == ranks and r.kind == kind]
+            if not row:
+                continue
+            same = [r.has_the_bits for r in row if hasattr(r, "has_the_bits")]
+            words = f"{sum(same)} of {len(same)}" if same else ""
+            print("| {} | {} | {} | {} | {} | {:.1e} | {:.1e} | {} | {} |".format(
+                model, place, ranks, kind, len(row), max(r.off for r in row),
+                max(r.norm_off for r in row), words, sum(r.n_moves for r in row)), flush=True)
+
+
+def cases(model, args, apart):
+    """Runs of a model, the first of them the reference."""
+    if args.sample:
+        chosen = [(4, 2, 2, 1), (8, 4, 4, 2)]
+    else:
+        chosen = [x for n in (1, 2, 4, 8) for x in layouts(n) if args.ranks in (0, n)]
+        if apart or MODELS[model].top_k:
+            chosen = [x for i, x in enumerate(chosen) if x[0] > 2 and i % 5 == 2]
+    runs = [Run(model, (1, 1, 1, 1), "reference")]
+    for i, layout in enumerate(chosen):
+        runs += runs_of(model, layout, i)
+    return runs
+
+
+def measure(args, apart, failures):
+    names = args.only or (["example"] if args.sample or apart else list(MODELS))
+    with LayoutCluster(apart) as c:
+        for model in names:
+            runs = cases(model, args, apart)
+            run_all(c, runs, 6 if args.sample else STEPS)
+            judge(runs[1:], runs[0], failures)
+            print_rows("two machines" if apart else "nodes of two", model, runs[1:])
+
+
+def story():
+    """every way to cut a model trains the same"""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sample", action="store_true")
+    parser.add_argument("--only", action="append", choices=list(MODELS))
+    parser.add_argument("--ranks", type=int, default=0, choices=(0, 1, 2, 4, 8))
+    args, failures = parser.parse_args(), []
+    print("| model | where | ranks | settings | jobs | loss off | norm off | same bits | placements "
+          "|\n|---|---|---|---|---|---|---|---|---|", flush=True)
+    measure(args, False, failures)
+    if not args.sample:
+        measure(args, True, failures)
+    expect(not failures, "\n".join(failures))
+
+
+if __name__ == "__main__":
+    tell(story)
