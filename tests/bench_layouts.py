@@ -1,6 +1,6 @@
 """Every way to cut a model trains the same: a table of jobs, and how far each is off.
 
-    bench_layouts.py [--sample] [--only MODEL]... [--ranks N]
+    bench_layouts.py [--sample] [--only MODEL]... [--ranks N] [--clusters N]
 
 Jobs of real daemons: eight workers on four nodes of two; and some of them on two machines of four
 that share no memory. Every layout (fsdp, expert parallel, expert shards, replicas of both) of 1, 2,
@@ -19,14 +19,17 @@ accumulation alone. So it trains on few tokens, drawn so that no choice is that 
 on more of them with all experts chosen, where there is nothing to choose.
 
 --sample: few layouts and steps, as a test. Else it needs the reference models (BALLAST_SHARED).
+--clusters: that run beside each other, where there is a core for each of their eight workers.
 """
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import struct
 import sys
+import threading
 
 from cluster import Cluster, expect, tell
 
@@ -38,8 +41,9 @@ SEQUENCES = 16  # a step, on however many ranks
 
 
 class Model:
-    def __init__(self, path, length, lr="5e-4", segments=False, top_k=None):
+    def __init__(self, path, length, lr="5e-4", segments=False, top_k=None, seed=1):
         self.path, self.length, self.lr, self.segments = path, length, lr, segments
+        self.seed = seed
         self.top_k = top_k  # in place of the config's
 
 
@@ -57,6 +61,7 @@ model: {{path: {model}, init_seed: 3}}
 data: {{train: [text/train.txt], validation: [text/held-out.txt], sequence_length: {length}}}
 train:
   steps: {steps}
+  seed: {seed}
   global_batch: {sequences}
   micro_batch: {micro_batch}
   validation_sequences: 8
@@ -128,7 +133,7 @@ def write_job(c, run, number, steps):
     path = os.path.join(c.folder, f"bench-{number}.yaml")
     with open(path, "w") as f:
         f.write(JOB.format(name=f"b{number}", model=c.models[run.model], length=model.length,
-                           lr=model.lr, steps=steps, sequences=SEQUENCES, ranks=ranks, fsdp=fsdp,
+                           lr=model.lr, seed=model.seed, steps=steps, sequences=SEQUENCES, ranks=ranks, fsdp=fsdp,
                            ep=ep, shard=shard, **s))
     return path
 
@@ -167,16 +172,32 @@ def collect(c, run, number):
     shutil.rmtree(folder)
 
 
-def run_all(c, runs, steps):
-    """Small ones run beside each other, a few of them waiting."""
-    ahead = 8
-    for i, run in enumerate(runs + [None] * ahead):
-        if run:
-            run.job = c.submit(write_job(c, run, i, steps))
-        if i >= ahead and i - ahead < len(runs):
-            collect(c, runs[i - ahead], i - ahead)
+def run_all(clusters, runs, steps):
+    """Each cluster takes the next job when it has done one."""
+    waiting, failures = iter(list(enumerate(runs))), []
+    lock = threading.Lock()
+
+    def work(c):
+        while not failures:
+            with lock:
+                i, run = next(waiting, (0, None))
+            if not run:
+                return
+            try:
+                run.job = c.submit(write_job(c, run, i, steps))
+                collect(c, run, i)
+            except Exception as e:
+                failures.append(e)
             if i % 20 == 0:
-                print(f"{i - ahead + 1} of {len(runs)} jobs", file=sys.stderr, flush=True)
+                print(f"{i} of {len(runs)} jobs", file=sys.stderr, flush=True)
+
+    threads = [threading.Thread(target=work, args=(c,)) for c in clusters]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failures:
+        raise failures[0]
 
 
 class LayoutCluster(Cluster):
@@ -186,6 +207,18 @@ class LayoutCluster(Cluster):
         names = [f"n{i // (4 if apart else 2)}" for i in range(8)]
         self.models = {}
         super().__init__(n_workers=8, nodes=names, domains=names if apart else None)
+        self.worker_keys = "cores: 1\n"
+
+    def _write_text(self):
+        """Words in an order that looks like chance and is the same everywhere."""
+        words = "a in the river stone under light who carries old water home and sings again".split()
+        os.makedirs(os.path.join(self.folder, "text"))
+        state = 7
+        for name, n in (("train", 40000), ("held-out", 4000)):
+            with open(os.path.join(self.folder, "text", name + ".txt"), "w") as f:
+                for i in range(n):
+                    state = (state * 1103515245 + 12345) % 2**31
+                    f.write(words[(state >> 16) % len(words)] + (".\n" if i % 12 == 11 else " "))
 
     def _write_model(self):
         for i, (name, model) in enumerate(MODELS.items()):
@@ -259,10 +292,11 @@ def cases(model, args, apart):
 
 def measure(args, apart, failures):
     names = args.only or (["example"] if args.sample or apart else list(MODELS))
-    with LayoutCluster(apart) as c:
+    with contextlib.ExitStack() as stack:
+        clusters = [stack.enter_context(LayoutCluster(apart)) for _ in range(args.clusters)]
         for model in names:
             runs = cases(model, args, apart)
-            run_all(c, runs, 6 if args.sample else STEPS)
+            run_all(clusters, runs, 6 if args.sample else STEPS)
             judge(runs[1:], runs[0], failures)
             print_rows("two machines" if apart else "nodes of two", model, runs[1:])
 
@@ -272,6 +306,7 @@ def story():
     parser = argparse.ArgumentParser()
     parser.add_argument("--sample", action="store_true")
     parser.add_argument("--only", action="append", choices=list(MODELS))
+    parser.add_argument("--clusters", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=0, choices=(0, 1, 2, 4, 8))
     args, failures = parser.parse_args(), []
     print("| model | where | ranks | settings | jobs | loss off | norm off | same bits | placements "
