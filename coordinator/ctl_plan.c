@@ -13,6 +13,7 @@
 #include "common/memory_model.h"
 #include "common/outline_config.h"
 #include "coordinator/strategy.h"
+#include "proto/job_fit.h"
 #include "proto/job_map.h"
 #include "proto/job_memory.h"
 #include "proto/job_spec.h"
@@ -29,7 +30,13 @@ struct plan {
     double   step_flops;
     struct cluster   cluster;
     struct plan_time time; /* total 0: not known, the model has no outline */
+    char changes[JOB_FIT_TEXT_MAX]; /* of a job that does not fit into a GPU of the cluster */
 };
+
+static bool plan_fits(const struct plan *p)
+{
+    return p->memory.total <= p->cluster.gpu_memory;
+}
 
 static struct plan_choice choice_of(const struct plan *p)
 {
@@ -99,19 +106,19 @@ static uint32_t nodes_of_experts(const struct plan *p)
 
 static int plan_init(const struct ctl *c, const Ballast__JobSpec *spec, struct plan *p)
 {
-    struct job_machine on = {!strcmp(spec->train_precision, "bf16"), 1, 0};
+    struct job_machine on = {.on_gpu = !strcmp(spec->train_precision, "bf16"), .n_threads = 1,
+                             .node_ranks = p->cluster.gpus_per_node};
     const char *key;
     struct err err;
-    int rc = read_cluster(c, p);
     p->spec = spec;
-    if (rc != CTL_OK)
-        return rc;
     if (hf_config_read(spec->model_path, &p->model, &err) < 0 ||
         layout_init(job_spec_degrees(spec), p->model.n_experts, 0, &p->layout, &err) < 0)
         return ctl_fail(c, CTL_USAGE, "%s", err.text);
     on.n_nodes = nodes_of_experts(p);
     if (job_memory(spec, &p->model, p->layout.degrees, &on, &p->memory, &key, &err) < 0)
         return ctl_fail(c, CTL_USAGE, "%s", err.text);
+    if (!plan_fits(p))
+        job_fit_text(spec, &p->model, &on, p->cluster.gpu_memory, p->changes);
     enum recompute how = recompute_of(spec->parallel_activation_checkpointing);
     p->counts = model_spec_count(&p->model);
     p->n_tokens_step = (uint64_t)spec->train_global_batch * spec->data_sequence_length;
@@ -234,6 +241,12 @@ static void print_memory(const struct ctl *c, const struct plan *p)
     ctl_table_print(c, &t);
     ctl_table_fini(&t);
     print_rows(p);
+    if (!plan_fits(p)) {
+        char has[32];
+        ctl_bytes_text(p->cluster.gpu_memory, has);
+        printf("  which a GPU of %s does not have; into its %s %s\n", p->cluster.name, has,
+               p->changes);
+    }
 }
 
 static void print_time(const struct ctl *c, const struct plan *p)
@@ -363,6 +376,9 @@ static void print_json(const struct ctl *c, const struct plan *p)
     json_put(o, "model", model);
     json_put(o, "step", step);
     json_put(o, "memory_per_rank", memory);
+    json_put(o, "fits", json_new_bool(plan_fits(p)));
+    if (!plan_fits(p))
+        json_put(o, "changes", json_new_string(p->changes));
     json_put(o, "groups_of_rank_0", groups);
     json_put(o, "ranks", owners_json(p));
     if (p->time.total > 0)
@@ -374,11 +390,15 @@ static void print_json(const struct ctl *c, const struct plan *p)
 int ctl_plan(const struct ctl *c, const Ballast__JobSpec *spec)
 {
     struct plan *p = xcalloc(1, sizeof *p);
-    int rc = plan_init(c, spec, p);
+    int rc = read_cluster(c, p);
+    if (rc == CTL_OK)
+        rc = plan_init(c, spec, p);
     if (rc == CTL_OK && ctl_is_json(c))
         print_json(c, p);
     else if (rc == CTL_OK)
         print_text(c, p);
+    if (rc == CTL_OK && c->cluster && !plan_fits(p))
+        rc = CTL_LIMIT;
     layout_fini(&p->layout);
     fields_fini(&cluster_table, &p->cluster);
     free(p);

@@ -29,7 +29,8 @@ static uint64_t spread_memory(const Ballast__JobSpec *spec, const struct model_s
 {
     uint64_t most = 0;
     for (uint32_t n = 2; n < degrees.ep; n += (n + 1) / 2) {
-        struct job_machine on = {!strcmp(spec->train_precision, "bf16"), 1, n};
+        struct job_machine on = {.on_gpu = !strcmp(spec->train_precision, "bf16"),
+                                 .n_threads = 1, .n_nodes = n};
         struct memory_plan memory;
         const char *key;
         if (job_memory(spec, model, degrees, &on, &memory, &key, NULL) == 0 && memory.total > most)
@@ -38,18 +39,17 @@ static uint64_t spread_memory(const Ballast__JobSpec *spec, const struct model_s
     return most;
 }
 
-/* On how many nodes an expert group lies where these workers make the gang, at most. */
-static uint32_t nodes_of_group(const Ballast__JobSpec *spec, Ballast__Worker *const *workers,
-                               size_t n)
+/* The most of these workers that are on one node. */
+static uint32_t most_on_a_node(Ballast__Worker *const *workers, size_t n)
 {
-    size_t most = 1, ep = spec->parallel_expert_parallel_degree;
+    size_t most = 1;
     for (size_t i = 0; i < n; i++) {
         size_t here = 0;
         for (size_t k = 0; k < n; k++)
             here += !strcmp(workers[i]->node, workers[k]->node);
         most = here > most ? here : most;
     }
-    return (uint32_t)((ep + most - 1) / most);
+    return (uint32_t)most;
 }
 
 /* What only the model can say: whether it is one, whether the experts can be cut so, and how much
@@ -108,14 +108,16 @@ static void tell_changes(struct ctl *c, const Ballast__JobSpec *spec)
         return;
     qsort(reply->workers, reply->n_workers, sizeof *reply->workers, by_memory);
     const Ballast__Worker *last = reply->workers[spec->parallel_workers - 1];
-    uint32_t n_nodes = nodes_of_group(spec, reply->workers, reply->n_workers);
+    uint32_t ep = spec->parallel_expert_parallel_degree;
+    uint32_t node_ranks = most_on_a_node(reply->workers, reply->n_workers);
+    uint32_t n_nodes = (ep + node_ranks - 1) / node_ranks;
     uint64_t needs = n_nodes > 1 && spec->memory_bytes_spread ? spec->memory_bytes_spread
                                                               : spec->memory_bytes_per_rank;
     if (last->memory_bytes >= needs)
         return;
     struct model_spec *model = xcalloc(1, sizeof *model);
     struct job_machine on = {.on_gpu = strncmp(last->device, "cpu", 3) != 0, .n_threads = 1,
-                             .n_nodes = n_nodes > 1 ? n_nodes : 0};
+                             .n_nodes = n_nodes > 1 ? n_nodes : 0, .node_ranks = node_ranks};
     char changes[JOB_FIT_TEXT_MAX], has[32];
     struct err err;
     if (hf_config_read(spec->model_path, model, &err) == 0) {

@@ -2,7 +2,7 @@
  *
  * A change's cost is a guess at the part of the speed that it takes: recomputing a third of the
  * work, a finer cut more traffic, smaller passes worse products. Sets are tried in all
- * combinations; a set that holds another one which fits already is not worth telling. */
+ * combinations; one is not worth telling where some of its changes are enough and cost no more. */
 #include "proto/job_fit.h"
 
 #include <inttypes.h>
@@ -20,7 +20,8 @@
 #define COST_BLOCKING  0.10 /* 0.03 to 0.21 on two cores */
 #define COST_WORKERS   1.0  /* each doubling: it takes more machines */
 
-enum { RECOMPUTE = 1, FSDP = 2, EP = 4, MICRO = 8, SPARE = 16, WORKERS = 32, BLOCKING = 64 };
+enum { RECOMPUTE = 1, FSDP = 2, EP = 4, MICRO = 8, SPARE = 16, WORKERS = 32, BLOCKING = 64,
+       N_MASKS = 128 };
 
 struct set {
     unsigned changed;
@@ -35,6 +36,8 @@ struct search {
     const struct model_spec *model;
     struct memory_input in;       /* of it */
     uint64_t most_bytes;
+    uint32_t node_ranks;          /* 0: all are on one node, or it does not matter */
+    struct set cheapest[N_MASKS]; /* by the keys that are changed; changed 0: none fits */
     struct set best[N_BEST];
     uint32_t n_best;
 };
@@ -47,25 +50,47 @@ static double doublings(uint32_t from, uint32_t to)
     return n;
 }
 
-/* Ordered by cost; of sets that change the same keys, or more of them, only the cheapest stays. */
+/* Of sets that change the same keys only the cheapest stays. */
 static void keep(struct search *s, const struct set *x)
 {
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < s->n_best; i++)
-        if (s->best[i].cost <= x->cost && (s->best[i].changed & x->changed) == s->best[i].changed)
-            return;
-    for (uint32_t i = 0; i < s->n_best; i++) /* those that this one makes pointless */
-        if ((s->best[i].changed & x->changed) != x->changed)
-            s->best[at++] = s->best[i];
-    s->n_best = at;
-    for (at = 0; at < s->n_best && s->best[at].cost <= x->cost;)
-        at++;
-    if (at == N_BEST)
-        return;
-    if (s->n_best < N_BEST)
-        s->n_best++;
-    memmove(&s->best[at + 1], &s->best[at], (s->n_best - at - 1) * sizeof *x);
-    s->best[at] = *x;
+    struct set *best = &s->cheapest[x->changed];
+    if (!best->changed || x->cost < best->cost)
+        *best = *x;
+}
+
+/* Whether some of its changes are enough, and cost no more: with other values. */
+static bool is_pointless(const struct search *s, const struct set *x)
+{
+    for (unsigned m = 1; m < N_MASKS; m++)
+        if (m != x->changed && (m & x->changed) == m && s->cheapest[m].changed &&
+            s->cheapest[m].cost <= x->cost)
+            return true;
+    return false;
+}
+
+static void choose(struct search *s)
+{
+    for (unsigned m = 1; m < N_MASKS; m++) {
+        const struct set *x = &s->cheapest[m];
+        uint32_t at = s->n_best;
+        if (!x->changed || is_pointless(s, x))
+            continue;
+        while (at > 0 && s->best[at - 1].cost > x->cost)
+            at--;
+        if (at == N_BEST)
+            continue;
+        if (s->n_best < N_BEST)
+            s->n_best++;
+        memmove(&s->best[at + 1], &s->best[at], (s->n_best - at - 1) * sizeof *x);
+        s->best[at] = *x;
+    }
+}
+
+/* On how many nodes an expert group may come to lie. */
+static uint32_t nodes_of(uint32_t ep, uint32_t node_ranks)
+{
+    bool is_even = ep % node_ranks == 0 || node_ranks % ep == 0;
+    return (ep + node_ranks - 1) / node_ranks + !is_even;
 }
 
 static void try_set(struct search *s, struct set x)
@@ -89,6 +114,8 @@ static void try_set(struct search *s, struct set x)
     if (layout_init(job_spec_degrees(&spec), s->model->n_experts, 0, &layout, &err) < 0)
         return;
     in.degrees = layout.degrees;
+    if (s->node_ranks)
+        in.n_nodes = nodes_of(x.ep, s->node_ranks);
     x.bytes = memory_model(&in).total;
     if (x.bytes <= s->most_bytes)
         keep(s, &x);
@@ -198,10 +225,13 @@ void job_fit_text(const Ballast__JobSpec *spec, const struct model_spec *model,
                   char out_text[JOB_FIT_TEXT_MAX])
 {
     struct search s = {.spec = spec, .model = model, .most_bytes = most_bytes};
+    if (on && strcmp(spec->parallel_hierarchical_all_to_all, "off"))
+        s.node_ranks = on->node_ranks;
     struct tensor_map map;
     const char *key;
     if (job_memory_input(spec, model, on, &map, &s.in, &key, NULL) == 0) {
         try_all(&s);
+        choose(&s);
         tensor_map_fini(&map);
     }
     out_text[0] = '\0';

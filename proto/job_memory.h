@@ -11,6 +11,7 @@ struct job_machine {
     bool     on_gpu;
     uint32_t n_threads; /* of a CPU */
     uint32_t n_nodes;   /* on which an expert group lies, as evenly as it goes; 0: one */
+    uint32_t node_ranks; /* ranks that one node has, for other layouts; 0: all */
 };
 
 /* on: NULL where it is not known yet; then what the precision implies, one thread and one node. */

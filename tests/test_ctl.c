@@ -339,8 +339,13 @@ static void wrong_job_files_contact_nobody(void **state)
     check("submit job.yaml --dry-run --set parallel.workers=4 --set train.global_batch=64 "
           "--set parallel.expert_parallel_degree=2 --set parallel.expert_shard_degree=4", 2, "",
           "4 does not divide the 2 workers that hold the same experts, allowed 1, 2\n");
+    write_file("small.yaml", "name: small\ngpu_memory: 2MB\n");
+    check("submit job.yaml --dry-run --cluster small.yaml", 6,
+          "which a GPU of small does not have; into its 1.91 MiB ", "nothing was submitted");
     struct json *v = run_json("submit job.yaml --dry-run --json");
+    bool fits = false;
     assert_non_null(json_get(json_get(v, "memory_per_rank"), "total"));
+    assert_true(json_as_bool(json_get(v, "fits"), &fits) && fits);
     const struct json *rank = json_at(json_get(v, "ranks"), 0);
     uint64_t n_slices = 0;
     assert_true(json_as_u64(json_get(json_get(rank, "dense"), "of"), &n_slices) && n_slices > 0);

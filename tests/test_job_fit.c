@@ -102,8 +102,55 @@ static void the_cheapest_changes_that_fit_are_named(void **state)
     }
 }
 
+/* The fewest workers, no fewer than now's, with which some set of changes fits; 0: none. */
+static uint32_t fewest_workers(const struct model_spec *m, uint64_t most)
+{
+    for (uint32_t workers = 2; workers <= 16; workers *= 2)
+        for (uint32_t i = 0; i < 5 * 5 * 3; i++) {
+            uint32_t fsdp = 2u << i % 5, ep = 2u << i / 5 % 5, micro = 4u >> i / 25;
+            if (fsdp > workers || ep > workers)
+                continue;
+            char parallel[200], batch[8];
+            snprintf(parallel, sizeof parallel, "workers: %u, fsdp_shard_degree: %u, "
+                     "expert_parallel_degree: %u, overlap: false, activation_checkpointing: full",
+                     workers, fsdp, ep);
+            snprintf(batch, sizeof batch, "%u", micro);
+            Ballast__JobSpec *spec = job(parallel, batch);
+            spec->rebalance_spare_slots_per_rank = 0;
+            uint64_t bytes = needs(spec, m);
+            job_file_free(spec);
+            if (bytes <= most)
+                return workers;
+        }
+    return 0;
+}
+
+/* More workers cost more than everything else together. */
+static void no_more_workers_than_it_takes(void **state)
+{
+    (void)state;
+    struct model_spec m = model();
+    for (int percent = 95; percent > 5; percent -= 5) {
+        Ballast__JobSpec *spec = job("workers: 2, fsdp_shard_degree: 2, "
+                                     "expert_parallel_degree: 2", "4");
+        uint64_t most = needs(spec, &m) * (uint64_t)percent / 100;
+        uint32_t fewest = fewest_workers(&m, most), said = 2;
+        char text[JOB_FIT_TEXT_MAX];
+        job_fit_text(spec, &m, NULL, most, text);
+        job_file_free(spec);
+        const char *list = strstr(text, "fits: ");
+        if (list)
+            sscanf(list, "fits: parallel.workers: %u", &said);
+        if (list ? said != fewest : fewest != 0)
+            fail_msg("%d %%: with %u workers it fits: %s", percent, fewest, text);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_cheapest_changes_that_fit_are_named)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_cheapest_changes_that_fit_are_named),
+        cmocka_unit_test(no_more_workers_than_it_takes),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -270,11 +270,24 @@ static int open_forms(struct run *run, struct err *err)
                                          &run->forms, err);
 }
 
+/* The most ranks of the gang that are on one node. */
+static uint32_t node_ranks(const struct run *run)
+{
+    uint32_t most = 1;
+    for (size_t i = 0; i < run->start->n_gang; i++) {
+        uint32_t here = 0;
+        for (size_t k = 0; k < run->start->n_gang; k++)
+            here += !strcmp(run->start->gang[i]->node, run->start->gang[k]->node);
+        most = here > most ? here : most;
+    }
+    return most;
+}
+
 /* Before anything is taken: better no start than an end in the first step. */
 static int plan_memory(struct run *run, struct err *err)
 {
     struct job_machine on = {!run->dev->is_host && strcmp(run->dev->ops->name, "cpu") != 0,
-                             run->dev->n_threads, 0};
+                             run->dev->n_threads, 0, node_ranks(run)};
     uint32_t *nodes = xcalloc(run->layout.ep.n_ranks, sizeof *nodes);
     struct device_memory m;
     const char *key;
