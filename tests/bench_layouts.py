@@ -1,6 +1,6 @@
 """Every way to cut a model trains the same: a table of jobs, and how far each is off.
 
-    bench_layouts.py [--sample] [--only MODEL]... [--ranks N] [--clusters N]
+    bench_layouts.py [--sample] [--only MODEL]... [--ranks N] [--thin N] [--clusters N]
 
 Jobs of real daemons: eight workers on four nodes of two; and some of them on two machines of four
 that share no memory. Every layout (fsdp, expert parallel, expert shards, replicas of both) of 1, 2,
@@ -19,7 +19,8 @@ accumulation alone. So it trains on few tokens, drawn so that no choice is that 
 on more of them with all experts chosen, where there is nothing to choose.
 
 --sample: few layouts and steps, as a test. Else it needs the reference models (BALLAST_SHARED).
---clusters: that run beside each other, where there is a core for each of their eight workers.
+--thin: every Nth layout of 8 ranks. --clusters: that run beside each other, where there is a core
+for each of their eight workers.
 """
 import argparse
 import contextlib
@@ -282,6 +283,7 @@ def cases(model, args, apart):
         chosen = [(4, 2, 2, 1), (8, 4, 4, 2)]
     else:
         chosen = [x for n in (1, 2, 4, 8) for x in layouts(n) if args.ranks in (0, n)]
+        chosen = [x for i, x in enumerate(chosen) if x[0] < 8 or i % args.thin == 0]
         if apart or MODELS[model].top_k:
             chosen = [x for i, x in enumerate(chosen) if x[0] > 2 and i % 5 == 2]
     runs = [Run(model, (1, 1, 1, 1), "reference")]
@@ -306,6 +308,7 @@ def story():
     parser = argparse.ArgumentParser()
     parser.add_argument("--sample", action="store_true")
     parser.add_argument("--only", action="append", choices=list(MODELS))
+    parser.add_argument("--thin", type=int, default=1)
     parser.add_argument("--clusters", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=0, choices=(0, 1, 2, 4, 8))
     args, failures = parser.parse_args(), []
