@@ -8,6 +8,7 @@
 
 #include "common/cluster.h"
 #include "common/outline.h"
+#include "common/packing.h"
 
 enum base_precision { BASE_BF16, BASE_FP8, BASE_MXFP4, BASE_F32, BASE_PRECISIONS };
 enum recompute_kind { KEEP_ALL, RECOMPUTE_SOME, RECOMPUTE_ALL, RECOMPUTE_KINDS };
@@ -38,6 +39,14 @@ struct costs {
 
 void costs_init(const struct outline *o, uint32_t sequence_length, struct costs *out);
 
+/* Of an expert, each as large as the others. */
+#define EXPERT_MATRICES 3u
+static inline double costs_expert_matrix(const struct costs *k)
+{
+    uint64_t n = (uint64_t)k->n_experts * k->n_moe * EXPERT_MATRICES;
+    return n ? (double)k->experts / (double)n : 0;
+}
+
 struct job_shape {
     const struct costs   *costs;
     const struct cluster *cluster;
@@ -54,6 +63,11 @@ struct plan_choice {
     enum base_precision base; /* of frozen weights; full training: BASE_BF16 or BASE_F32 */
     bool     is_f32;          /* activations and products */
 };
+
+/* What frozen experts are packed as. */
+enum packing plan_packing(const struct job_shape *job, const struct plan_choice *c);
+/* Whether packed experts may be unpacked before their products, which pays on a GPU. */
+bool plan_unpacks(const struct job_shape *job, const struct plan_choice *c);
 
 struct plan_memory { /* bytes of one GPU */
     uint64_t weights, gradients, optimizer, activations, buffers, total;

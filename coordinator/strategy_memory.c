@@ -43,8 +43,19 @@ static double layer_bytes(const struct job_shape *job, const struct plan_choice 
 
 static double expert_bytes(const struct job_shape *job, const struct plan_choice *c)
 {
-    bool packed = c->base == BASE_FP8 || c->base == BASE_MXFP4;
-    return job->is_lora && packed ? base_bytes[c->base] : dense_bytes(c);
+    return plan_packing(job, c) != PACKING_NONE ? base_bytes[c->base] : dense_bytes(c);
+}
+
+enum packing plan_packing(const struct job_shape *job, const struct plan_choice *c)
+{
+    static const enum packing of[BASE_PRECISIONS] = {[BASE_FP8] = PACKING_FP8,
+                                                     [BASE_MXFP4] = PACKING_MXFP4};
+    return job->is_lora ? of[c->base] : PACKING_NONE;
+}
+
+bool plan_unpacks(const struct job_shape *job, const struct plan_choice *c)
+{
+    return plan_packing(job, c) != PACKING_NONE && !c->is_f32 && !cluster_is_cpu(job->cluster);
 }
 
 static void state(const struct job_shape *job, const struct plan_choice *c, struct plan_memory *m)
@@ -146,6 +157,9 @@ static uint64_t buffers(const struct job_shape *job, const struct plan_choice *c
         n += experts * F32;
     if (c->ep > 1)
         n += 3 * (rows.sent + rows.piece) * k->row_width * element;
+    if (plan_unpacks(job, c))
+        n += element * (double)packing_room(k->n_experts / c->ep,
+                                            (uint64_t)costs_expert_matrix(k));
     return (uint64_t)n + job->cluster->gpu_reserve;
 }
 

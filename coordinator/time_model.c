@@ -11,10 +11,7 @@
 
 #include "common/memory_model.h"
 
-/* Products that decode their weights over those that need not; docs/performance.md has the
- * GPU's. */
-#define UNPACK_MXFP4_GPU 4.3
-#define UNPACK_FP8_GPU   3.8
+/* Products that decode their weights over those that need not; packing_slowdown has a GPU's. */
 #define UNPACK_MXFP4_CPU 1.06
 #define UNPACK_FP8_CPU   1.03
 #define HIDDEN_MAX     0.9   /* of a gather that computing can hide */
@@ -48,6 +45,12 @@ static double max(double a, double b)
     return a > b ? a : b;
 }
 
+static double base_size(const struct work *w)
+{
+    static const double bytes[] = {2, 1, 0.53, 4};
+    return w->job->is_lora ? bytes[w->c->base] : w->element;
+}
+
 /* slow: flops over the matrices' widths. */
 static double seconds(const struct cluster *l, double flops, double slow, double rate, double rows)
 {
@@ -79,6 +82,30 @@ static double dense_seconds(const struct work *w)
                    l->product_tflops * 1e12 * w->narrow, w->tokens);
 }
 
+/* What it takes that experts are packed, of products that take plain seconds: they decode as they
+ * multiply, or weights are unpacked before, for each chunk of tokens once more
+ * (kernels/packed_experts.h). */
+static double packed_seconds(const struct work *w, double plain)
+{
+    static const double on_cpu[] = {[PACKING_NONE] = 1, [PACKING_MXFP4] = UNPACK_MXFP4_CPU,
+                                    [PACKING_FP8] = UNPACK_FP8_CPU};
+    const struct costs *k = w->job->costs;
+    const struct cluster *l = w->job->cluster;
+    enum packing packing = plan_packing(w->job, w->c);
+    if (packing == PACKING_NONE || cluster_is_cpu(l))
+        return plain * (on_cpu[packing] - 1);
+    double n_chunks = plan_chunks(w->job, w->c, w->tokens);
+    double experts = (double)k->n_experts / w->c->ep;
+    if (!plan_unpacks(w->job, w->c) ||
+        !packing_pays_to_unpack(packing, w->tokens * k->top_k / n_chunks, experts,
+                                costs_expert_matrix(k)))
+        return plain * (packing_slowdown(packing) - 1);
+    double bytes = (double)k->experts / w->c->ep * (base_size(w) + w->element);
+    double once = bytes / (l->pointwise_tb_per_s * 1e12) +
+                  experts * k->n_moe * EXPERT_MATRICES * l->launch_us * 1e-6;
+    return (w->of_experts + w->backs) * n_chunks * once;
+}
+
 /* Every rank's experts get the rows of all ranks of its group. */
 static double expert_seconds(const struct work *w)
 {
@@ -86,14 +113,12 @@ static double expert_seconds(const struct work *w)
     const struct cluster *l = w->job->cluster;
     double rows = k->n_experts ? w->tokens * k->top_k * w->c->ep / k->n_experts : 0;
     double times = w->tokens * (w->of_experts + w->backs);
-    static const double unpack_on[2][4] = {{1, UNPACK_FP8_GPU, UNPACK_MXFP4_GPU, 1},
-                                           {1, UNPACK_FP8_CPU, UNPACK_MXFP4_CPU, 1}};
-    double unpack = w->job->is_lora ? unpack_on[cluster_is_cpu(l)][w->c->base] : 1;
     if (k->expert_flops == 0)
         return 0;
-    return seconds(l, k->expert_flops * times, k->expert_slow * times,
-                   l->grouped_tflops * 1e12 * w->narrow, rows) *
-           (w->c->ep > 1 ? IMBALANCE : 1) * unpack;
+    double plain = seconds(l, k->expert_flops * times, k->expert_slow * times,
+                           l->grouped_tflops * 1e12 * w->narrow, rows) *
+                   (w->c->ep > 1 ? IMBALANCE : 1);
+    return plain + packed_seconds(w, plain);
 }
 
 static double core_seconds(const struct work *w)
@@ -193,12 +218,6 @@ static void add_all_to_all(const struct work *w, double *out_all, double *out_ex
     *out_all = k->n_moe * (2 * once + again + n_trips * call);
     *out_exposed = k->n_moe * (exposed(w, once, work) + exposed(w, once, w->backs * work) +
                                exposed(w, again, work) + n_trips * call);
-}
-
-static double base_size(const struct work *w)
-{
-    static const double bytes[] = {2, 1, 0.53, 4};
-    return w->job->is_lora ? bytes[w->c->base] : w->element;
 }
 
 static void add_gathers(const struct work *w, double compute, double *out_all, double *out_exposed)

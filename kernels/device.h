@@ -283,7 +283,8 @@ struct device_ops {
                               int64_t in, int64_t out);
     /* The same over frozen weights that stay packed: w[g] (out, in) as common/packing.h lays it
      * out, from a multiple of 16 bytes on, no code and no scale of it NaN; MXFP4: in a multiple of
-     * 32. Weights are decoded a block at a time and never lie unpacked as a whole. */
+     * 32. Weights are decoded a block at a time and never lie unpacked as a whole, which is not
+     * always fastest: packed_experts.h chooses. */
     void (*grouped_linear_packed)(struct device *dev, elem_ptr y, const_elem_ptr x,
                                   const uint8_t *const *w, enum packing packing,
                                   const int64_t *offsets, int32_t n_groups, int64_t in,

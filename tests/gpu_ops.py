@@ -101,6 +101,7 @@ def worst_of(tasks):
 
 HEAVY = {"kda_backward": 20, "kda_forward": 12, "linear_cross_entropy": 12,
          "grouped_linear_mxfp4": 12, "grouped_linear_fp8": 12, "index_select": 10,
+         "packed_experts_fp8": 12, "packed_experts_mxfp4": 12,
          "routed_layer": 10}  # others 5
 
 

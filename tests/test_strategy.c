@@ -294,6 +294,38 @@ static void plans_fit_divide_and_descend(void **state)
     }
 }
 
+/* Seconds that a step computes more over packed experts than over plain ones. */
+static double more_when_packed(struct fixture *f, enum base_precision base, uint32_t n_tokens)
+{
+    struct job_shape job = f->job;
+    job.sequence_length = n_tokens;
+    job.global_batch = 128;
+    struct plan_choice c = {.world = 128, .fsdp = 2, .ep = 64, .expert_shard = 2, .sp = 1, .tp = 1,
+                            .micro_batch = 1, .accumulation = 1, .recompute = RECOMPUTE_SOME};
+    double plain = plan_time(&job, &c).compute;
+    c.base = base;
+    return plan_time(&job, &c).compute - plain;
+}
+
+/* Few rows are decoded in the product, and take the longer the more they are; with many, weights
+ * are unpacked before, which takes as long however many there are in a chunk. */
+static void many_rows_do_not_pay_for_decoding(void **state)
+{
+    (void)state;
+    static const enum base_precision bases[] = {BASE_FP8, BASE_MXFP4};
+    struct fixture f;
+    open_fixture(&f, "kimi-k3", 16, true, 4096);
+    for (size_t i = 0; i < 2; i++) {
+        double few = more_when_packed(&f, bases[i], 16), some = more_when_packed(&f, bases[i], 32);
+        double many = more_when_packed(&f, bases[i], 4096 * 4);
+        double most = more_when_packed(&f, bases[i], 4096 * 16);
+        assert_true(few > 0 && some > 1.05 * few);
+        assert_true(many > some && many < 1024 * few / 2);
+        assert_true(fabs(most / many - 1) < 1e-6);
+    }
+    close_fixture(&f);
+}
+
 /* One node less holds nothing. Seven nodes are possible because 896 experts are 7 x 128. */
 static void the_fewest_gpus_are_the_fewest(void **state)
 {
@@ -431,6 +463,7 @@ int main(void)
         cmocka_unit_test(kimi_k3_fits_128_gpus_with_adapters),
         cmocka_unit_test(a_million_tokens_need_sequence_ranks),
         cmocka_unit_test(plans_fit_divide_and_descend),
+        cmocka_unit_test(many_rows_do_not_pay_for_decoding),
         cmocka_unit_test(the_fewest_gpus_are_the_fewest),
         cmocka_unit_test(neighbours_say_what_they_lacked),
         cmocka_unit_test(time_follows_what_changes),

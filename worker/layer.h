@@ -29,7 +29,8 @@ struct lora_pass {
     int64_t r;       /* 0: there are none, and all weights are trained */
     float   scale;   /* alpha / r */
     enum packing packing; /* of what is packed: experts' matrices, and what unit_view says */
-    int64_t unpacked_max; /* numbers of the largest of those */
+    int64_t unpacked_max; /* numbers of the largest of those that are unpacked */
+    bool    unpacks_experts; /* where they have many rows */
     bool    on_experts, shared_a; /* routed ones; those of a layer have one A, in its unit */
     elem   *z, *dz;  /* scratch of (the rows of a product, r) */
     elem   *unpacked; /* of unpacked_max */

@@ -39,6 +39,12 @@ struct model {
  * does for a bad batch. */
 int  model_begin(struct model *m, const struct model_batch *b, struct err *err);
 
+/* Of how many experts packed weights may be unpacked at once; 0: of none. */
+static inline uint32_t model_unpacked(const struct model *m)
+{
+    return m->config.unpacks_experts ? m->config.slots->n_slots : 0;
+}
+
 /* What of it planning does, too. All ranks cut a batch alike, however many tokens each has. */
 void model_cut_batch(struct model *m, const int32_t *cu_seqlens, int32_t n_docs);
 void model_carve_inputs(struct model *m, const struct model_batch *b);
