@@ -155,6 +155,9 @@ static const struct field fields[] = {
     {"parallel.hierarchical_all_to_all", FIELD_WORD, AT(parallel_hierarchical_all_to_all),
      .preset = "auto", WORDS("auto", "on", "off"), .spellings = all_to_all_spellings,
      .help = "a token crosses to another node once, to one rank, which passes it on there"},
+    {"parallel.register_buffers", FIELD_PB_BOOL, AT(parallel_register_buffers), .preset = "false",
+     .help = "NCCL (2.19 or later) is told of the memory that tensors travel from and to, which "
+             "may spare it a copy; off, as nobody has measured it yet"},
 
     {"moe.capacity_factor", FIELD_DOUBLE, AT(moe_capacity_factor), .preset = "0", .max = 1e3,
      .help = "room of an expert for a micro-batch's choices, over the mean; 0: dropless"},

@@ -50,16 +50,37 @@ struct ncclComm {
     uint64_t seq;
     struct ask asks[ASKS_MAX];
     int n_asks;
+    struct region *regions; /* that were registered with it */
+    bool is_aborted;
+};
+
+struct region {
+    ncclComm_t comm;
+    struct region *next;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct meeting *meetings;
 static atomic_int broken = -1;
+static atomic_bool refuses;
+static atomic_int n_registered, n_deregistered, n_aborted;
 static _Thread_local ncclComm_t grouped; /* the one that a group asks something of */
 
 void fake_nccl_break(int rank)
 {
     atomic_store(&broken, rank);
+}
+
+void fake_nccl_refuse(bool does)
+{
+    atomic_store(&refuses, does);
+}
+
+struct fake_nccl_memory fake_nccl_memory(void)
+{
+    return (struct fake_nccl_memory){atomic_exchange(&n_registered, 0),
+                                     atomic_exchange(&n_deregistered, 0),
+                                     atomic_exchange(&n_aborted, 0)};
 }
 
 static struct meeting *meeting_of(const uint8_t id[32], int n)
@@ -322,10 +343,45 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int n, ncclUniqueId id, int
     return ncclInProgress;
 }
 
+ncclResult_t ncclCommRegister(const ncclComm_t c, void *p, size_t n, void **out_handle)
+{
+    assert(!c->is_aborted && p && n > 0);
+    if (atomic_load(&refuses))
+        return ncclSystemError;
+    struct region *r = calloc(1, sizeof *r);
+    r->comm = c;
+    r->next = c->regions;
+    c->regions = *out_handle = r;
+    atomic_fetch_add(&n_registered, 1);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t c, void *handle)
+{
+    struct region **at = &c->regions;
+    assert(!c->is_aborted);
+    while (*at && *at != handle)
+        at = &(*at)->next;
+    struct region *r = *at;
+    assert(r && r->comm == c);
+    *at = r->next;
+    free(r);
+    atomic_fetch_add(&n_deregistered, 1);
+    return ncclSuccess;
+}
+
 /* The last one that goes takes the memory, as others may still look at what it asked. */
 ncclResult_t ncclCommAbort(ncclComm_t c)
 {
     struct meeting *m = c->m;
+    assert(!c->is_aborted);
+    c->is_aborted = true;
+    for (struct region *r = c->regions, *next; r; r = next) {
+        next = r->next;
+        free(r);
+        atomic_fetch_add(&n_aborted, 1);
+    }
+    c->regions = NULL;
     for (int i = 0; i < c->n_asks && c->phase == COMPUTED; i++)
         free(c->asks[i].result);
     if (atomic_fetch_add(&m->n_left, 1) + 1 == atomic_load(&m->n_joined) &&

@@ -9,6 +9,7 @@
 #include "worker/coll_gpu.h"
 
 static bool is_deterministic; /* of the devices of the next runs */
+static bool registers_memory; /* the next runs' collectives */
 
 static int open_nccl(struct rank *r, struct device *dev, struct coll **io)
 {
@@ -35,8 +36,10 @@ static void *rank_main(void *arg)
     }
     if (r->rc == 0)
         r->rc = open_nccl(r, dev, &c);
-    if (r->rc == 0)
+    if (r->rc == 0) {
+        c->registers_memory = registers_memory;
         r->body(r, c);
+    }
     if (c)
         c->ops->close(c);
     if (dev)
@@ -187,6 +190,86 @@ static void an_error_of_nccl_ends_everybodys_call(void **state)
     }
 }
 
+/* ---- memory that NCCL is told of ------------------------------------------------------------ */
+
+/* Three pieces, of which one is given back before the end, as are pieces that NCCL never knew. */
+static void use_memory(struct rank *r, struct coll *c)
+{
+    float *a = c->ops->alloc(c, sizeof *a), *b = c->ops->alloc(c, WORLD_MAX * sizeof *b);
+    float one = 1.0f + (float)c->rank, all[WORLD_MAX];
+    c->dev->ops->to_device(c->dev, a, &one, sizeof one);
+    r->rc = coll_all_gather(c, &c->world_group, ELEM_F32, a, 1, 1, b, &r->err);
+    c->dev->ops->to_host(c->dev, all, b, c->world * sizeof *b);
+    for (uint32_t i = 0; i < c->world; i++)
+        CHECK(r, all[i] == 1.0f + (float)i);
+    c->ops->free(c, a);
+    CHECK(r, c->ops->alloc(c, 100) != NULL);
+    c->registers_memory = false;
+    a = c->ops->alloc(c, sizeof *a);
+    c->ops->free(c, a);
+}
+
+/* With the communicators of all ranks and, of four or more, of halves and the like. */
+static void all_that_is_registered_is_given_back(void **state)
+{
+    (void)state;
+    for (uint32_t world = 1; world <= WORLD_MAX; world *= 2)
+        for (int does = 0; does < 2; does++) {
+            struct rank ranks[WORLD_MAX];
+            registers_memory = does;
+            run_ranks(ranks, world, use_memory, 30 * NS_PER_S);
+            all_are_well(ranks, world);
+            struct fake_nccl_memory m = fake_nccl_memory();
+            assert_true(does ? m.n_registered >= 3 * (int)world : m.n_registered == 0);
+            assert_true(world < 4 || !does || m.n_registered > 3 * (int)world);
+            assert_int_equal(m.n_deregistered, m.n_registered);
+            assert_int_equal(m.n_aborted, 0);
+        }
+    registers_memory = false;
+}
+
+static void stopped_with_memory(struct rank *r, struct coll *c)
+{
+    float *a = c->ops->alloc(c, 4 * sizeof *a), *b = c->ops->alloc(c, 4 * sizeof *b);
+    CHECK(r, c->ops->barrier(c, &c->world_group, &r->err) == 0);
+    c->ops->free(c, a);
+    if (c->rank == 1)
+        c->ops->abort(c);
+    else
+        r->rc = c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, b, 4, &r->err);
+    c->ops->free(c, b);
+    CHECK(r, c->ops->alloc(c, 8) != NULL);
+}
+
+/* What a communicator knows when it is aborted goes with it: nobody gives it back afterwards, or
+ * while something may hang in it. */
+static void what_is_registered_ends_with_an_aborted_one(void **state)
+{
+    struct rank ranks[WORLD_MAX];
+    (void)state;
+    registers_memory = true;
+    run_ranks(ranks, 3, stopped_with_memory, 0);
+    registers_memory = false;
+    struct fake_nccl_memory m = fake_nccl_memory();
+    assert_true(m.n_registered >= 6 && m.n_deregistered >= 3);
+    assert_int_equal(m.n_deregistered + m.n_aborted, m.n_registered);
+    assert_int_equal(ranks[0].rc, -ECANCELED);
+    assert_int_equal(ranks[2].rc, -ECANCELED);
+}
+
+static void a_library_that_refuses_is_no_obstacle(void **state)
+{
+    struct rank ranks[WORLD_MAX];
+    (void)state;
+    registers_memory = true;
+    fake_nccl_refuse(true);
+    run_ranks(ranks, 2, use_memory, 30 * NS_PER_S);
+    fake_nccl_refuse(false);
+    registers_memory = false;
+    all_are_well(ranks, 2);
+    assert_int_equal(fake_nccl_memory().n_registered, 0);
+}
+
 int main(void)
 {
     seed0 = getenv("SEED") ? (uint32_t)atoi(getenv("SEED")) : (uint32_t)time(NULL);
@@ -201,6 +284,9 @@ int main(void)
         cmocka_unit_test(an_abort_ends_everybodys_call),
         cmocka_unit_test(a_member_that_leaves_is_named),
         cmocka_unit_test(an_error_of_nccl_ends_everybodys_call),
+        cmocka_unit_test(all_that_is_registered_is_given_back),
+        cmocka_unit_test(what_is_registered_ends_with_an_aborted_one),
+        cmocka_unit_test(a_library_that_refuses_is_no_obstacle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -131,6 +131,8 @@ struct coll {
     bool     is_at_once; /* the present finish follows its start, and hides nothing; coll_end's */
     bool     is_blocking; /* parallel.overlap: false; whoever starts a call ends it at once. Set by
                            * whoever opened it */
+    bool     registers_memory; /* parallel.register_buffers: NCCL is told of what alloc gives. Set
+                                * as is_blocking, before the first alloc */
     struct coll_group world_group;
 };
 

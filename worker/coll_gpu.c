@@ -303,12 +303,16 @@ static struct coll *host_coll(struct coll *c)
 static void *gpu_alloc(struct coll *c, size_t n_bytes)
 {
     struct coll *host = host_coll(c);
-    return host->ops->alloc(host, n_bytes);
+    void *p = host->ops->alloc(host, n_bytes);
+    if (p && c->registers_memory)
+        nccl_know(gpu_of(c)->nccl, p, n_bytes);
+    return p;
 }
 
 static void gpu_free(struct coll *c, void *p)
 {
     struct coll *host = host_coll(c);
+    nccl_forget(gpu_of(c)->nccl, p);
     host->ops->free(host, p);
 }
 
@@ -375,13 +379,17 @@ static void fini(struct gpu_coll *x)
     free(x);
 }
 
-/* Nobody's memory goes while another rank may still read it. */
+/* Nobody's memory goes while another rank may still read it, and nobody leaves, which to those who
+ * watch looks like an end, before all have told their communicators that it goes. */
 static void gpu_close(struct coll *c)
 {
     struct coll *host = host_coll(c);
     if (shm_check(&gpu_of(c)->host->shm, NULL) == 0) {
         c->dev->ops->synchronize(c->dev);
-        host->ops->barrier(host, &host->world_group, NULL); /* one that fails is no obstacle */
+        if (host->ops->barrier(host, &host->world_group, NULL) == 0) {
+            nccl_forget_all(gpu_of(c)->nccl);
+            host->ops->barrier(host, &host->world_group, NULL); /* one that fails is no obstacle */
+        }
     }
     fini(gpu_of(c));
     host->ops->close(host);

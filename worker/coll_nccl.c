@@ -31,6 +31,7 @@
 #include "common/progress.h"
 #include "kernels/cuda.h"
 #include "worker/coll_flight.h"
+#include "worker/coll_nccl_memory.h"
 
 #define WATCH_NS   (20 * NS_PER_MS)
 #define LOOK_EVERY 5u /* of those until neighbours are looked at */
@@ -48,6 +49,7 @@ struct nccl {
     ncclComm_t comms[COLL_GROUPS_MAX]; /* [COLL_WORLD] all ranks'; NULL: none, or aborted */
     ncclComm_t splitting;              /* not yet in comms */
     bool is_aborted;
+    struct nccl_memory memory;
     struct flights flights;
     struct shm_patience patience; /* with the flight that is to land next */
 };
@@ -70,6 +72,7 @@ static void abort_comms(struct nccl *x)
         ncclCommAbort(x->root);
     memset(x->comms, 0, sizeof x->comms);
     x->root = NULL;
+    nccl_memory_forget(&x->memory);
 }
 
 /* With the lock. Errors that NCCL meets in threads of its own. */
@@ -400,6 +403,40 @@ int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_
     *out_launch = 0;
     call_note_left(x->host, note);
     return 0;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+void nccl_know(struct nccl *x, void *p, size_t n_bytes)
+{
+    pthread_mutex_lock(&x->lock);
+    if (!x->is_aborted)
+        nccl_memory_add(&x->memory, x->comms, p, n_bytes);
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* Ops come after what was launched with p; those are waited for without the lock, so that an abort
+ * can end the wait. */
+void nccl_forget(struct nccl *x, const void *p)
+{
+    pthread_mutex_lock(&x->lock);
+    bool has_some = x->memory.n_known > 0;
+    pthread_mutex_unlock(&x->lock);
+    if (!has_some)
+        return;
+    x->dev->ops->synchronize(x->dev);
+    pthread_mutex_lock(&x->lock);
+    if (!x->is_aborted)
+        nccl_memory_drop(&x->memory, x->comms, p);
+    pthread_mutex_unlock(&x->lock);
+}
+
+void nccl_forget_all(struct nccl *x)
+{
+    pthread_mutex_lock(&x->lock);
+    if (!x->is_aborted)
+        nccl_memory_drop_all(&x->memory, x->comms);
+    pthread_mutex_unlock(&x->lock);
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */

@@ -48,4 +48,12 @@ int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_
 /* The device's next ops wait for the launch. */
 void nccl_finish(struct nccl *x, uint32_t launch);
 
+/* Tells the communicators of memory that tensors will travel from and to; and, before it is freed
+ * and after all that uses it is finished, that it goes. Of what they were not told: nothing. */
+void nccl_know(struct nccl *x, void *p, size_t n_bytes);
+void nccl_forget(struct nccl *x, const void *p);
+/* All of it, once the devices of all ranks are done. What is left at the close, as after an abort,
+ * goes with the communicators. */
+void nccl_forget_all(struct nccl *x);
+
 #endif

@@ -375,6 +375,7 @@ static int open_travel(struct run *run, struct err *err)
         (rc = coll_choose(&run->coll, run->dev, wish, &run->layout, said, err)) < 0)
         return rc;
     run->coll->is_blocking = !run->spec->parallel_overlap;
+    run->coll->registers_memory = run->spec->parallel_register_buffers;
     atomic_store(&run->wishes->coll, run->coll);
     if (run->coll->rank == 0)
         printf("tensors travel through %s\n", said);
