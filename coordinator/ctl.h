@@ -33,12 +33,21 @@ enum ctl_exit {
     CTL_SIGNAL = 128,        /* + n */
 };
 
-enum ctl_format { CTL_TABLE, CTL_WIDE, CTL_JSON, CTL_YAML, CTL_NAME };
+enum ctl_format { CTL_TABLE, CTL_WIDE, CTL_JSON, CTL_YAML, CTL_NAME, CTL_COLUMNS };
+
+/* Which of them a command can print besides its text, as bits 1 << CTL_JSON. */
+enum {
+    CTL_NO_FORMS = 0,
+    CTL_LINES    = 1 << CTL_JSON,
+    CTL_VALUES   = 1 << CTL_JSON | 1 << CTL_YAML,
+    CTL_NAMED    = CTL_VALUES | 1 << CTL_NAME,
+    CTL_LISTS    = CTL_NAMED | 1 << CTL_WIDE | 1 << CTL_COLUMNS,
+};
 
 /* A coordinator, and what is needed to speak to it. */
 struct ctl_place {
     char *address, *key_file, *server_file; /* NULL: no keys */
-    const char *source;                     /* of the address */
+    char *source;                           /* of the address */
     struct link_trust trust;
 };
 
@@ -48,10 +57,11 @@ struct ctl {
     size_t  n_args;
     enum ctl_format format;
     bool    validate; /* of adapt */
-    bool    no_header, no_color, quiet, all, follow, wait, dry_run, explain, phases, csv, plot;
-    const char *address, *user, *reason, *wait_for;
-    const char **sets;
-    size_t   n_sets;
+    bool    no_header, no_color, quiet, verbose, all, follow, wait, dry_run, explain, phases, csv;
+    bool    plot, all_users, summary, watch;
+    const char *address, *context, *user, *reason, *wait_for, *sort, *since, *columns;
+    const char **sets, **filters;
+    size_t   n_sets, n_filters;
     uint64_t job, count, rank; /* count 0: the command's own */
     bool        has_layer, has_epoch, heatmap, history, once;
     uint64_t    layer, epoch, revision; /* revision 0: whatever is best now */
@@ -76,13 +86,18 @@ struct ctl {
     struct arena   arena;
 };
 
+struct ctl_list;
+
 struct ctl_command {
     const char *name;    /* one or two words */
-    const char *args;    /* as in "JOB.yaml" */
+    const char *args;    /* as in "JOB.yaml"; what it means is completed: ctl_complete.c */
     size_t      n_min, n_max;
-    const char *options; /* letters of those it takes besides the common ones */
+    const char *options; /* letters of those it takes besides the common ones; '@': and those of
+                          * commands that speak to a coordinator */
+    unsigned    forms;   /* of its output */
     const char *summary, *details; /* details: paragraphs and examples for --help */
     int (*run)(struct ctl *c);
+    const struct ctl_list *list; /* whose columns --sort, --filter and -o take; or NULL */
 };
 
 extern const struct ctl_command ctl_commands[];
@@ -90,9 +105,34 @@ extern const size_t ctl_n_commands;
 
 /* ---- ctl_options.c */
 
+/* Letters are also names inside the table of commands. */
+struct ctl_option {
+    char letter, short_form;       /* 0: it has no short form */
+    const char *name, *arg, *help; /* arg NULL: it takes none; what it means is completed */
+    enum { OPTION_OWN, OPTION_COMMON, OPTION_REMOTE, OPTION_OUTPUT } group;
+};
+extern const struct ctl_option ctl_options[];
+extern const size_t ctl_n_options;
+
+/* Sets what it says in c; -1 to go on, else the exit code after printing what is wrong. */
+int  ctl_option_read(struct ctl *c, const struct ctl_option *option, const char *value);
+/* Of several with one short form the first in the table that the command takes; the first where
+ * there is no command (NULL) yet. */
+const struct ctl_option *ctl_option_of_short(const struct ctl_command *command, int short_form);
+bool ctl_command_takes(const struct ctl_command *command, const struct ctl_option *option);
+/* The command that the first one or two words name; NULL: none. */
+const struct ctl_command *ctl_command_find(char *const *words, size_t n_words, size_t *out_used);
+
 /* Fills c and *out_command from the command line. Returns -1 to go on, else the exit code: help,
  * version and mistakes have been printed. c->args is owned by c afterwards. */
 int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **out_command);
+
+/* ---- ctl_help.c */
+
+void ctl_print_usage(FILE *out);
+void ctl_print_help(FILE *out, const struct ctl_command *command);
+/* "one of wide, json, yaml": what -o takes. Gives a text, freed with free(). */
+char *ctl_forms_text(const struct ctl_command *command);
 
 /* ---- ctl_call.c: the coordinator */
 
@@ -100,6 +140,22 @@ int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **o
  * what is wrong with a file; gives *out, ended with ctl_place_fini. */
 bool ctl_find_place(const struct ctl *c, struct ctl_place *out);
 void ctl_place_fini(struct ctl_place *p);
+
+/* Any of them, by the same rule. Gives *out, freed with free(); NULL: it is not set. False after
+ * printing what is wrong with a file. */
+enum ctl_setting { CTL_SETTING_ADDRESS, CTL_SETTING_KEY, CTL_SETTING_COORDINATOR_KEY,
+                   CTL_SETTING_USER, CTL_SETTINGS };
+bool ctl_setting(const struct ctl *c, enum ctl_setting setting, char **out);
+/* Names of the files in the folder of contexts, sorted; gives *out, an array in the arena. */
+size_t ctl_contexts(struct arena *a, char ***out);
+
+/* Whom the coordinator takes us for. */
+int ctl_who(struct ctl *c, struct arena *a, const char **out_user);
+/* The workers; lives as the answers of ctl_call. */
+int ctl_fleet(struct ctl *c, const Ballast__WorkerListReply **out_reply);
+/* Says after Ctrl-C that only the looking on has ended; returns code. */
+int ctl_detached(const struct ctl *c, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* One call; on failure prints it and returns its exit code. *out_reply lives until arena_reset. */
 int ctl_call(struct ctl *c, Ballast__Method method, const ProtobufCMessage *request,
@@ -140,11 +196,13 @@ char *ctl_clean_text(const char *format, va_list args) __attribute__((format(pri
 struct ctl_column {
     const char *head;
     bool is_right;
+    int  width; /* at least */
 };
 struct ctl_table {
     const struct ctl_column *columns;
     size_t n_columns, n_cells;
     struct ctl_cell *cells;
+    bool   no_header; /* whatever the command line says */
 };
 void ctl_table_cell(struct ctl_table *t, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -154,7 +212,6 @@ void ctl_table_fini(struct ctl_table *t);
 
 /* "-" for what is not known. Cells of numbers and times. */
 void ctl_table_number(struct ctl_table *t, const char *format, double x);
-void ctl_table_age(struct ctl_table *t, int64_t from_ns, int64_t to_ns);
 
 /* 1234567 as "1.2 MB"-like text in binary units. */
 void ctl_bytes_text(uint64_t n_bytes, char out_text[32]);
@@ -164,6 +221,8 @@ const char *ctl_state_name(Ballast__JobState state);
 const char *ctl_state_short(const Ballast__Job *job);
 const char *ctl_state_color(Ballast__JobState state);
 const char *ctl_worker_state_name(Ballast__WorkerState state);
+/* The i-th of them, NULL after the last. */
+const char *ctl_worker_state_word(size_t i);
 /* What a bit of GpuHealth.throttle_reasons means; false beyond the last. */
 bool ctl_throttle_reason(unsigned bit, const char **out_name);
 /* A line of what is shown of one thing; nothing where the text is empty. */
@@ -209,6 +268,7 @@ int ctl_load_history(struct ctl *c, Ballast__ExpertsRequest *request);
 
 int ctl_submit(struct ctl *c);
 int ctl_jobs(struct ctl *c);
+int ctl_queue(struct ctl *c);
 int ctl_job_show(struct ctl *c);
 int ctl_job_cancel(struct ctl *c);
 int ctl_job_hold(struct ctl *c);
@@ -222,6 +282,9 @@ int ctl_logs(struct ctl *c);
 int ctl_events(struct ctl *c);
 int ctl_metrics(struct ctl *c);
 int ctl_workers(struct ctl *c);
+int ctl_nodes(struct ctl *c);
+int ctl_node_drain(struct ctl *c);
+int ctl_node_resume(struct ctl *c);
 int ctl_worker_show(struct ctl *c);
 int ctl_worker_drain(struct ctl *c);
 int ctl_worker_resume(struct ctl *c);
@@ -240,6 +303,12 @@ int ctl_ping(struct ctl *c);
 int ctl_doctor(struct ctl *c);
 int ctl_keygen(struct ctl *c);
 int ctl_version(struct ctl *c);
+int ctl_config_show(struct ctl *c);
+int ctl_config_contexts(struct ctl *c);
+int ctl_completion(struct ctl *c);
+/* What the shells ask for, and the pages of the manual: no commands for people. */
+int ctl_complete(struct ctl *c, char **words, size_t n_words);
+int ctl_man(const char *folder, char **programs, size_t n_programs);
 int ctl_check_config(struct ctl *c);
 
 #endif

@@ -126,6 +126,19 @@ void ctl_hint(const struct ctl *c, const char *format, ...)
     fputc('\n', stderr);
 }
 
+int ctl_detached(const struct ctl *c, int code, const char *format, ...)
+{
+    char text[256];
+    va_list args;
+    if (code != CTL_SIGNAL + SIGINT)
+        return code;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ctl_hint(c, "detached; %s", text);
+    return code;
+}
+
 uint64_t ctl_job_id(const struct ctl *c, const char *text)
 {
     char quoted[FIELD_QUOTE_BYTES], *end;
@@ -168,6 +181,8 @@ static int connect_once(struct ctl *c)
     };
     if (caller_open(&options, &c->caller, &err) < 0)
         return ctl_fail(c, CTL_USAGE, "%s (from %s)", err.text, c->place.source);
+    if (c->verbose)
+        ctl_hint(c, "ballast: asking %s (from %s)", c->connected_to, c->place.source);
     return CTL_OK;
 }
 
@@ -248,13 +263,27 @@ int ctl_call(struct ctl *c, Ballast__Method method, const ProtobufCMessage *requ
         return rc;
     c->is_mutating = is_mutating(method);
     uint64_t timeout_ms = c->timeout_ms ? c->timeout_ms : CALL_TIMEOUT_MS;
+    uint64_t begun_ns = clock_now_ns();
     rc = caller_call(c->caller, method, request,
                      timeout_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)timeout_ms, &c->arena,
                      out_reply, &status, &err);
     if (rc == -EINTR)
         return CTL_SIGNAL + SIGINT;
     c->was_answered |= rc == 0;
+    if (c->verbose && check_method(method))
+        ctl_hint(c, "ballast: %s took %.1f ms", check_method(method)->name,
+                 (double)(clock_now_ns() - begun_ns) / NS_PER_MS);
     return rc < 0 ? explain(c, rc, &status, &err) : CTL_OK;
+}
+
+int ctl_who(struct ctl *c, struct arena *a, const char **out_user)
+{
+    Ballast__PingRequest request = BALLAST__PING_REQUEST__INIT;
+    const ProtobufCMessage *message;
+    int rc = ctl_call(c, BALLAST__METHOD__METHOD_PING, &request.base, &message);
+    if (rc == CTL_OK)
+        *out_user = arena_strdup(a, ((const Ballast__PingReply *)message)->user);
+    return rc;
 }
 
 /* How long the next attempt of a poll may take; 0: the deadline is over. */

@@ -1,5 +1,5 @@
 /* ctl_experts.c - tokens per expert: hot and cold ones as a table, all of them as a heat map */
-#include "coordinator/ctl.h"
+#include "coordinator/ctl_list.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -9,21 +9,6 @@
 #include <unistd.h>
 
 #define SHOWN 3 /* hot and cold experts of a layer */
-
-/* The last two only of a job whose experts have a capacity. */
-static const struct ctl_column columns[] = {
-    {"LAYER", true}, {"IMBAL", true}, {"DEVICES", true}, {"HOT", false}, {"COLD", false},
-    {"TOKENS", true}, {"REROUTED", true}, {"DROPPED", true},
-};
-enum { N_COLUMNS = sizeof columns / sizeof *columns };
-
-static bool has_overflow(const Ballast__ExpertsReply *r)
-{
-    bool has = false;
-    for (size_t i = 0; i < r->n_layers; i++)
-        has = has || r->layers[i]->rerouted + r->layers[i]->dropped > 0;
-    return has;
-}
 
 static double sum_of(const Ballast__LayerExperts *l)
 {
@@ -49,42 +34,58 @@ static size_t take_next(const Ballast__LayerExperts *l, bool *is_taken, bool hot
 }
 
 /* "12 3.4x, 7 2.9x": the expert, and its tokens over the mean. */
-static void add_extremes(struct ctl_table *t, const Ballast__LayerExperts *l, double mean,
-                         bool hottest)
+static struct list_value extremes(struct arena *a, const Ballast__LayerExperts *l, bool hottest)
 {
-    char text[SHOWN * 32] = "";
-    size_t used = 0;
+    double mean = l->n_tokens ? sum_of(l) / (double)l->n_tokens : 0;
+    const char *text = "";
     bool *is_taken = xcalloc(l->n_tokens + 1, sizeof *is_taken);
     for (size_t i = 0; i < SHOWN && i < l->n_tokens; i++) {
         size_t e = take_next(l, is_taken, hottest);
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%zu %.2fx", i ? ", " : "", e,
-                                 mean > 0 ? (double)l->tokens[e] / mean : 0);
+        text = arena_printf(a, "%s%s%zu %.2fx", text, i ? ", " : "", e,
+                            mean > 0 ? (double)l->tokens[e] / mean : 0);
     }
     free(is_taken);
-    ctl_table_cell(t, "%s", text);
+    return list_text(text);
 }
 
-static void show_table(const struct ctl *c, const Ballast__ExpertsReply *r)
-{
-    bool has = has_overflow(r);
-    struct ctl_table t = {.columns = columns, .n_columns = has ? N_COLUMNS : N_COLUMNS - 2};
-    for (size_t i = 0; i < r->n_layers; i++) {
-        const Ballast__LayerExperts *l = r->layers[i];
-        double sum = sum_of(l), mean = l->n_tokens ? sum / (double)l->n_tokens : 0;
-        ctl_table_cell(&t, "%" PRIu32, l->layer);
-        ctl_table_number(&t, "%.2f", l->imbalance_experts);
-        ctl_table_number(&t, "%.2f", l->imbalance_devices);
-        add_extremes(&t, l, mean, true);
-        add_extremes(&t, l, mean, false);
-        ctl_table_cell(&t, "%.0f", sum);
-        if (has) {
-            ctl_table_cell(&t, "%" PRIu64, l->rerouted);
-            ctl_table_cell(&t, "%" PRIu64, l->dropped);
-        }
+#define COLUMN(NAME, EXPRESSION)                                                               \
+    static struct list_value layer_##NAME(const void *row, struct arena *a)                    \
+    {                                                                                          \
+        const Ballast__LayerExperts *l = row;                                                  \
+        return EXPRESSION;                                                                     \
     }
-    ctl_table_print(c, &t);
-    ctl_table_fini(&t);
-}
+
+COLUMN(layer, list_count(a, l->layer))
+COLUMN(imbalance, list_real(a, "%.2f", l->imbalance_experts))
+COLUMN(devices, list_real(a, "%.2f", l->imbalance_devices))
+COLUMN(hot, extremes(a, l, true))
+COLUMN(cold, extremes(a, l, false))
+COLUMN(tokens, list_real(a, "%.0f", sum_of(l)))
+COLUMN(rerouted, list_count(a, l->rerouted))
+COLUMN(dropped, list_count(a, l->dropped))
+COLUMN(steps, list_count(a, l->window_steps))
+COLUMN(experts, list_count(a, l->n_tokens))
+
+static struct json *layer_json(const void *row);
+
+/* Rerouted and dropped only of a job whose experts have a capacity. */
+static const struct list_column layer_columns[] = {
+    {"LAYER", LIST_NUMBER, LIST_ALWAYS, layer_layer, 0, false, NULL},
+    {"IMBAL", LIST_NUMBER, LIST_ALWAYS, layer_imbalance, 0, false, NULL},
+    {"DEVICES", LIST_NUMBER, LIST_ALWAYS, layer_devices, 0, false, NULL},
+    {"HOT", LIST_TEXT, LIST_ALWAYS, layer_hot, 0, false, NULL},
+    {"COLD", LIST_TEXT, LIST_ALWAYS, layer_cold, 0, false, NULL},
+    {"TOKENS", LIST_NUMBER, LIST_ALWAYS, layer_tokens, 0, false, NULL},
+    {"REROUTED", LIST_NUMBER, LIST_IF_ANY, layer_rerouted, 0, false, NULL},
+    {"DROPPED", LIST_NUMBER, LIST_IF_ANY, layer_dropped, 0, false, NULL},
+    {"STEPS", LIST_NUMBER, LIST_WIDE, layer_steps, 0, false, NULL},
+    {"EXPERTS", LIST_NUMBER, LIST_WIDE, layer_experts, 0, false, NULL},
+};
+const struct ctl_list ctl_layer_list = {
+    .kind = "ExpertList", .rows = "layers", .columns = layer_columns,
+    .n_columns = sizeof layer_columns / sizeof *layer_columns, .name = "layer", .order = "layer",
+    .json = layer_json,
+};
 
 /* ---- the heat map ---------------------------------------------------------------------------- */
 
@@ -149,25 +150,27 @@ static void print_layer(const Ballast__LayerExperts *l, size_t n_cells, bool has
     printf(" %.2f\n", l->imbalance_experts);
 }
 
-static void show_map(const struct ctl *c, const Ballast__ExpertsReply *r)
+static void show_map(const struct ctl *c, const void *const *layers, size_t n)
 {
+    const Ballast__LayerExperts *first = n ? layers[0] : NULL;
     size_t width = ctl_terminal_width(), n_cells = width - 6 - 6;
     bool has_color = ctl_wants_color(c);
-    size_t n_experts = r->n_layers ? r->layers[0]->n_tokens : 0;
+    size_t n_experts = first ? first->n_tokens : 0;
     if (!c->no_header) {
         printf("LAYER experts 0 to %zu%s, and max over mean\n", n_experts ? n_experts - 1 : 0,
                n_experts > n_cells ? ", the hottest of those that share a cell" : "");
     }
-    for (size_t i = 0; i < r->n_layers; i++)
-        print_layer(r->layers[i], n_cells, has_color);
+    for (size_t i = 0; i < n; i++)
+        print_layer(layers[i], n_cells, has_color);
     if (!c->no_header)
         ctl_shade_legend(c);
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */
 
-static struct json *layer_json(const Ballast__LayerExperts *l)
+static struct json *layer_json(const void *row)
 {
+    const Ballast__LayerExperts *l = row;
     struct json *o = json_new_object(), *tokens = json_new_array(), *both = json_new_object();
     for (size_t e = 0; e < l->n_tokens; e++)
         json_push(tokens, json_new_u64(l->tokens[e]));
@@ -182,31 +185,43 @@ static struct json *layer_json(const Ballast__LayerExperts *l)
     return o;
 }
 
-static void show(const struct ctl *c, const Ballast__ExpertsReply *r)
+static void show(const struct ctl *c, struct list_query *q, const Ballast__ExpertsReply *r)
 {
-    bool is_terminal = isatty(STDOUT_FILENO);
-    if (ctl_is_json(c)) {
-        struct json *items = json_new_array();
-        for (size_t i = 0; i < r->n_layers; i++)
-            json_push(items, layer_json(r->layers[i]));
-        ctl_json_list(c, "ExpertList", 0, false, items);
-        return;
-    }
+    bool is_terminal = isatty(STDOUT_FILENO) && c->format == CTL_TABLE, was_cut;
+    const void **rows = arena_alloc(&q->arena, (r->n_layers + 1) * sizeof *rows);
+    for (size_t i = 0; i < r->n_layers; i++)
+        rows[i] = r->layers[i];
+    size_t n = list_choose(q, rows, r->n_layers, &was_cut);
     if (c->heatmap || is_terminal)
-        show_map(c, r);
+        show_map(c, rows, n);
     if (is_terminal)
         putchar('\n');
     if (!c->heatmap || is_terminal)
-        show_table(c, r);
+        list_show(c, q, rows, n, 0, was_cut);
     ctl_hint(c, "steps %" PRIu64 " to %" PRIu64 ", placement %" PRIu32, r->first_step,
              r->last_step, r->placement_epoch);
+}
+
+static int list_layers(struct ctl *c, const Ballast__ExpertsRequest *request)
+{
+    struct list_query *q = xcalloc(1, sizeof *q);
+    const ProtobufCMessage *message;
+    int rc = list_begin(c, &ctl_layer_list, q);
+    if (rc == CTL_OK && c->heatmap && c->format != CTL_TABLE)
+        rc = ctl_fail(c, CTL_USAGE, "--heatmap does not go with -o or --json");
+    if (rc == CTL_OK)
+        rc = ctl_call(c, BALLAST__METHOD__METHOD_EXPERTS, &request->base, &message);
+    if (rc == CTL_OK)
+        show(c, q, (const Ballast__ExpertsReply *)message);
+    list_fini(q);
+    free(q);
+    return rc;
 }
 
 int ctl_experts(struct ctl *c)
 {
     static const char *const windows[] = {"last", "1m", "1h", "all"};
     Ballast__ExpertsRequest request = BALLAST__EXPERTS_REQUEST__INIT;
-    const ProtobufCMessage *message;
     bool is_known = !c->window;
     for (size_t i = 0; c->window && i < sizeof windows / sizeof *windows; i++)
         is_known |= !strcmp(c->window, windows[i]);
@@ -214,14 +229,15 @@ int ctl_experts(struct ctl *c)
         return CTL_USAGE;
     if (!is_known)
         return ctl_fail(c, CTL_USAGE, "--window: expected last, 1m, 1h or all");
-    if (!c->history && (c->plot || c->count))
-        return ctl_fail(c, CTL_USAGE, "--plot and --count go with --history");
+    if (!c->history && c->plot)
+        return ctl_fail(c, CTL_USAGE, "--plot goes with --history");
+    if (c->history && (c->sort || c->n_filters || c->columns || c->format == CTL_WIDE ||
+                       c->format == CTL_NAME))
+        return ctl_fail(c, CTL_USAGE, "--history has windows, not layers: of --sort, --filter and "
+                        "-o only -o json and yaml go with it");
     request.layer = c->has_layer ? (int32_t)c->layer : -1;
     request.window = (char *)(c->window ? c->window : c->history ? "1h" : "1m");
     if (c->history)
         return ctl_load_history(c, &request);
-    int rc = ctl_call(c, BALLAST__METHOD__METHOD_EXPERTS, &request.base, &message);
-    if (rc == CTL_OK)
-        show(c, (const Ballast__ExpertsReply *)message);
-    return rc;
+    return list_layers(c, &request);
 }

@@ -1,5 +1,5 @@
-/* ctl_job.c - jobs: the list, one of them, and what is done to it */
-#include "coordinator/ctl.h"
+/* ctl_job.c - one job, what is done to jobs, and waiting for one */
+#include "coordinator/ctl_list.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -12,116 +12,7 @@
 #include "proto/job_file.h"
 #include "proto/job_live.h"
 
-#define PAGE_JOBS   1000u
-#define COUNT_PRESET 1000u
 #define WAIT_HOLD_MS 10000u
-
-/* ---- jobs ----------------------------------------------------------------------------------- */
-
-static const struct ctl_column columns[] = {
-    {"JOBID", true}, {"NAME", false}, {"USER", false}, {"ST", false}, {"WORKERS", true},
-    {"STEP", true}, {"LOSS", true}, {"TIME", true}, {"REASON", false},
-};
-static const struct ctl_column wide_columns[] = {
-    {"JOBID", true}, {"NAME", false}, {"USER", false}, {"ST", false}, {"WORKERS", true},
-    {"STEP", true}, {"LOSS", true}, {"TIME", true}, {"PRIO", true}, {"SUBMIT", false},
-    {"START", false}, {"TOKENS/S", true}, {"IMBAL", true}, {"RESTARTS", true}, {"CKPT", true},
-    {"REASON", false},
-};
-
-static void add_instant(struct ctl_table *t, int64_t ns)
-{
-    char text[CLOCK_STAMP_BYTES] = "-";
-    if (ns)
-        clock_stamp(ns, text);
-    ctl_table_cell(t, "%s", text);
-}
-
-static void add_job(struct ctl_table *t, const Ballast__Job *job, bool is_wide)
-{
-    int64_t end_ns = job->ended_at_ns ? job->ended_at_ns : clock_wall_ns();
-    ctl_table_cell(t, "%" PRIu64, job->id);
-    ctl_table_cell(t, "%s", job->name);
-    ctl_table_cell(t, "%s", job->user);
-    ctl_table_cell(t, "%s", ctl_state_short(job));
-    ctl_table_color(t, ctl_state_color(job->state));
-    ctl_table_cell(t, "%" PRIu32, job->gang_size);
-    ctl_table_cell(t, "%" PRIu64 "/%" PRIu64, job->step, job->steps);
-    ctl_table_number(t, "%.4f", job->loss);
-    ctl_table_age(t, job->started_at_ns, end_ns);
-    if (is_wide) {
-        ctl_table_cell(t, "%" PRId32, job->priority);
-        add_instant(t, job->submitted_at_ns);
-        add_instant(t, job->started_at_ns);
-        ctl_table_number(t, "%.0f", job->tokens_per_second > 0 ? job->tokens_per_second
-                                                               : (double)NAN);
-        ctl_table_number(t, "%.2f", job->imbalance);
-        ctl_table_cell(t, "%" PRIu32, job->n_restarts);
-        ctl_table_cell(t, "%" PRIu64, job->checkpoint_step);
-    }
-    ctl_table_cell(t, "%s", job->reason);
-}
-
-static void show_table(const struct ctl *c, Ballast__Job *const *jobs, size_t n)
-{
-    bool is_wide = c->format == CTL_WIDE;
-    struct ctl_table t = {.columns = is_wide ? wide_columns : columns,
-                          .n_columns = is_wide ? sizeof wide_columns / sizeof *wide_columns
-                                               : sizeof columns / sizeof *columns};
-    for (size_t i = 0; i < n; i++)
-        add_job(&t, jobs[i], is_wide);
-    ctl_table_print(c, &t);
-    ctl_table_fini(&t);
-}
-
-static void show_jobs(const struct ctl *c, Ballast__Job *const *jobs, size_t n, uint64_t seq,
-                      bool truncated)
-{
-    if (ctl_is_json(c)) {
-        struct json *items = json_new_array();
-        for (size_t i = 0; i < n; i++)
-            json_push(items, ctl_json_job(jobs[i]));
-        ctl_json_list(c, "JobList", seq, truncated, items);
-    } else if (c->format == CTL_NAME) {
-        for (size_t i = 0; i < n; i++)
-            printf("%" PRIu64 "\n", jobs[i]->id);
-    } else {
-        show_table(c, jobs, n);
-        if (!n && !c->all)
-            ctl_hint(c, "no job is queued or running; -a also lists those that have ended");
-    }
-    if (truncated)
-        ctl_hint(c, "only the first %zu jobs are listed; -c N lists more", n);
-}
-
-int ctl_jobs(struct ctl *c)
-{
-    Ballast__JobListRequest request = BALLAST__JOB_LIST_REQUEST__INIT;
-    uint64_t n_max = c->count ? c->count : COUNT_PRESET;
-    Ballast__Job **jobs = NULL; /* in the arena, over all pages */
-    size_t n = 0;
-    const Ballast__JobListReply *page;
-    int rc;
-    request.all_states = c->all;
-    request.user = c->user ? (char *)c->user : request.user;
-    do {
-        const ProtobufCMessage *reply;
-        uint64_t left = n_max - n;
-        request.limit = (uint32_t)(left < PAGE_JOBS ? left : PAGE_JOBS);
-        rc = ctl_call(c, BALLAST__METHOD__METHOD_JOB_LIST, &request.base, &reply);
-        if (rc != CTL_OK)
-            break;
-        page = (const Ballast__JobListReply *)reply;
-        jobs = xrealloc(jobs, (n + page->n_jobs) * sizeof *jobs);
-        for (size_t i = 0; i < page->n_jobs; i++)
-            jobs[n++] = page->jobs[i];
-        request.after_id = page->n_jobs ? page->jobs[page->n_jobs - 1]->id : 0;
-    } while (page->truncated && page->n_jobs && n < n_max);
-    if (rc == CTL_OK)
-        show_jobs(c, jobs, n, page->seq, page->truncated);
-    free(jobs);
-    return rc;
-}
 
 /* ---- one job -------------------------------------------------------------------------------- */
 
@@ -234,32 +125,63 @@ int ctl_job_show(struct ctl *c)
 
 /* ---- what is done to a job ------------------------------------------------------------------ */
 
+/* Jobs as they are after what was done to them: rows; in JSON one object, or a list of several. */
+static int show_changed(struct ctl *c, const void **jobs, size_t n, uint64_t seq)
+{
+    if (c->n_args == 1)
+        return list_show_one(c, &ctl_job_list, "Job", jobs[0], seq);
+    struct list_query *q = xcalloc(1, sizeof *q);
+    int rc = list_begin(c, &ctl_job_list, q);
+    if (rc == CTL_OK && n)
+        list_show(c, q, jobs, n, seq, false);
+    list_fini(q);
+    free(q);
+    return rc;
+}
+
 /* A call whose answer is the job after it. */
-static int change(struct ctl *c, Ballast__Method method, const ProtobufCMessage *request)
+static int change(struct ctl *c, Ballast__Method method, const ProtobufCMessage *request,
+                  const Ballast__JobReply **out_reply)
 {
     const ProtobufCMessage *message;
     int rc = ctl_call(c, method, request, &message);
     if (rc != CTL_OK)
         return rc;
-    const Ballast__JobReply *reply = (const Ballast__JobReply *)message;
-    if (!reply->job)
+    *out_reply = (const Ballast__JobReply *)message;
+    if (!(*out_reply)->job)
         return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no job");
-    if (ctl_is_json(c))
-        ctl_json_one(c, "Job", reply->seq, ctl_json_job(reply->job));
-    else if (c->format == CTL_NAME)
-        printf("%" PRIu64 "\n", reply->job->id);
-    else
-        show_table(c, &(Ballast__Job *){reply->job}, 1);
     return CTL_OK;
 }
 
+/* Each of the jobs in turn; one that is refused does not keep the others from it. */
 static int act(struct ctl *c, Ballast__Method method)
 {
-    Ballast__JobRequest request = BALLAST__JOB_REQUEST__INIT;
-    if (!(request.job_id = ctl_job_id(c, c->args[0])))
-        return CTL_USAGE;
-    request.reason = c->reason ? (char *)c->reason : request.reason;
-    return change(c, method, &request.base);
+    const void **jobs = xcalloc(c->n_args, sizeof *jobs);
+    uint64_t *ids = xcalloc(c->n_args, sizeof *ids), seq = 0;
+    size_t n = 0;
+    int rc = CTL_OK;
+    for (size_t i = 0; i < c->n_args && rc == CTL_OK; i++)
+        if (!(ids[i] = ctl_job_id(c, c->args[i])))
+            rc = CTL_USAGE; /* before anything is done */
+    for (size_t i = 0; i < c->n_args && rc != CTL_USAGE && rc != CTL_UNREACHABLE; i++) {
+        Ballast__JobRequest request = BALLAST__JOB_REQUEST__INIT;
+        const Ballast__JobReply *reply;
+        request.job_id = ids[i];
+        request.reason = c->reason ? (char *)c->reason : request.reason;
+        int code = change(c, method, &request.base, &reply);
+        if (code == CTL_OK) {
+            jobs[n++] = reply->job;
+            seq = reply->seq;
+        }
+        rc = rc == CTL_OK ? code : rc;
+    }
+    if (n) {
+        int code = show_changed(c, jobs, n, seq);
+        rc = rc == CTL_OK ? code : rc;
+    }
+    free(ids);
+    free(jobs);
+    return rc;
 }
 
 int ctl_job_cancel(struct ctl *c)
@@ -305,7 +227,9 @@ int ctl_job_set(struct ctl *c)
     for (size_t i = 0; i < request.n_assignments; i++)
         if (job_live_set(&ignored, request.assignments[i], &err) < 0)
             return ctl_fail(c, CTL_USAGE, "%s", err.text);
-    return change(c, BALLAST__METHOD__METHOD_JOB_SET, &request.base);
+    const Ballast__JobReply *reply;
+    int rc = change(c, BALLAST__METHOD__METHOD_JOB_SET, &request.base, &reply);
+    return rc == CTL_OK ? list_show_one(c, &ctl_job_list, "Job", reply->job, reply->seq) : rc;
 }
 
 /* ---- wait ----------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* ctl_metrics.c - steps of a job as a table, CSV, JSON or a drawing */
-#include "coordinator/ctl.h"
+#include "coordinator/ctl_list.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -11,30 +11,107 @@
 
 #define PAGE_STEPS 1000u
 #define HOLD_MS    10000u
+#define STEPS_PRESET 10000u /* of a list */
+
+/* ---- columns --------------------------------------------------------------------------------- */
+
+#define COLUMN(NAME, EXPRESSION)                                                               \
+    static struct list_value step_##NAME(const void *row, struct arena *a)                     \
+    {                                                                                          \
+        const Ballast__StepReport *s = row;                                                    \
+        (void)a;                                                                               \
+        return EXPRESSION;                                                                     \
+    }
+
+static struct list_value phases_of(struct arena *a, const Ballast__StepReport *s)
+{
+    const char *text = "";
+    for (size_t i = 0; i < s->n_phases; i++)
+        text = arena_printf(a, "%s%s%s %.1f", text, i ? "  " : "", s->phases[i]->name,
+                            s->phases[i]->seconds * 1e3);
+    return list_text(text);
+}
+
+COLUMN(step, list_count(a, s->step))
+COLUMN(loss, list_real(a, "%.4f", s->loss))
+COLUMN(valid, list_real(a, "%.4f", s->validation_loss))
+COLUMN(norm, list_real(a, "%.4f", s->grad_norm))
+COLUMN(lr, list_real(a, "%.3g", s->lr))
+COLUMN(speed, list_real(a, "%.0f", s->tokens_per_second))
+COLUMN(mfu, list_real(a, "%.3f", s->mfu > 0 ? s->mfu : (double)NAN))
+COLUMN(memory, list_bytes(a, s->memory_bytes))
+COLUMN(planned, list_bytes(a, s->memory_planned_bytes))
+COLUMN(imbalance, list_real(a, "%.2f", s->imbalance))
+COLUMN(aux, list_real(a, "%.4f", s->aux_loss))
+COLUMN(z, list_real(a, "%.4f", s->z_loss))
+COLUMN(index, list_real(a, "%.4f", s->index_loss))
+COLUMN(rerouted, list_count(a, s->rerouted))
+COLUMN(dropped, list_count(a, s->dropped))
+COLUMN(skipped, list_count(a, s->skipped))
+COLUMN(attempt, list_count(a, s->attempt))
+COLUMN(time, list_instant(a, s->at_ns))
+COLUMN(phases, phases_of(a, s))
+
+static struct json *step_json(const void *row)
+{
+    return ctl_json_step(row);
+}
+
+static const struct list_column step_columns[] = {
+    {"STEP", LIST_NUMBER, LIST_ALWAYS, step_step, 8, false, NULL},
+    {"LOSS", LIST_NUMBER, LIST_ALWAYS, step_loss, 8, false, NULL},
+    {"VALID", LIST_NUMBER, LIST_ALWAYS, step_valid, 8, false, NULL},
+    {"GRADNORM", LIST_NUMBER, LIST_ALWAYS, step_norm, 8, false, NULL},
+    {"LR", LIST_NUMBER, LIST_ALWAYS, step_lr, 8, false, NULL},
+    {"TOKENS/S", LIST_NUMBER, LIST_ALWAYS, step_speed, 9, false, NULL},
+    {"MFU", LIST_NUMBER, LIST_ALWAYS, step_mfu, 5, false, NULL},
+    {"MEMORY", LIST_BYTES, LIST_ALWAYS, step_memory, 10, false, NULL},
+    {"PLANNED", LIST_BYTES, LIST_ALWAYS, step_planned, 10, false, NULL},
+    {"IMBAL", LIST_NUMBER, LIST_ALWAYS, step_imbalance, 5, false, NULL},
+    {"AUX", LIST_NUMBER, LIST_IF_ANY, step_aux, 7, false, NULL},
+    {"Z", LIST_NUMBER, LIST_IF_ANY, step_z, 7, false, NULL},
+    {"INDEX", LIST_NUMBER, LIST_IF_ANY, step_index, 7, false, NULL},
+    {"REROUTED", LIST_NUMBER, LIST_IF_ANY, step_rerouted, 0, false, NULL},
+    {"DROPPED", LIST_NUMBER, LIST_IF_ANY, step_dropped, 0, false, NULL},
+    {"SKIPPED", LIST_NUMBER, LIST_IF_ANY, step_skipped, 0, false, NULL},
+    {"ATTEMPT", LIST_NUMBER, LIST_WIDE, step_attempt, 0, false, NULL},
+    {"TIME", LIST_INSTANT, LIST_WIDE, step_time, 24, false, NULL},
+    {"PHASES", LIST_TEXT, LIST_PHASES, step_phases, 0, false, NULL},
+};
+const struct ctl_list ctl_step_list = {
+    .kind = "StepList", .rows = "steps", .columns = step_columns,
+    .n_columns = sizeof step_columns / sizeof *step_columns, .name = "step", .since = "time",
+    .count = STEPS_PRESET, .json = step_json,
+};
 
 /* ---- collecting ----------------------------------------------------------------------------- */
 
 typedef void step_function(const struct ctl *c, const Ballast__StepReport *step, void *context);
 
-/* With --count N: the step after which the newest N begin. */
-static int first_step(struct ctl *c, job_id id, uint64_t *out_after)
-{
-    Ballast__JobWaitRequest request = BALLAST__JOB_WAIT_REQUEST__INIT;
-    const ProtobufCMessage *message;
-    request.job_id = id;
-    int rc = ctl_poll(c, BALLAST__METHOD__METHOD_JOB_WAIT, &request.base, 0, &message);
-    const Ballast__Job *job = rc == CTL_OK ? ((const Ballast__JobReply *)message)->job : NULL;
-    *out_after = job && job->step > c->count ? job->step - c->count : 0;
-    return rc;
-}
+/* A list that is shown at its end, or the lines of one that is followed. */
+struct metrics {
+    struct list_query *q;
+    struct arena arena; /* of the rows */
+    const void **rows;
+    size_t n;
+};
 
-/* Calls each step in order; goes on with -f until the job has ended. */
-static int each_step(struct ctl *c, job_id id, step_function *each, void *context)
+static void collect(const struct ctl *c, const Ballast__StepReport *s, void *context);
+
+/* Calls each step in order, with -c the newest of them; goes on with -f until the job has ended. */
+static int each_step(struct ctl *c, job_id id, const struct list_query *q, step_function *each,
+                     void *context)
 {
     Ballast__MetricsRequest request = BALLAST__METRICS_REQUEST__INIT;
+    bool all_count = !q->n_terms && !c->sort; /* what is left out need not come */
+    int rc = CTL_OK;
     request.job_id = id;
     request.limit = PAGE_STEPS;
-    int rc = c->count ? first_step(c, id, &request.after_step) : CTL_OK;
+    if (c->since && !list_time(c->since, &request.since_ns))
+        return CTL_USAGE;
+    all_count = all_count || (c->since && q->n_terms == 1 && !c->sort);
+    if (all_count && q->count < STEPS_LAST_MAX && (c->count || !(c->csv || c->plot || c->follow)))
+        request.last = (uint32_t)q->count + (each == collect); /* one more: are there more? */
     while (rc == CTL_OK) {
         const ProtobufCMessage *message;
         request.wait_ms = c->follow ? HOLD_MS : 0;
@@ -48,6 +125,8 @@ static int each_step(struct ctl *c, job_id id, step_function *each, void *contex
             each(c, reply->steps[i], context);
             request.after_step = reply->steps[i]->step;
         }
+        request.last = 0;
+        request.since_ns = 0;
         fflush(stdout);
         if (!reply->n_steps && (reply->ended || !c->follow))
             break;
@@ -55,7 +134,7 @@ static int each_step(struct ctl *c, job_id id, step_function *each, void *contex
     return rc;
 }
 
-/* ---- CSV and lines -------------------------------------------------------------------------- */
+/* ---- CSV -------------------------------------------------------------------------- */
 
 static void print_csv_number(double x)
 {
@@ -103,76 +182,43 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     putchar('\n');
 }
 
-static void print_number(int digits, int decimals, double x)
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+static void collect(const struct ctl *c, const Ballast__StepReport *s, void *context)
 {
-    if (isfinite(x))
-        printf(" %*.*f", digits, decimals, x);
-    else
-        printf(" %*s", digits, "-");
+    struct metrics *m = context;
+    size_t n = ballast__step_report__get_packed_size(s);
+    uint8_t *bytes = arena_alloc(&m->arena, n);
+    (void)c;
+    ballast__step_report__pack(s, bytes); /* the answer does not live long enough */
+    m->rows = xrealloc(m->rows, (m->n + 1) * sizeof *m->rows);
+    m->rows[m->n++] = ballast__step_report__unpack(arena_pb(&m->arena), n, bytes);
 }
 
+static int list_steps(struct ctl *c, job_id id, struct metrics *m)
+{
+    bool was_cut;
+    int rc = each_step(c, id, m->q, collect, m);
+    if (rc == CTL_OK) {
+        m->n = list_choose(m->q, m->rows, m->n, &was_cut);
+        list_show(c, m->q, m->rows, m->n, 0, was_cut);
+    }
+    free(m->rows);
+    arena_fini(&m->arena);
+    return rc;
+}
+
+/* The columns are those that the first line needs. */
 static void print_line(const struct ctl *c, const Ballast__StepReport *s, void *context)
 {
-    bool *has_header = context;
-    char bytes[32], planned[32];
-    if (!*has_header && !c->no_header)
-        printf("%8s %9s %9s %9s %9s %10s %6s %11s %11s %6s%s\n", "STEP", "LOSS", "VALID",
-               "GRADNORM", "LR", "TOKENS/S", "MFU", "MEMORY", "PLANNED", "IMBAL",
-               c->phases ? "  PHASES (ms)" : "");
-    *has_header = true;
-    ctl_bytes_text(s->memory_bytes, bytes);
-    ctl_bytes_text(s->memory_planned_bytes, planned);
-    printf("%8" PRIu64, s->step);
-    print_number(9, 4, s->loss);
-    print_number(9, 4, s->validation_loss);
-    print_number(9, 4, s->grad_norm);
-    printf(" %9.3g", s->lr);
-    print_number(10, 0, s->tokens_per_second);
-    print_number(6, 3, s->mfu > 0 ? s->mfu : (double)NAN);
-    printf(" %11s %11s", bytes, s->memory_planned_bytes ? planned : "-");
-    print_number(6, 2, s->imbalance);
-    if (isfinite(s->aux_loss))
-        printf("  aux %.4f", s->aux_loss);
-    if (isfinite(s->z_loss))
-        printf("  z %.4f", s->z_loss);
-    if (isfinite(s->index_loss) && s->index_loss > 0)
-        printf("  index %.4f", s->index_loss);
-    if (s->rerouted + s->dropped > 0)
-        printf("  rerouted %" PRIu64 " dropped %" PRIu64, s->rerouted, s->dropped);
-    if (s->skipped > 0)
-        printf("  skipped %" PRIu64, s->skipped);
-    for (size_t i = 0; c->phases && i < s->n_phases; i++) {
-        printf("  ");
-        ctl_print_escaped(stdout, s->phases[i]->name, strlen(s->phases[i]->name), false);
-        printf(" %.1f", s->phases[i]->seconds * 1e3);
-    }
-    putchar('\n');
-}
-
-/* ---- JSON ----------------------------------------------------------------------------------- */
-
-static void print_json(const struct ctl *c, const Ballast__StepReport *s, void *context)
-{
-    (void)c;
-    (void)context;
-    ctl_json_line(ctl_json_step(s));
-}
-
-static void collect_json(const struct ctl *c, const Ballast__StepReport *s, void *context)
-{
-    (void)c;
-    json_push(context, ctl_json_step(s));
-}
-
-static int list_json(struct ctl *c, job_id id)
-{
-    struct json *items = json_new_array();
-    int rc = each_step(c, id, collect_json, items);
-    if (rc == CTL_OK)
-        ctl_json_list(c, "StepList", 0, false, items);
+    struct metrics *m = context;
+    const void *row = s;
+    if (!list_matches(m->q, row))
+        return;
+    if (c->format == CTL_JSON)
+        ctl_json_line(ctl_json_step(s));
     else
-        json_destroy(items);
-    return rc;
+        list_print(c, m->q, &row, 1, m->n++ == 0);
 }
 
 /* ---- drawing -------------------------------------------------------------------------------- */
@@ -238,7 +284,7 @@ static bool is_installed(const char *program)
     return found;
 }
 
-static int plot(struct ctl *c, job_id id)
+static int plot(struct ctl *c, job_id id, const struct list_query *q)
 {
     struct drawing d = {0};
     if (!is_installed("gnuplot"))
@@ -250,7 +296,7 @@ static int plot(struct ctl *c, job_id id)
     d.imbalance = open_memstream(&d.imbalance_text, &d.n_imbalance);
     if (!d.loss || !d.validation || !d.speed || !d.imbalance)
         abort();
-    int rc = each_step(c, id, collect_points, &d);
+    int rc = each_step(c, id, q, collect_points, &d);
     fclose(d.loss);
     fclose(d.validation);
     fclose(d.speed);
@@ -266,20 +312,39 @@ static int plot(struct ctl *c, job_id id)
     return rc;
 }
 
+static int check_forms(const struct ctl *c)
+{
+    bool is_list = c->format != CTL_TABLE || c->sort || c->n_filters;
+    if ((c->plot && c->csv) || ((c->plot || c->csv) && is_list))
+        return ctl_fail(c, CTL_USAGE, "--plot, --csv and the options of lists (-o, --json, --sort, "
+                        "--filter) exclude each other");
+    if (c->follow && (c->plot || c->sort || c->format == CTL_YAML || c->format == CTL_NAME))
+        return ctl_fail(c, CTL_USAGE, "--follow prints steps as they come: none of --plot, --sort "
+                        "and -o yaml or name goes with it");
+    return CTL_OK;
+}
+
 int ctl_metrics(struct ctl *c)
 {
+    struct list_query *q = xcalloc(1, sizeof *q);
+    struct metrics m = {.q = q};
     bool has_header = false;
     job_id id = ctl_job_id(c, c->args[0]);
-    if (!id)
-        return CTL_USAGE;
-    if (c->plot + c->csv + ctl_is_json(c) > 1 || (c->plot && c->follow))
-        return ctl_fail(c, CTL_USAGE, "--plot, --csv and --json exclude each other, and --plot "
-                        "cannot follow");
+    int rc = id ? check_forms(c) : CTL_USAGE;
+    if (rc == CTL_OK)
+        rc = list_begin(c, &ctl_step_list, q);
     ctl_catch_interrupt();
-    if (c->plot)
-        return plot(c, id);
-    if (ctl_is_json(c) && !c->follow)
-        return list_json(c, id);
-    return each_step(c, id, ctl_is_json(c) ? print_json : c->csv ? print_csv : print_line,
-                     &has_header);
+    if (rc != CTL_OK)
+        ;
+    else if (c->plot)
+        rc = plot(c, id, q);
+    else if (c->csv)
+        rc = each_step(c, id, q, print_csv, &has_header);
+    else if (c->follow)
+        rc = each_step(c, id, q, print_line, &m);
+    else
+        rc = list_steps(c, id, &m);
+    list_fini(q);
+    free(q);
+    return c->follow ? ctl_detached(c, rc, "job %" PRIu64 " goes on", id) : rc;
 }

@@ -1,6 +1,7 @@
-/* ctl_options.c - the command line against the tables: commands, options, help */
-#include "coordinator/ctl.h"
+/* ctl_options.c - the command line against the tables of commands and options */
+#include "coordinator/ctl_list.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <getopt.h>
 #include <stdlib.h>
@@ -8,131 +9,12 @@
 
 #include "common/field.h"
 #include "common/field_text.h"
-#include "common/version.h"
 
-/* Letters are also names inside the command table; those in upper case, and x and d and w, have
- * no short form. */
-struct option_row {
-    char letter;
-    const char *name, *arg, *help;
-    bool has_short, is_common;
-};
-
-/* The first three are looked at by their place, before and instead of a command. */
-static const struct option_row rows[] = {
-    {'h', "help", NULL, "this text", true, true},
-    {'V', "version", NULL, "versions", false, true},
-    {'K', "check-config", NULL, "check ~/.config/ballast/config.yaml and the address", false,
-     true},
-    {'A', "address", "ADDRESS", "the coordinator: ipc://PATH or tcp://HOST:PORT", false, true},
-    {'Y', "key", "FILE", "your key (BALLAST_KEY), for a coordinator that wants keys", false, true},
-    {'Q', "coordinator-key", "FILE", "the coordinator's .pub (BALLAST_COORDINATOR_KEY)", false,
-     true},
-    {'o', "output", "FORMAT", "wide, json, yaml or name", true, true},
-    {'J', "json", NULL, "the same as -o json", false, true},
-    {'H', "no-header", NULL, "no line of column names", false, true},
-    {'N', "no-color", NULL, "no colours (also: NO_COLOR in the environment)", false, true},
-    {'q', "quiet", NULL, "no hints and progress on stderr", true, true},
-    {'t', "timeout", "TIME", "give up after this long, as in 5s, 2m; a number is seconds", true,
-     true},
-    {'s', "set", "KEY=VALUE", "change a key of the job file; may be repeated", false, false},
-    {'d', "dry-run", NULL, "check and plan, submit nothing", false, false},
-    {'w', "wait", NULL, "return when the job has ended, with its exit code", false, false},
-    {'f', "follow", NULL, "go on with what comes", true, false},
-    {'x', "explain", NULL, "print every key of a job file (markdown)", false, false},
-    {'a', "all", NULL, "also jobs that have ended", true, false},
-    {'u', "user", "NAME", "only this user's", true, false},
-    {'c', "count", "N", "at most this many", true, false},
-    {'r', "reason", "TEXT", "why, for those who read it later", true, false},
-    {'F', "for", "state=STATE", "what to wait for", false, false},
-    {'R', "rank", "N", "of which rank (0)", false, false},
-    {'j', "job", "ID", "only of this job", true, false},
-    {'p', "phases", NULL, "where the time of a step goes", false, false},
-    {'C', "csv", NULL, "comma-separated, for other programs", false, false},
-    {'L', "loads", "FILE", "CSV with the columns layer, expert, load and maybe window; or a trace",
-     false, false},
-    {'g', "window-steps", "N", "steps of a trace that make one window (1)", false, false},
-    {'G', "devices", "N", "devices that hold the experts", false, false},
-    {'M', "nodes", "N", "nodes that the devices are dealt to, in order (1)", false, false},
-    {'S', "slots-per-device", "N", "experts a device can hold (what is needed and one more)", false,
-     false},
-    {'B', "previous", "FILE", "CSV of the placement in force: layer, device, expert", false, false},
-    {'O', "placement-out", "FILE", "write the placement as CSV, fit for --previous", false, false},
-    {'I', "placement", "FILE", "CSV of a placement to have instead of the planner's", false, false},
-    {'l', "layer", "L", "only of this layer", false, false},
-    {'W', "window", "WINDOW", "last (report), 1m, 1h or all (1m; with --history 1h)", false, false},
-    {'m', "heatmap", NULL, "layers and experts as shades; without a terminal only when asked for",
-     false, false},
-    {'y', "history", NULL, "how even experts and devices were, window by window", false, false},
-    {'e', "epoch", "E", "the placement of that epoch instead of the present one", false, false},
-    {'v', "revision", "R", "of the plan that was looked at; refused if things moved on", false,
-     false},
-    {'1', "once", NULL, "print one page and end", false, false},
-    {'k', "cluster", "FILE", "the machines to plan for (16 nodes of 8 H200)", false, false},
-    {'T', "train", "full|lora", "every weight, or adapters (full)", false, false},
-    {'n', "sequence-length", "N", "tokens of a training sequence (4096)", false, false},
-    {'D', "out", "DIR", "write the files there", false, false},
-    {'Z', "validate", NULL, "check a shrunk model of the same structure with ballast-worker", false,
-     false},
-    {'X', "force", NULL, "write over files that are there", false, false},
-    {'U', "role", "ROLE", "viewer, user, admin, worker or coordinator (user)", false, false},
-    {'P', "plot", NULL, "draw it in the terminal", false, false},
-};
-#define N_ROWS (sizeof rows / sizeof *rows)
-
-/* ---- help ----------------------------------------------------------------------------------- */
-
-static void print_options(const char *letters, bool common)
-{
-    for (size_t i = 0; i < N_ROWS; i++) {
-        const struct option_row *r = &rows[i];
-        char left[64];
-        if (common ? !r->is_common : r->is_common || !strchr(letters, r->letter))
-            continue;
-        snprintf(left, sizeof left, "%c%c%s --%s%s%s", r->has_short ? '-' : ' ',
-                 r->has_short ? r->letter : ' ', r->has_short ? "," : " ", r->name,
-                 r->arg ? " " : "", r->arg ? r->arg : "");
-        printf("  %-28s %s\n", left, r->help);
-    }
-}
-
-static void print_usage(void)
-{
-    printf("Usage: ballast COMMAND [ARGUMENT]... [OPTION]...\n\n"
-           "Speaks to ballast-coordinator: submits jobs and shows what becomes of them.\n\n"
-           "Commands:\n");
-    for (size_t i = 0; i < ctl_n_commands; i++) {
-        char left[64];
-        snprintf(left, sizeof left, "%s %s", ctl_commands[i].name, ctl_commands[i].args);
-        printf("  %-24s %s\n", left, ctl_commands[i].summary);
-    }
-    printf("\nOptions of every command:\n");
-    print_options("", true);
-    printf("\nExamples:\n"
-           "  ballast doctor                         what is up and what to type next\n"
-           "  ballast submit job.yaml --follow       a job, with live progress\n"
-           "  ballast jobs                           what runs, what waits and why\n"
-           "  ballast COMMAND --help                 more about a command\n\n"
-           "The address is --address, else BALLAST_ADDRESS, else `address` in\n"
-           "~/.config/ballast/config.yaml, else the local socket; --key and --coordinator-key\n"
-           "likewise.\n"
-           "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 conflict, 6 limits,\n"
-           "7 unreachable, 8 outcome unknown, 9 other version, 10 (rebalance plan) something\n"
-           "to do, 124 wait timed out, 128+n "
-           "signal.\n");
-}
-
-static void print_command_help(const struct ctl_command *command)
-{
-    printf("Usage: ballast %s%s%s [OPTION]...\n\n%s\n\n%s\nOptions:\n", command->name,
-           *command->args ? " " : "", command->args, command->summary, command->details);
-    print_options(command->options, false);
-    print_options("", true);
-}
+#define OPTIONS_MAX 96
 
 /* ---- values --------------------------------------------------------------------------------- */
 
-static int wrong_value(const struct ctl *c, const struct option_row *r, const char *text,
+static int wrong_value(const struct ctl *c, const struct ctl_option *r, const char *text,
                        const char *expected)
 {
     char quoted[FIELD_QUOTE_BYTES];
@@ -140,18 +22,29 @@ static int wrong_value(const struct ctl *c, const struct option_row *r, const ch
     return ctl_fail(c, CTL_USAGE, "--%s: %s is not %s", r->name, quoted, expected);
 }
 
-static int read_format(struct ctl *c, const struct option_row *r, const char *text)
+/* Whether the command has that form, or those columns, is looked at when it is known. */
+static int read_format(struct ctl *c, const char *text)
 {
     static const char *const words[] = {"table", "wide", "json", "yaml", "name", NULL};
+    c->columns = NULL;
     for (int i = 0; words[i]; i++)
         if (!strcmp(words[i], text)) {
             c->format = (enum ctl_format)i;
             return -1;
         }
-    return wrong_value(c, r, text, "one of wide, json, yaml, name");
+    c->format = CTL_COLUMNS;
+    c->columns = text;
+    return -1;
 }
 
-static int read_number(const struct ctl *c, const struct option_row *r, const char *text,
+static int push(const char ***list, size_t *n, const char *text)
+{
+    *list = xrealloc(*list, (*n + 1) * sizeof **list);
+    (*list)[(*n)++] = text;
+    return -1;
+}
+
+static int read_number(const struct ctl *c, const struct ctl_option *r, const char *text,
                        uint64_t *out)
 {
     uint64_t x;
@@ -162,7 +55,7 @@ static int read_number(const struct ctl *c, const struct option_row *r, const ch
     return -1;
 }
 
-static int read_revision(struct ctl *c, const struct option_row *r, const char *text)
+static int read_revision(struct ctl *c, const struct ctl_option *r, const char *text)
 {
     bool negative;
     if (text_integer(text, &c->revision, &negative) < 0 || negative)
@@ -170,7 +63,7 @@ static int read_revision(struct ctl *c, const struct option_row *r, const char *
     return -1;
 }
 
-static int read_timeout(struct ctl *c, const struct option_row *r, const char *text)
+static int read_timeout(struct ctl *c, const struct ctl_option *r, const char *text)
 {
     double seconds;
     if (!text_duration(text, &seconds) || seconds <= 0 || seconds > 86400 * 365)
@@ -179,7 +72,20 @@ static int read_timeout(struct ctl *c, const struct option_row *r, const char *t
     return -1;
 }
 
-static int read_option(struct ctl *c, const struct option_row *r, const char *arg)
+static int read_since(const struct ctl *c, const struct ctl_option *r, const char *text)
+{
+    int64_t ns;
+    return list_time(text, &ns) ? -1 : wrong_value(c, r, text, "a time: 2h (ago), 2026-11-29, "
+                                                   "2026-11-29T13:49:53 (UTC)");
+}
+
+static int read_count(struct ctl *c, const struct ctl_option *r, const char *text)
+{
+    int rc = read_number(c, r, text, &c->count);
+    return rc < 0 && !c->count ? wrong_value(c, r, text, "a whole number from 1") : rc;
+}
+
+int ctl_option_read(struct ctl *c, const struct ctl_option *r, const char *arg)
 {
     switch (r->letter) {
     case 'A': c->address = arg; return -1;
@@ -187,16 +93,22 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
     case 'Q': c->coordinator_key = arg; return -1;
     case 'X': c->force = true; return -1;
     case 'U': c->role = arg; return -1;
-    case 'o': return read_format(c, r, arg);
-    case 'J': c->format = CTL_JSON; return -1;
+    case 'o': return read_format(c, arg);
+    case 'J': return read_format(c, "json");
     case 'H': c->no_header = true; return -1;
     case 'N': c->no_color = true; return -1;
     case 'q': c->quiet = true; return -1;
     case 't': return read_timeout(c, r, arg);
-    case 's':
-        c->sets = xrealloc(c->sets, (c->n_sets + 1) * sizeof *c->sets);
-        c->sets[c->n_sets++] = arg;
-        return -1;
+    case 's': return push(&c->sets, &c->n_sets, arg);
+    case '2': c->context = arg; return -1;
+    case '3': c->verbose = true; return -1;
+    case '4': return push(&c->filters, &c->n_filters, arg);
+    case '5': c->sort = arg; return -1;
+    case '6': c->since = arg; return read_since(c, r, arg);
+    case '7': c->all_users = true; return -1;
+    case '8': c->user = "me"; return -1;
+    case '9': c->summary = true; return -1;
+    case 'E': c->watch = true; return -1;
     case 'k': c->cluster = arg; return -1;
     case 'T': c->train = arg; return -1;
     case 'n': return read_number(c, r, arg, &c->sequence_length);
@@ -208,7 +120,7 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
     case 'x': c->explain = true; return -1;
     case 'a': c->all = true; return -1;
     case 'u': c->user = arg; return -1;
-    case 'c': return read_number(c, r, arg, &c->count);
+    case 'c': return read_count(c, r, arg);
     case 'r': c->reason = arg; return -1;
     case 'F': c->wait_for = arg; return -1;
     case 'R': return read_number(c, r, arg, &c->rank);
@@ -237,7 +149,8 @@ static int read_option(struct ctl *c, const struct option_row *r, const char *ar
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-static const struct ctl_command *find_command(char **words, size_t n_words, size_t *out_used)
+const struct ctl_command *ctl_command_find(char *const *words, size_t n_words,
+                                           size_t *out_used)
 {
     for (size_t i = 0; i < ctl_n_commands; i++) {
         const char *name = ctl_commands[i].name, *space = strchr(name, ' ');
@@ -305,45 +218,119 @@ static int unknown_command(const struct ctl *c, char **words, size_t n_words)
     return ctl_fail(c, CTL_USAGE, "%s is not a command; 'ballast --help' lists them", quoted);
 }
 
+bool ctl_command_takes(const struct ctl_command *command, const struct ctl_option *option)
+{
+    switch (option->group) {
+    case OPTION_COMMON: return true;
+    case OPTION_REMOTE: return strchr(command->options, '@') != NULL;
+    case OPTION_OUTPUT: return command->forms != CTL_NO_FORMS;
+    case OPTION_OWN:    break;
+    }
+    return strchr(command->options, option->letter) != NULL;
+}
+
+static int check_form(const struct ctl *c, const struct ctl_command *command)
+{
+    bool is_known = c->format == CTL_TABLE || command->forms & 1u << c->format;
+    char quoted[FIELD_QUOTE_BYTES];
+    if (is_known)
+        return -1;
+    static const char *const words[] = {"table", "wide", "json", "yaml", "name"};
+    char *forms = ctl_forms_text(command);
+    field_quote(c->format == CTL_COLUMNS ? c->columns : words[c->format], quoted);
+    int code = ctl_fail(c, CTL_USAGE, "--output: %s is not %s", quoted, forms);
+    free(forms);
+    return code;
+}
+
 static int check_arguments(const struct ctl *c, const struct ctl_command *command,
                            const bool *used)
 {
-    for (size_t i = 0; i < N_ROWS; i++)
-        if (used[i] && !rows[i].is_common && !strchr(command->options, rows[i].letter))
+    for (size_t i = 0; i < ctl_n_options; i++)
+        if (used[i] && !ctl_command_takes(command, &ctl_options[i]))
             return ctl_fail(c, CTL_USAGE, "--%s does not belong to '%s'; see 'ballast %s --help'",
-                            rows[i].name, command->name, command->name);
+                            ctl_options[i].name, command->name, command->name);
     if (c->n_args < command->n_min || c->n_args > command->n_max)
         return ctl_fail(c, CTL_USAGE, "%s arguments; usage: ballast %s%s%s",
                         c->n_args < command->n_min ? "missing" : "too many", command->name,
                         *command->args ? " " : "", command->args);
-    return -1;
+    return check_form(c, command);
 }
 
-/* getopt's own tables, made from ours. */
-static void make_getopt(char short_options[2 * N_ROWS + 2], struct option long_options[N_ROWS + 1])
+/* ---- getopt, whose tables are made from ours ------------------------------------------------- */
+
+#define LONG_FORM 256 /* + the row: what getopt returns for it */
+
+struct getopt_tables {
+    char short_options[2 * OPTIONS_MAX + 3];
+    struct option long_options[OPTIONS_MAX + 1];
+};
+
+const struct ctl_option *ctl_option_of_short(const struct ctl_command *command, int short_form)
 {
-    size_t n = 0;
-    short_options[n++] = ':';
-    for (size_t i = 0; i < N_ROWS; i++) {
-        long_options[i] = (struct option){rows[i].name, rows[i].arg ? required_argument
-                                                                    : no_argument, NULL,
-                                          rows[i].letter};
-        if (rows[i].has_short) {
-            short_options[n++] = rows[i].letter;
-            if (rows[i].arg)
-                short_options[n++] = ':';
-        }
+    const struct ctl_option *found = NULL;
+    for (size_t i = 0; i < ctl_n_options; i++) {
+        const struct ctl_option *o = &ctl_options[i];
+        if (o->short_form == short_form &&
+            (!found || (command && !ctl_command_takes(command, found) &&
+                        ctl_command_takes(command, o))))
+            found = o;
     }
-    short_options[n] = '\0';
-    long_options[N_ROWS] = (struct option){0};
+    return found;
+}
+
+static void make_getopt(const struct ctl_command *command, const char *prefix,
+                        struct getopt_tables *t)
+{
+    size_t n = (size_t)sprintf(t->short_options, "%s", prefix);
+    for (size_t i = 0; i < ctl_n_options; i++) {
+        const struct ctl_option *o = &ctl_options[i];
+        t->long_options[i] = (struct option){o->name, o->arg ? required_argument : no_argument,
+                                             NULL, LONG_FORM + (int)i};
+        if (!o->short_form || ctl_option_of_short(command, o->short_form) != o)
+            continue;
+        t->short_options[n++] = o->short_form;
+        if (o->arg)
+            t->short_options[n++] = ':';
+    }
+    t->short_options[n] = '\0';
+    t->long_options[ctl_n_options] = (struct option){0};
+}
+
+static const struct ctl_option *next_option(int argc, char **argv, struct getopt_tables *t,
+                                            const struct ctl_command *command, int *out_kind)
+{
+    *out_kind = getopt_long(argc, argv, t->short_options, t->long_options, NULL);
+    if (*out_kind >= LONG_FORM)
+        return &ctl_options[*out_kind - LONG_FORM];
+    return *out_kind == '?' || *out_kind == ':' || *out_kind < 0
+               ? NULL : ctl_option_of_short(command, *out_kind);
+}
+
+/* Which command it is, before it is known which options that has. */
+static const struct ctl_command *look_for_command(int argc, char **argv)
+{
+    char **copy = xmemdup(argv, ((size_t)argc + 1) * sizeof *copy); /* it is put in another order */
+    struct getopt_tables t;
+    int kind = 0;
+    size_t ignored;
+    make_getopt(NULL, ":", &t);
+    opterr = 0;
+    optind = 0;
+    while (kind >= 0)
+        next_option(argc, copy, &t, NULL, &kind);
+    const struct ctl_command *found = ctl_command_find(copy + optind, (size_t)(argc - optind),
+                                                       &ignored);
+    free(copy);
+    return found;
 }
 
 static int bad_option(const struct ctl *c, int kind, char **argv)
 {
-    const char *names[N_ROWS + 1] = {0};
+    const char *names[OPTIONS_MAX + 1] = {0};
     char quoted[FIELD_QUOTE_BYTES];
-    for (size_t i = 0; i < N_ROWS; i++)
-        names[i] = rows[i].name;
+    for (size_t i = 0; i < ctl_n_options; i++)
+        names[i] = ctl_options[i].name;
     const char *text = argv[optind - 1];
     field_quote(text, quoted);
     if (kind == ':')
@@ -354,44 +341,51 @@ static int bad_option(const struct ctl *c, int kind, char **argv)
     return ctl_fail(c, CTL_USAGE, "unknown option %s; see 'ballast --help'", quoted);
 }
 
+/* Reads the options, leaves the other words from optind on. */
+static int read_options(int argc, char **argv, struct ctl *c, bool used[OPTIONS_MAX])
+{
+    const struct ctl_command *command = look_for_command(argc, argv);
+    struct getopt_tables t;
+    int code = -1, kind;
+    make_getopt(command, ":", &t);
+    optind = 0;
+    while (code < 0) {
+        const struct ctl_option *o = next_option(argc, argv, &t, command, &kind);
+        if (kind < 0)
+            break;
+        if (!o)
+            return bad_option(c, kind, argv);
+        used[o - ctl_options] = true;
+        code = ctl_option_read(c, o, optarg);
+    }
+    return code;
+}
+
 int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **out_command)
 {
-    char short_options[2 * N_ROWS + 2];
-    struct option long_options[N_ROWS + 1];
-    bool used[N_ROWS] = {0};
-    int letter, code = -1;
-    make_getopt(short_options, long_options);
+    bool used[OPTIONS_MAX] = {0};
+    assert(ctl_n_options <= OPTIONS_MAX);
     for (int i = 1; i < argc; i++) /* so that mistakes are told in the form asked for */
         if (!strcmp(argv[i], "--json"))
             c->format = CTL_JSON;
-    opterr = 0;
-    while (code < 0 &&
-           (letter = getopt_long(argc, argv, short_options, long_options, NULL)) != -1) {
-        size_t i = 0;
-        while (i < N_ROWS && rows[i].letter != letter)
-            i++;
-        if (i == N_ROWS)
-            return bad_option(c, letter, argv);
-        used[i] = true;
-        code = read_option(c, &rows[i], optarg);
-    }
+    int code = read_options(argc, argv, c, used);
     if (code >= 0)
         return code;
     char **words = argv + optind;
     size_t n_words = (size_t)(argc - optind), n_name = 0;
-    const struct ctl_command *command = find_command(words, n_words, &n_name);
+    const struct ctl_command *command = ctl_command_find(words, n_words, &n_name);
     if (used[1])
         return ctl_version(c);
     if (used[2])
         return ctl_check_config(c);
     if (command && used[0]) {
-        print_command_help(command);
+        ctl_print_help(stdout, command);
         return CTL_OK;
     }
     if (!command && n_words && !(used[0] && n_words == 1))
         return unknown_command(c, words, n_words);
     if (!command) {
-        print_usage();
+        ctl_print_usage(used[0] ? stdout : stderr);
         return used[0] ? CTL_OK : CTL_USAGE;
     }
     c->n_args = n_words - n_name;

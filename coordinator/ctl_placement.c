@@ -1,5 +1,5 @@
 /* ctl_placement.c - which expert is in which slot, and how that came about; rebalancing by hand */
-#include "coordinator/ctl.h"
+#include "coordinator/ctl_list.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -9,45 +9,90 @@
 #include "common/clock.h"
 #include "coordinator/ctl_given.h"
 
+#define HISTORY_MOST 1000u /* that the coordinator tells */
+
 /* ---- history --------------------------------------------------------------------------------- */
 
-static const struct ctl_column history_columns[] = {
-    {"EPOCH", true}, {"STATE", false}, {"TIME", false}, {"STEP", true}, {"BY", false},
-    {"MOVES", true}, {"BYTES", true}, {"STAGES", true}, {"PAUSE", true}, {"BEFORE", true},
-    {"PREDICTED", true}, {"AFTER", true}, {"GAIN/STEP", true}, {"REASON", false},
-};
+#define COLUMN(NAME, EXPRESSION)                                                               \
+    static struct list_value entry_##NAME(const void *row, struct arena *a)                    \
+    {                                                                                          \
+        const Ballast__RebalanceEntry *e = row;                                                \
+        (void)a;                                                                               \
+        return EXPRESSION;                                                                     \
+    }
 
-static void add_entry(struct ctl_table *t, const Ballast__RebalanceEntry *e)
+static const char *state_word(size_t i)
 {
-    char stamp[CLOCK_STAMP_BYTES], bytes[32];
-    clock_stamp(e->at_ns, stamp);
-    ctl_bytes_text(e->bytes, bytes);
-    ctl_table_cell(t, "%" PRIu32, e->epoch);
-    ctl_table_cell(t, "%s", e->state);
-    ctl_table_color(t, !strcmp(e->state, "DONE") ? "32" : !strcmp(e->state, "ENDED") ? "31" : "33");
-    ctl_table_cell(t, "%s", stamp);
-    ctl_table_cell(t, "%" PRIu64, e->at_step);
-    ctl_table_cell(t, "%s", e->automatic ? "auto" : "person");
-    ctl_table_cell(t, "%" PRIu32, e->n_moves);
-    ctl_table_cell(t, "%s", bytes);
-    ctl_table_cell(t, "%" PRIu32, e->n_stages);
-    ctl_table_number(t, "%.0f ms", e->pause_s * 1e3);
-    ctl_table_number(t, "%.2f", e->imbalance_before);
-    ctl_table_number(t, "%.2f", e->imbalance_predicted);
-    ctl_table_number(t, "%.2f", e->imbalance_after);
-    ctl_table_number(t, "%.1f ms", (isfinite(e->realised_gain_s) ? e->realised_gain_s
-                                                                 : e->predicted_gain_s) * 1e3);
-    ctl_table_cell(t, "%s", *e->reason ? e->reason : e->cause);
+    static const char *const words[] = {"PREPARING", "DONE", "ENDED", NULL};
+    return words[i];
 }
 
-static void show_history(const struct ctl *c, Ballast__RebalanceEntry *const *entries, size_t n)
+static struct list_value state_of(const Ballast__RebalanceEntry *e)
 {
-    struct ctl_table t = {.columns = history_columns,
-                          .n_columns = sizeof history_columns / sizeof *history_columns};
+    struct list_value v = list_text(e->state);
+    v.color = !strcmp(e->state, "DONE") ? "32" : !strcmp(e->state, "ENDED") ? "31" : "33";
+    return v;
+}
+
+static double gain_of(const Ballast__RebalanceEntry *e)
+{
+    return isfinite(e->realised_gain_s) ? e->realised_gain_s : e->predicted_gain_s;
+}
+
+COLUMN(epoch, list_count(a, e->epoch))
+COLUMN(state, state_of(e))
+COLUMN(time, list_instant(a, e->at_ns))
+COLUMN(step, list_count(a, e->at_step))
+COLUMN(by, list_text(e->automatic ? "auto" : "person"))
+COLUMN(moves, list_count(a, e->n_moves))
+COLUMN(bytes, list_bytes(a, e->bytes))
+COLUMN(stages, list_count(a, e->n_stages))
+COLUMN(pause, list_real(a, "%.0f ms", e->pause_s * 1e3))
+COLUMN(before, list_real(a, "%.2f", e->imbalance_before))
+COLUMN(predicted, list_real(a, "%.2f", e->imbalance_predicted))
+COLUMN(after, list_real(a, "%.2f", e->imbalance_after))
+COLUMN(gain, list_real(a, "%.1f ms", gain_of(e) * 1e3))
+COLUMN(expected, list_real(a, "%.1f ms", e->predicted_gain_s * 1e3))
+COLUMN(cause, list_text(e->cause))
+COLUMN(reason, list_text(*e->reason ? e->reason : e->cause))
+
+/* Times of moves are in milliseconds, as they are printed. */
+static const struct list_column history_columns[] = {
+    {"EPOCH", LIST_NUMBER, LIST_ALWAYS, entry_epoch, 0, false, NULL},
+    {"STATE", LIST_TEXT, LIST_ALWAYS, entry_state, 0, false, state_word},
+    {"TIME", LIST_INSTANT, LIST_ALWAYS, entry_time, 0, false, NULL},
+    {"STEP", LIST_NUMBER, LIST_ALWAYS, entry_step, 0, false, NULL},
+    {"BY", LIST_TEXT, LIST_ALWAYS, entry_by, 0, false, NULL},
+    {"MOVES", LIST_NUMBER, LIST_ALWAYS, entry_moves, 0, false, NULL},
+    {"BYTES", LIST_BYTES, LIST_ALWAYS, entry_bytes, 0, false, NULL},
+    {"STAGES", LIST_NUMBER, LIST_ALWAYS, entry_stages, 0, false, NULL},
+    {"PAUSE", LIST_NUMBER, LIST_ALWAYS, entry_pause, 0, false, NULL},
+    {"BEFORE", LIST_NUMBER, LIST_ALWAYS, entry_before, 0, false, NULL},
+    {"PREDICTED", LIST_NUMBER, LIST_ALWAYS, entry_predicted, 0, false, NULL},
+    {"AFTER", LIST_NUMBER, LIST_ALWAYS, entry_after, 0, false, NULL},
+    {"GAIN/STEP", LIST_NUMBER, LIST_ALWAYS, entry_gain, 0, false, NULL},
+    {"EXPECTED", LIST_NUMBER, LIST_WIDE, entry_expected, 0, false, NULL},
+    {"CAUSE", LIST_TEXT, LIST_WIDE, entry_cause, 0, false, NULL},
+    {"REASON", LIST_TEXT, LIST_ALWAYS, entry_reason, 0, false, NULL},
+};
+
+static struct json *row_json(const void *row);
+
+const struct ctl_list ctl_history_list = {
+    .kind = "RebalanceList", .rows = "plans", .columns = history_columns,
+    .n_columns = sizeof history_columns / sizeof *history_columns, .name = "epoch",
+    .since = "time", .order = "epoch", .count = HISTORY_MOST, .json = row_json,
+};
+
+/* The table of all of them. */
+static void print_history(const struct ctl *c, Ballast__RebalanceEntry *const *entries, size_t n)
+{
+    struct list_query q = {.list = &ctl_history_list};
+    const void **rows = arena_alloc(&q.arena, (n + 1) * sizeof *rows);
     for (size_t i = 0; i < n; i++)
-        add_entry(&t, entries[i]);
-    ctl_table_print(c, &t);
-    ctl_table_fini(&t);
+        rows[i] = entries[i];
+    list_print(c, &q, rows, n, true);
+    list_fini(&q);
 }
 
 static struct json *entry_json(const Ballast__RebalanceEntry *e)
@@ -73,6 +118,11 @@ static struct json *entry_json(const Ballast__RebalanceEntry *e)
     json_put(o, "realised_gain_seconds", json_new_double(e->realised_gain_s));
     json_put(o, "reason", json_new_string(e->reason));
     return o;
+}
+
+static struct json *row_json(const void *row)
+{
+    return entry_json(row);
 }
 
 static struct json *history_json(Ballast__RebalanceEntry *const *entries, size_t n)
@@ -204,7 +254,7 @@ int ctl_placement(struct ctl *c)
     show_layers(c, r->placement);
     if (r->n_history) {
         putchar('\n');
-        show_history(c, r->history, r->n_history);
+        print_history(c, r->history, r->n_history);
     }
     return CTL_OK;
 }
@@ -340,19 +390,33 @@ int ctl_rebalance_apply(struct ctl *c)
     return CTL_OK;
 }
 
+static void show_history(const struct ctl *c, struct list_query *q,
+                         const Ballast__RebalanceHistoryReply *r)
+{
+    const void **rows = arena_alloc(&q->arena, (r->n_entries + 1) * sizeof *rows);
+    bool was_cut;
+    for (size_t i = 0; i < r->n_entries; i++)
+        rows[i] = r->entries[i];
+    size_t n = list_choose(q, rows, r->n_entries, &was_cut);
+    list_show(c, q, rows, n, 0, was_cut);
+    if (r->n_entries == HISTORY_MOST)
+        ctl_hint(c, "older plans than the last %u stand in the table plans: ballast db query",
+                 HISTORY_MOST);
+    ctl_hint(c, "automatic rebalancing is %s", r->auto_on ? "on" : "off");
+}
+
 int ctl_rebalance_history(struct ctl *c)
 {
     const ProtobufCMessage *message;
-    int rc = call_rebalance(c, BALLAST__METHOD__METHOD_REBALANCE_HISTORY, c->args[0], &message);
-    if (rc != CTL_OK)
-        return rc;
-    const Ballast__RebalanceHistoryReply *r = (const Ballast__RebalanceHistoryReply *)message;
-    if (ctl_is_json(c))
-        ctl_json_list(c, "RebalanceList", 0, false, history_json(r->entries, r->n_entries));
-    else
-        show_history(c, r->entries, r->n_entries);
-    ctl_hint(c, "automatic rebalancing is %s", r->auto_on ? "on" : "off");
-    return CTL_OK;
+    struct list_query *q = xcalloc(1, sizeof *q);
+    int rc = list_begin(c, &ctl_history_list, q);
+    if (rc == CTL_OK)
+        rc = call_rebalance(c, BALLAST__METHOD__METHOD_REBALANCE_HISTORY, c->args[0], &message);
+    if (rc == CTL_OK)
+        show_history(c, q, (const Ballast__RebalanceHistoryReply *)message);
+    list_fini(q);
+    free(q);
+    return rc;
 }
 
 int ctl_rebalance_auto(struct ctl *c)

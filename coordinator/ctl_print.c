@@ -125,12 +125,15 @@ void ctl_table_print(const struct ctl *c, const struct ctl_table *t)
 {
     size_t *widths = xcalloc(t->n_columns, sizeof *widths);
     bool has_color = ctl_wants_color(c);
-    for (size_t i = 0; i < t->n_columns && !c->no_header; i++)
-        widths[i] = width(t->columns[i].head);
+    bool has_header = !c->no_header && !t->no_header;
+    for (size_t i = 0; i < t->n_columns; i++) {
+        size_t head = c->no_header ? 0 : width(t->columns[i].head);
+        widths[i] = head > (size_t)t->columns[i].width ? head : (size_t)t->columns[i].width;
+    }
     for (size_t i = 0; i < t->n_cells; i++)
         if (width(t->cells[i].text) > widths[i % t->n_columns])
             widths[i % t->n_columns] = width(t->cells[i].text);
-    for (size_t i = 0; i < t->n_columns && !c->no_header; i++)
+    for (size_t i = 0; i < t->n_columns && has_header; i++)
         print_cell(t, i, t->columns[i].head, NULL, widths[i]);
     for (size_t i = 0; i < t->n_cells; i++)
         print_cell(t, i % t->n_columns, t->cells[i].text, has_color ? t->cells[i].color : NULL,
@@ -155,14 +158,6 @@ void ctl_table_number(struct ctl_table *t, const char *format, double x)
     if (isfinite(x))
         snprintf(text, sizeof text, format, x);
 #pragma GCC diagnostic pop
-    ctl_table_cell(t, "%s", text);
-}
-
-void ctl_table_age(struct ctl_table *t, int64_t from_ns, int64_t to_ns)
-{
-    char text[CLOCK_STAMP_BYTES] = "-";
-    if (from_ns > 0 && to_ns >= from_ns)
-        clock_duration((uint64_t)(to_ns - from_ns), text);
     ctl_table_cell(t, "%s", text);
 }
 
@@ -244,18 +239,25 @@ bool ctl_throttle_reason(unsigned bit, const char **out_name)
     return true;
 }
 
+static const char *const worker_states[] = {
+    [BALLAST__WORKER_STATE__WORKER_UNKNOWN] = "UNKNOWN",
+    [BALLAST__WORKER_STATE__WORKER_IDLE]    = "IDLE",
+    [BALLAST__WORKER_STATE__WORKER_BUSY]    = "BUSY",
+    [BALLAST__WORKER_STATE__WORKER_LATE]    = "LATE",
+    [BALLAST__WORKER_STATE__WORKER_SUSPECT] = "SUSPECT",
+    [BALLAST__WORKER_STATE__WORKER_LOST]    = "LOST",
+    [BALLAST__WORKER_STATE__WORKER_DRAINED] = "DRAINED",
+    [BALLAST__WORKER_STATE__WORKER_GONE]    = "GONE",
+    [BALLAST__WORKER_STATE__WORKER_SICK]    = "SICK",
+};
+enum { N_WORKER_STATES = sizeof worker_states / sizeof *worker_states };
+
 const char *ctl_worker_state_name(Ballast__WorkerState state)
 {
-    static const char *const names[] = {
-        [BALLAST__WORKER_STATE__WORKER_UNKNOWN] = "UNKNOWN",
-        [BALLAST__WORKER_STATE__WORKER_IDLE]    = "IDLE",
-        [BALLAST__WORKER_STATE__WORKER_BUSY]    = "BUSY",
-        [BALLAST__WORKER_STATE__WORKER_LATE]    = "LATE",
-        [BALLAST__WORKER_STATE__WORKER_SUSPECT] = "SUSPECT",
-        [BALLAST__WORKER_STATE__WORKER_LOST]    = "LOST",
-        [BALLAST__WORKER_STATE__WORKER_DRAINED] = "DRAINED",
-        [BALLAST__WORKER_STATE__WORKER_GONE]    = "GONE",
-        [BALLAST__WORKER_STATE__WORKER_SICK]    = "SICK",
-    };
-    return (size_t)state < sizeof names / sizeof *names ? names[state] : names[0];
+    return worker_states[(size_t)state < N_WORKER_STATES ? (size_t)state : 0];
+}
+
+const char *ctl_worker_state_word(size_t i)
+{
+    return i + 1 < N_WORKER_STATES ? worker_states[i + 1] : NULL;
 }

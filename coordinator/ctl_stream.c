@@ -1,7 +1,7 @@
-/* ctl_stream.c - logs and events: read what is there, then (-f) what comes
+/* ctl_stream.c - logs: read what is there, then (-f) what comes
  *
- * Both are long polls from a cursor (bytes of a log, number of a record), so an outage or a
- * restart of the coordinator costs a pause and nothing else. */
+ * Long polls from a cursor, the bytes of a log, so an outage or a restart of the coordinator costs
+ * a pause and nothing else. */
 #include "coordinator/ctl.h"
 
 #include <inttypes.h>
@@ -12,8 +12,6 @@
 #include "common/types.h"
 
 #define HOLD_MS       10000u
-#define EVENTS_PRESET 200u
-#define EVENTS_PAGE   500u
 
 /* ---- logs ----------------------------------------------------------------------------------- */
 
@@ -94,76 +92,5 @@ int ctl_logs(struct ctl *c)
     if (lines.n_rest)
         print_json_line(&lines, lines.rest, lines.n_rest);
     free(lines.rest);
-    return rc;
-}
-
-/* ---- events --------------------------------------------------------------------------------- */
-
-static void print_event(const struct ctl *c, const Ballast__Event *e)
-{
-    char stamp[CLOCK_STAMP_BYTES], about[NAME_BYTES_MAX + 1] = "-";
-    if (c->format == CTL_JSON) {
-        ctl_json_line(ctl_json_event(e));
-        return;
-    }
-    if (e->job_id)
-        snprintf(about, sizeof about, "job %" PRIu64, e->job_id);
-    else if (*e->worker)
-        snprintf(about, sizeof about, "%s", e->worker);
-    clock_stamp(e->at_ns, stamp);
-    printf("%8" PRIu64 "  %s  %-10s  %-19s ", e->seq, stamp, about, e->kind);
-    ctl_print_escaped(stdout, e->text, strlen(e->text), false);
-    putchar('\n');
-}
-
-/* The newest of them, as a list. */
-static int list_events(struct ctl *c, Ballast__EventsRequest *request, uint64_t *out_next)
-{
-    const ProtobufCMessage *message;
-    request->last = (uint32_t)(c->count ? c->count : EVENTS_PRESET);
-    request->limit = request->last;
-    int rc = ctl_call(c, BALLAST__METHOD__METHOD_EVENTS, &request->base, &message);
-    if (rc != CTL_OK)
-        return rc;
-    const Ballast__EventsReply *reply = (const Ballast__EventsReply *)message;
-    if (ctl_is_json(c) && !c->follow) {
-        struct json *items = json_new_array();
-        for (size_t i = 0; i < reply->n_events; i++)
-            json_push(items, ctl_json_event(reply->events[i]));
-        ctl_json_list(c, "EventList", reply->next_seq, false, items);
-    } else {
-        if (c->format != CTL_JSON && !c->no_header)
-            printf("%8s  %-24s  %-10s  %-19s %s\n", "SEQ", "TIME", "ABOUT", "KIND", "TEXT");
-        for (size_t i = 0; i < reply->n_events; i++)
-            print_event(c, reply->events[i]);
-    }
-    if (reply->n_events == request->last)
-        ctl_hint(c, "the newest %" PRIu32 " are listed; -c N lists more", request->last);
-    *out_next = reply->next_seq;
-    return CTL_OK;
-}
-
-int ctl_events(struct ctl *c)
-{
-    Ballast__EventsRequest request = BALLAST__EVENTS_REQUEST__INIT;
-    request.job_id = c->job;
-    ctl_catch_interrupt();
-    int rc = list_events(c, &request, &request.from_seq);
-    request.last = 0;
-    request.limit = EVENTS_PAGE;
-    request.wait_ms = HOLD_MS;
-    while (rc == CTL_OK && c->follow) {
-        const ProtobufCMessage *message;
-        fflush(stdout);
-        arena_reset(&c->arena);
-        rc = ctl_poll(c, BALLAST__METHOD__METHOD_EVENTS, &request.base, request.wait_ms,
-                      &message);
-        if (rc != CTL_OK)
-            break;
-        const Ballast__EventsReply *reply = (const Ballast__EventsReply *)message;
-        for (size_t i = 0; i < reply->n_events; i++)
-            print_event(c, reply->events[i]);
-        request.from_seq = reply->next_seq;
-    }
-    return rc;
+    return ctl_detached(c, rc, "job %" PRIu64 " goes on", id);
 }

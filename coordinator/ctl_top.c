@@ -277,9 +277,6 @@ static int show_live(struct ctl *c)
 
 int ctl_top(struct ctl *c)
 {
-    if (ctl_is_json(c))
-        return ctl_fail(c, CTL_USAGE, "top has no JSON; see 'ballast jobs', 'ballast workers' and "
-                        "'ballast events' with --json");
     return c->once || !isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO) ? show_once(c)
                                                                       : show_live(c);
 }

@@ -1,22 +1,14 @@
 /* ctl_worker.c - the fleet: the list, one worker and its GPU, drain and resume */
-#include "coordinator/ctl.h"
+#include "coordinator/ctl_list.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/types.h"
-
-static const struct ctl_column columns[] = {
-    {"NAME", false}, {"NODE", false}, {"STATE", false}, {"DEVICE", false}, {"HB", true},
-    {"JOB", true}, {"RANK", true}, {"REASON", false},
-};
-static const struct ctl_column wide_columns[] = {
-    {"NAME", false}, {"NODE", false}, {"STATE", false}, {"DEVICE", false}, {"HB", true},
-    {"JOB", true}, {"RANK", true}, {"MEMORY", true}, {"CORES", true}, {"GPU", true},
-    {"TEMP", true}, {"POWER", true}, {"PID", true}, {"VERSION", false}, {"REASON", false},
-};
+#include "coordinator/ctl_hostlist.h"
 
 static const char *state_color(Ballast__WorkerState state)
 {
@@ -32,64 +24,67 @@ static const char *state_color(Ballast__WorkerState state)
     }
 }
 
-static void add_gpu(struct ctl_table *t, const Ballast__GpuHealth *g)
-{
-    if (!g) {
-        for (int i = 0; i < 3; i++)
-            ctl_table_cell(t, "-");
-        return;
+#define COLUMN(NAME, EXPRESSION)                                                               \
+    static struct list_value worker_##NAME(const void *row, struct arena *a)                   \
+    {                                                                                          \
+        const Ballast__Worker *w = row;                                                        \
+        (void)a;                                                                               \
+        return EXPRESSION;                                                                     \
     }
-    ctl_table_cell(t, "%.0f%%", g->utilization * 100);
-    ctl_table_cell(t, "%" PRIu32 " C", g->temperature_celsius);
-    ctl_table_cell(t, "%.0f W", g->power_watts);
-}
+#define OF_GPU(FORMAT, X) list_real(a, FORMAT, w->gpu ? (double)(X) : (double)NAN)
 
-static void add_worker(struct ctl_table *t, const Ballast__Worker *w, bool is_wide)
+static struct list_value state_of(const Ballast__Worker *w)
 {
-    char bytes[32];
-    ctl_table_cell(t, "%s", w->name);
-    ctl_table_cell(t, "%s", w->node);
-    ctl_table_cell(t, "%s", ctl_worker_state_name(w->state));
-    ctl_table_color(t, state_color(w->state));
-    ctl_table_cell(t, "%s", w->device);
-    ctl_table_cell(t, "%.1fs", (double)w->heartbeat_age_ms / 1e3);
-    if (w->job_id) {
-        ctl_table_cell(t, "%" PRIu64, w->job_id);
-        ctl_table_cell(t, "%" PRIu32, w->rank);
-    } else {
-        ctl_table_cell(t, "-");
-        ctl_table_cell(t, "-");
-    }
-    if (is_wide) {
-        ctl_bytes_text(w->memory_bytes, bytes);
-        ctl_table_cell(t, "%s", bytes);
-        ctl_table_cell(t, "%" PRIu32, w->cores);
-        add_gpu(t, w->gpu);
-        ctl_table_cell(t, "%" PRIu32, w->pid);
-        ctl_table_cell(t, "%s", w->version);
-    }
-    ctl_table_cell(t, "%s", w->reason);
+    struct list_value v = list_text(ctl_worker_state_name(w->state));
+    v.color = state_color(w->state);
+    return v;
 }
 
-static void show_table(const struct ctl *c, Ballast__Worker *const *workers, size_t n)
+COLUMN(name, list_text(w->name))
+COLUMN(node, list_text(w->node))
+COLUMN(state, state_of(w))
+COLUMN(device, list_text(w->device))
+COLUMN(heartbeat, list_real(a, "%.1fs", (double)w->heartbeat_age_ms / 1e3))
+COLUMN(job, w->job_id ? list_count(a, w->job_id) : list_text(""))
+COLUMN(rank, w->job_id ? list_count(a, w->rank) : list_text(""))
+COLUMN(memory, list_bytes(a, w->memory_bytes))
+COLUMN(cores, list_count(a, w->cores))
+COLUMN(gpu, OF_GPU("%.0f%%", w->gpu->utilization * 100))
+COLUMN(temp, OF_GPU("%.0f C", w->gpu->temperature_celsius))
+COLUMN(power, OF_GPU("%.0f W", w->gpu->power_watts))
+COLUMN(pid, list_count(a, w->pid))
+COLUMN(version, list_text(w->version))
+COLUMN(reason, list_text(w->reason))
+
+static struct json *worker_json(const void *row)
 {
-    bool is_wide = c->format == CTL_WIDE;
-    struct ctl_table t = {.columns = is_wide ? wide_columns : columns,
-                          .n_columns = is_wide ? sizeof wide_columns / sizeof *wide_columns
-                                               : sizeof columns / sizeof *columns};
-    for (size_t i = 0; i < n; i++)
-        add_worker(&t, workers[i], is_wide);
-    ctl_table_print(c, &t);
-    ctl_table_fini(&t);
+    return ctl_json_worker(row);
 }
 
-/* w2 before w10. */
-static int by_name(const void *a, const void *b)
-{
-    return strverscmp((*(Ballast__Worker *const *)a)->name, (*(Ballast__Worker *const *)b)->name);
-}
+static const struct list_column worker_columns[] = {
+    {"NAME", LIST_TEXT, LIST_ALWAYS, worker_name, 0, false, NULL},
+    {"NODE", LIST_TEXT, LIST_ALWAYS, worker_node, 0, false, NULL},
+    {"STATE", LIST_TEXT, LIST_ALWAYS, worker_state, 0, false, ctl_worker_state_word},
+    {"DEVICE", LIST_TEXT, LIST_ALWAYS, worker_device, 0, false, NULL},
+    {"HB", LIST_SPAN, LIST_ALWAYS, worker_heartbeat, 0, false, NULL},
+    {"JOB", LIST_NUMBER, LIST_ALWAYS, worker_job, 0, false, NULL},
+    {"RANK", LIST_NUMBER, LIST_ALWAYS, worker_rank, 0, false, NULL},
+    {"MEMORY", LIST_BYTES, LIST_WIDE, worker_memory, 0, false, NULL},
+    {"CORES", LIST_NUMBER, LIST_WIDE, worker_cores, 0, false, NULL},
+    {"GPU", LIST_NUMBER, LIST_WIDE, worker_gpu, 0, false, NULL},
+    {"TEMP", LIST_NUMBER, LIST_WIDE, worker_temp, 0, false, NULL},
+    {"POWER", LIST_NUMBER, LIST_WIDE, worker_power, 0, false, NULL},
+    {"PID", LIST_NUMBER, LIST_WIDE, worker_pid, 0, false, NULL},
+    {"VERSION", LIST_TEXT, LIST_WIDE, worker_version, 0, false, NULL},
+    {"REASON", LIST_TEXT, LIST_ALWAYS, worker_reason, 0, false, NULL},
+};
+const struct ctl_list ctl_worker_list = {
+    .kind = "WorkerList", .rows = "workers", .columns = worker_columns,
+    .n_columns = sizeof worker_columns / sizeof *worker_columns, .name = "name", .order = "name",
+    .count = 1000, .json = worker_json,
+};
 
-static int list(struct ctl *c, const Ballast__WorkerListReply **out_reply)
+int ctl_fleet(struct ctl *c, const Ballast__WorkerListReply **out_reply)
 {
     Ballast__WorkerListRequest request = BALLAST__WORKER_LIST_REQUEST__INIT;
     const ProtobufCMessage *message;
@@ -99,27 +94,39 @@ static int list(struct ctl *c, const Ballast__WorkerListReply **out_reply)
     return rc;
 }
 
+/* Workers that are rows of the arena or of an answer. */
+static int show_workers(struct ctl *c, Ballast__Worker *const *workers, size_t n, uint64_t seq,
+                        bool is_all)
+{
+    struct list_query *q = xcalloc(1, sizeof *q);
+    const void **rows = xcalloc(n + 1, sizeof *rows);
+    bool was_cut = false;
+    int rc = list_begin(c, &ctl_worker_list, q);
+    for (size_t i = 0; i < n; i++)
+        rows[i] = workers[i];
+    if (rc == CTL_OK) {
+        n = list_choose(q, rows, n, &was_cut);
+        list_show(c, q, rows, n, seq, was_cut);
+        if (is_all && !n && !q->n_terms)
+            ctl_hint(c, "no worker has come yet: ballast-worker --config FILE");
+    }
+    free(rows);
+    list_fini(q);
+    free(q);
+    return rc;
+}
+
 int ctl_workers(struct ctl *c)
 {
     const Ballast__WorkerListReply *reply;
-    int rc = list(c, &reply);
-    if (rc != CTL_OK)
-        return rc;
-    qsort(reply->workers, reply->n_workers, sizeof *reply->workers, by_name);
-    if (ctl_is_json(c)) {
-        struct json *items = json_new_array();
-        for (size_t i = 0; i < reply->n_workers; i++)
-            json_push(items, ctl_json_worker(reply->workers[i]));
-        ctl_json_list(c, "WorkerList", reply->seq, false, items);
-    } else if (c->format == CTL_NAME) {
-        for (size_t i = 0; i < reply->n_workers; i++)
-            printf("%s\n", reply->workers[i]->name);
-    } else {
-        show_table(c, reply->workers, reply->n_workers);
-        if (!reply->n_workers)
-            ctl_hint(c, "no worker has come yet: ballast-worker --config FILE");
-    }
-    return CTL_OK;
+    struct list_query *q = xcalloc(1, sizeof *q);
+    int rc = list_begin(c, &ctl_worker_list, q); /* mistakes are told before anything is asked */
+    list_fini(q);
+    free(q);
+    if (rc == CTL_OK)
+        rc = ctl_fleet(c, &reply);
+    return rc == CTL_OK ? show_workers(c, reply->workers, reply->n_workers, reply->seq, true)
+                        : rc;
 }
 
 static void show_throttling(uint64_t bits)
@@ -181,7 +188,7 @@ int ctl_worker_show(struct ctl *c)
 {
     const Ballast__WorkerListReply *reply;
     const Ballast__Worker *found = NULL;
-    int rc = list(c, &reply);
+    int rc = ctl_fleet(c, &reply);
     if (rc != CTL_OK)
         return rc;
     for (size_t i = 0; i < reply->n_workers; i++)
@@ -199,33 +206,99 @@ int ctl_worker_show(struct ctl *c)
     return CTL_OK;
 }
 
-static int act(struct ctl *c, Ballast__Method method)
+struct names {
+    char **names; /* in the arena of the call */
+    size_t n;
+};
+
+static void push(struct names *l, char *name)
 {
-    Ballast__WorkerDrainRequest request = BALLAST__WORKER_DRAIN_REQUEST__INIT;
-    const ProtobufCMessage *message;
-    request.name = c->args[0];
-    request.reason = c->reason ? (char *)c->reason : request.reason;
-    int rc = ctl_call(c, method, &request.base, &message);
-    if (rc != CTL_OK)
-        return rc;
-    const Ballast__WorkerReply *reply = (const Ballast__WorkerReply *)message;
-    if (!reply->worker)
-        return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no worker");
-    if (ctl_is_json(c))
-        ctl_json_one(c, "Worker", reply->seq, ctl_json_worker(reply->worker));
-    else if (c->format == CTL_NAME)
-        printf("%s\n", reply->worker->name);
-    else
-        show_table(c, &(Ballast__Worker *){reply->worker}, 1);
-    return CTL_OK;
+    l->names = xrealloc(l->names, (l->n + 1) * sizeof *l->names);
+    l->names[l->n++] = name;
+}
+
+/* The workers of a node; NULL for the fleet: name is a worker's. */
+static int add_named(struct ctl *c, const Ballast__WorkerListReply *fleet, char *name,
+                     struct names *out)
+{
+    size_t before = out->n;
+    if (!fleet)
+        push(out, name);
+    for (size_t i = 0; fleet && i < fleet->n_workers; i++)
+        if (!strcmp(fleet->workers[i]->node, name))
+            push(out, fleet->workers[i]->name);
+    return out->n > before ? CTL_OK
+                           : ctl_fail(c, CTL_NOT_FOUND, "there is no node '%s'; ballast nodes "
+                                      "lists them", name);
+}
+
+/* The workers that the arguments name, as lists of their names or of those of nodes. */
+static int named_workers(struct ctl *c, bool of_nodes, struct names *out)
+{
+    const Ballast__WorkerListReply *fleet = NULL;
+    int rc = CTL_OK;
+    for (size_t i = 0; i < c->n_args && rc == CTL_OK; i++) {
+        struct err err;
+        char **names;
+        size_t n;
+        if (hostlist_expand(&c->arena, c->args[i], &names, &n, &err) < 0)
+            return ctl_fail(c, CTL_USAGE, "%s", err.text);
+        if (of_nodes && !fleet)
+            rc = ctl_fleet(c, &fleet);
+        for (size_t k = 0; k < n && rc == CTL_OK; k++)
+            rc = add_named(c, fleet, names[k], out);
+    }
+    return rc;
+}
+
+/* Each in turn; one that is refused does not keep the others from it. */
+static int act(struct ctl *c, Ballast__Method method, bool of_nodes)
+{
+    struct names names = {0};
+    size_t n_done = 0;
+    uint64_t seq = 0;
+    int rc = named_workers(c, of_nodes, &names), named = rc;
+    Ballast__Worker **done = xcalloc(names.n + 1, sizeof *done);
+    for (size_t i = 0; named == CTL_OK && rc != CTL_UNREACHABLE && i < names.n; i++) {
+        Ballast__WorkerDrainRequest request = BALLAST__WORKER_DRAIN_REQUEST__INIT;
+        const ProtobufCMessage *message;
+        request.name = names.names[i];
+        request.reason = c->reason ? (char *)c->reason : request.reason;
+        int code = ctl_call(c, method, &request.base, &message);
+        const Ballast__WorkerReply *reply = (const Ballast__WorkerReply *)message;
+        if (code == CTL_OK && !reply->worker)
+            code = ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no worker");
+        if (code == CTL_OK) {
+            done[n_done++] = reply->worker;
+            seq = reply->seq;
+        }
+        rc = rc == CTL_OK ? code : rc;
+    }
+    if (names.n == 1 && n_done == 1)
+        rc = list_show_one(c, &ctl_worker_list, "Worker", done[0], seq);
+    else if (n_done)
+        show_workers(c, done, n_done, seq, false);
+    free(done);
+    free(names.names);
+    return rc;
+}
+
+int ctl_node_drain(struct ctl *c)
+{
+    return act(c, BALLAST__METHOD__METHOD_WORKER_DRAIN, true);
+}
+
+int ctl_node_resume(struct ctl *c)
+{
+    return act(c, BALLAST__METHOD__METHOD_WORKER_RESUME, true);
 }
 
 int ctl_worker_drain(struct ctl *c)
 {
-    return act(c, BALLAST__METHOD__METHOD_WORKER_DRAIN);
+    return act(c, BALLAST__METHOD__METHOD_WORKER_DRAIN, false);
 }
 
 int ctl_worker_resume(struct ctl *c)
 {
-    return act(c, BALLAST__METHOD__METHOD_WORKER_RESUME);
+    return act(c, BALLAST__METHOD__METHOD_WORKER_RESUME, false);
 }

@@ -36,6 +36,8 @@ static struct fake {
     struct answer answers[METHODS];
     unsigned  n_requests[METHODS], n_all;
     unsigned  n_to_drop; /* requests that get no answer */
+    uint8_t   asked[METHODS][2048]; /* the payload of the last request */
+    size_t    n_asked[METHODS];
     uint8_t   keys[8][IDEMPOTENCY_KEY_BYTES];
     unsigned  n_keys;
     struct link *link;
@@ -83,6 +85,8 @@ static inline void on_message(void *context, link_peer peer, const struct link_f
     pthread_mutex_lock(&fake.lock);
     if (e->method < METHODS) {
         fake.n_requests[e->method]++;
+        fake.n_asked[e->method] = frames[1].n_bytes < 2048 ? frames[1].n_bytes : 0;
+        memcpy(fake.asked[e->method], frames[1].bytes, fake.n_asked[e->method]);
         fake.n_all++;
         if (e->idempotency_key.len == IDEMPOTENCY_KEY_BYTES && fake.n_keys < 8)
             memcpy(fake.keys[fake.n_keys++], e->idempotency_key.data, IDEMPOTENCY_KEY_BYTES);
@@ -175,6 +179,18 @@ static inline unsigned n_requests(Ballast__Method method)
     unsigned n = fake.n_requests[method];
     pthread_mutex_unlock(&fake.lock);
     return n;
+}
+
+/* Ended with protobuf_c_message_free_unpacked. */
+static inline ProtobufCMessage *last_request(Ballast__Method method,
+                                             const ProtobufCMessageDescriptor *type)
+{
+    pthread_mutex_lock(&fake.lock);
+    ProtobufCMessage *m = protobuf_c_message_unpack(type, NULL, fake.n_asked[method],
+                                                    fake.asked[method]);
+    pthread_mutex_unlock(&fake.lock);
+    assert_non_null(m);
+    return m;
 }
 
 static inline unsigned n_all_requests(void)

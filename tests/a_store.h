@@ -128,7 +128,8 @@ static inline void say_assigned(struct story *s, uint64_t job, uint32_t attempt)
     r->assigned->n_workers = 2;
 }
 
-static inline void say_state(struct story *s, uint64_t job, Ballast__JobState state, const char *reason)
+static inline void say_state(struct story *s, uint64_t job, Ballast__JobState state,
+                             const char *reason)
 {
     Ballast__Record *r = say(s, job, "");
     r->what_case = BALLAST__RECORD__WHAT_STATE;

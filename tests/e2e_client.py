@@ -41,6 +41,31 @@ def every_command_in_json(c, job):
     expect(json.loads(lost.stderr)["code"] == "NOT_FOUND", f"an error in JSON: {lost.stderr}")
 
 
+def lists_as_asked(c, job):
+    """Conditions, orders and counts, which the coordinator's databases know."""
+    def names(*args):
+        return c.ok(*args, "-o", "name").split()
+    expect(names("jobs") == [] and names("jobs", "-a") == [job], "jobs, live and all")
+    expect(names("jobs", "-a", "-f", "state=DONE,FAILED", "--sort", "-end", "--me") == [job],
+           "by state and user")
+    expect(names("jobs", "-a", "-f", "state=FAILED") == [], "no job has failed")
+    expect(names("jobs", "--since", "1h") == [job] and names("jobs", "--since", "0.01s") == [],
+           "since a time")
+    expect(names("workers", "--sort", "-name", "-f", "state=IDLE") == ["w1", "w0"], "workers")
+    expect(c.ok("nodes", "-s", "--no-header").split() == ["IDLE", "1", "0/2/0/2", "here"],
+           f"nodes: {c.ok('nodes', '-s')}")
+    kinds = [e["kind"] for e in c.json("events", "--filter", "kind=JOB_DONE,JOB_ASSIGNED")["items"]]
+    expect(kinds == ["JOB_ASSIGNED", "JOB_DONE"], f"events by kind: {kinds}")
+    last = c.json("events", "--job", job, "-c", 1, "--since", "1h")
+    expect(last["items"][0]["kind"] == "JOB_DONE" and last["meta"]["truncated"], f"events: {last}")
+    expect(names("metrics", job, "--sort", "-step", "-c", 2) == ["20", "19"], "steps in order")
+    expect(names("metrics", job, "--since", "0.01s") == [], "no step is that new")
+    expect(names("metrics", job, "--filter", "step<=2") == ["1", "2"], "the first steps")
+    expect(names("rebalance", "history", job, "-f", "state=ENDED,DONE", "-q") is not None, "plans")
+    offered = c.ok("__complete", "job", "show", "").splitlines()
+    expect(offered == [f"{job}\ttiny, DONE"], f"completed: {offered}")
+
+
 def follow_on_a_terminal(c):
     """A line that is redrawn, and the exit code of the job."""
     mine, theirs = pty.openpty()
@@ -77,8 +102,10 @@ def outages_are_waited_out(c, job):
     """A stream and a wait live through a restart of the coordinator; no step is missing."""
     stream = start(c, "metrics", job, "-f", "--json", stdout=subprocess.PIPE,
                    stderr=subprocess.PIPE)
-    waiting = start(c, "wait", job, "--timeout", 60, stdout=subprocess.PIPE,
+    waiting = start(c, "wait", job, "--timeout", 60 * PATIENCE, stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE)
+    events = start(c, "events", "-f", "--filter", "kind=JOB_CANCELLED", "--json",
+                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     steps = [json.loads(stream.stdout.readline())["step"] for _ in range(5)]
     c.kill("coordinator")
     time.sleep(1)
@@ -98,6 +125,11 @@ def outages_are_waited_out(c, job):
     expect("reconnecting" in err, f"the outage was not told: {err}")
     waiting.communicate(timeout=30)
     expect(waiting.returncode == 1, f"wait for a cancelled job: exit {waiting.returncode}")
+    seen = json.loads(events.stdout.readline())
+    expect((seen["job"], seen["kind"]) == (job, "JOB_CANCELLED"), f"of what comes: {seen}")
+    events.send_signal(signal.SIGINT)
+    _, err = events.communicate(timeout=30)
+    expect(events.returncode == 130 and "detached" in err, f"{events.returncode}: {err}")
 
 
 def a_full_disk_is_told(c):
@@ -136,6 +168,7 @@ def story():
         job = re.search(r"\d+", c.ok("submit", c.job(steps=20, workers=2, fsdp=2, ep=2),
                                      "--wait")).group(0)
         every_command_in_json(c, job)
+        lists_as_asked(c, job)
         a_plan_is_near_the_truth(c, job)
         a_line_without_end_is_refused(c)
         a_full_disk_is_told(c)

@@ -92,6 +92,8 @@ static void every_command_has_help(void **state)
         "wait", "logs", "events", "metrics", "workers", "worker drain", "worker resume", "ping",
         "doctor", "version", "experts", "placement", "rebalance plan", "rebalance apply",
         "rebalance history", "rebalance auto", "db query", "db backup", "top", "balance",
+        "queue", "cancel", "nodes", "node drain", "node resume", "config show", "config contexts",
+        "completion",
     };
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         char *line = xasprintf("%s --help", commands[i]);
@@ -122,7 +124,8 @@ static void mistakes_on_the_command_line_are_one_line(void **state)
         {"db", "'db' alone is not a command; what follows it is one of query, backup"},
         {"jobs --jsn", "unknown option '--jsn'; did you mean '--json'?"},
         {"jobs --plot", "--plot does not belong to 'jobs'"},
-        {"jobs -o xml", "--output: 'xml' is not one of wide, json, yaml, name"},
+        {"jobs -o xml", "--output: 'xml' is not a column of jobs; expected wide, json, yaml, "
+                        "name, or of these: jobid, "},
         {"job show", "missing arguments; usage: ballast job show ID"},
         {"job show 1 2", "too many arguments"},
         {"job show seven", "'seven' is not a job id"},
@@ -200,7 +203,7 @@ static void jobs_are_listed_in_every_form(void **state)
     will_say(BALLAST__METHOD__METHOD_JOB_LIST, &reply.base);
     check("jobs", 0, "JOBID  NAME  USER  ST  WORKERS  STEP", "");
     check("jobs", 0, "    7  tiny  ada   R         2   1/2  2.5000", "");
-    check("jobs", 0, "needs 2 workers, 1 free\n", "");
+    check("jobs", 0, "(needs 2 workers, 1 free)\n", "");
     check("jobs -o wide --no-header", 0, "2025-11-29T13:49:53.123Z", "");
     check("jobs -o name", 0, "7\n8\n", "");
     check("jobs -o yaml", 0, "    state: \"QUEUED\"\n", "");

@@ -253,7 +253,7 @@ static void evenness_over_time(void **state)
     check("experts 7 --history", 0, NULL, "router: bias quantile, auxiliary");
     experts.truncated = true;
     check("experts 7 --history -c 2", 0, NULL, "older windows are left out");
-    check("experts 7 --plot", 2, "", "--plot and --count go with --history");
+    check("experts 7 --plot", 2, "", "--plot goes with --history");
     experts.windows[1]->n_devices = 1;
     check("experts 7 --history", 9, "", "not whole");
     experts.n_windows = 0;
@@ -460,7 +460,7 @@ static void one_page_for_a_pipe(void **state)
     check("top", 0, "Resources: needs 4 workers", "");
     check("top", 0, "13:49:53      1 PLACEMENT           placement 2: 12 moves", "");
     check("top", 0, "w3               BUSY", "");
-    check("top --json", 2, "", "top has no JSON");
+    check("top --json", 2, "", "--json does not belong to 'top'");
     struct result r = run("top --once");
     assert_null(strchr(r.out, 27)); /* no escape sequences in a pipe */
     assert_null(strstr(r.out, "JOB_RUNNING"));

@@ -1,0 +1,114 @@
+/* ctl_help.c - --help of the program and of its commands, from the tables */
+#include "coordinator/ctl_list.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/ctl_help.h"
+
+const char ctl_help_intro[] =
+    "Speaks to ballast-coordinator: submits jobs and shows what becomes of them.";
+
+const char ctl_help_address[] =
+    "The address is --address, else that of --context, else BALLAST_ADDRESS, else that of\n"
+    "BALLAST_CONTEXT or of `context` in ~/.config/ballast/config.yaml, else `address` there, else\n"
+    "the local socket; --key, --coordinator-key and the user of lists (BALLAST_USER) likewise.\n"
+    "A context is a file ~/.config/ballast/contexts/NAME.yaml with those keys.\n";
+
+const char ctl_help_codes[] =
+    "0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 conflict, 6 limits,\n"
+    "7 unreachable, 8 outcome unknown, 9 other version, 10 (rebalance plan) something\n"
+    "to do, 124 wait timed out, 128+n signal.\n";
+
+const char ctl_help_examples[] =
+    "  ballast doctor                         what is up and what to type next\n"
+    "  ballast submit job.yaml --follow       a job, with live progress\n"
+    "  ballast jobs                           what runs, what waits and why\n"
+    "  ballast jobs -a --since 2d --sort -time -o jobid,name,time\n"
+    "  ballast COMMAND --help                 more about a command\n"
+    "  source <(ballast completion bash)      Tab completes commands, options, ids and names\n";
+
+void ctl_option_text(const struct ctl_command *command, const struct ctl_option *o, char out[64])
+{
+    bool has_short = o->short_form && ctl_option_of_short(command, o->short_form) == o;
+    snprintf(out, 64, "%c%c%s --%s%s%s", has_short ? '-' : ' ',
+             has_short ? o->short_form : ' ', has_short ? "," : " ", o->name,
+             o->arg ? " " : "", o->arg ? o->arg : "");
+}
+
+bool ctl_option_is_shown(const struct ctl_command *command, const struct ctl_option *o)
+{
+    bool is_own = o->group == OPTION_OWN || o->group == OPTION_OUTPUT;
+    return command ? is_own && ctl_command_takes(command, o)
+                   : o->group == OPTION_COMMON || o->group == OPTION_REMOTE;
+}
+
+/* Those of a command; NULL: those of all, or of all that speak to a coordinator. */
+static void print_options(FILE *out, const struct ctl_command *command, bool with_remote)
+{
+    for (size_t i = 0; i < ctl_n_options; i++) {
+        const struct ctl_option *o = &ctl_options[i];
+        char left[64];
+        if (!ctl_option_is_shown(command, o) || (o->group == OPTION_REMOTE && !with_remote))
+            continue;
+        ctl_option_text(command, o, left);
+        fprintf(out, "  %-28s %s\n", left, o->help);
+    }
+}
+
+void ctl_print_usage(FILE *out)
+{
+    fprintf(out, "Usage: ballast COMMAND [ARGUMENT]... [OPTION]...\n\n%s\n\nCommands:\n",
+            ctl_help_intro);
+    for (size_t i = 0; i < ctl_n_commands; i++) {
+        char left[64];
+        snprintf(left, sizeof left, "%s %s", ctl_commands[i].name, ctl_commands[i].args);
+        fprintf(out, "  %-28s %s\n", left, ctl_commands[i].summary);
+    }
+    fprintf(out, "\nOptions of every command, or of every one that speaks to a coordinator:\n");
+    print_options(out, NULL, true);
+    fprintf(out, "\nExamples:\n%s\n%sExit codes: %s", ctl_help_examples, ctl_help_address,
+            ctl_help_codes);
+}
+
+char *ctl_forms_text(const struct ctl_command *command)
+{
+    static const char *const words[] = {[CTL_WIDE] = "wide", [CTL_JSON] = "json",
+                                        [CTL_YAML] = "yaml", [CTL_NAME] = "name",
+                                        [CTL_COLUMNS] = "COLUMN[,COLUMN]..."};
+    char *text = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&text, &n);
+    if (!out)
+        abort();
+    for (int i = CTL_WIDE; i <= CTL_COLUMNS; i++)
+        if (command->forms >> i & 1)
+            fprintf(out, "%s%s", n || ftell(out) ? ", " : "one of ", words[i]);
+    fclose(out);
+    return text;
+}
+
+void ctl_forms_help(FILE *out, const struct ctl_command *command)
+{
+    if (!command->forms)
+        return;
+    char *forms = ctl_forms_text(command);
+    fprintf(out, "-o takes %s.\n", forms);
+    free(forms);
+    if (!command->list)
+        return;
+    char *names = list_column_names(command->list);
+    fprintf(out, "Columns, for --sort and --filter too: %s.\n", names);
+    free(names);
+}
+
+void ctl_print_help(FILE *out, const struct ctl_command *command)
+{
+    fprintf(out, "Usage: ballast %s%s%s [OPTION]...\n\n%s\n\n%s\nOptions:\n", command->name,
+            *command->args ? " " : "", command->args, command->summary, command->details);
+    print_options(out, command, false);
+    print_options(out, NULL, strchr(command->options, '@') != NULL);
+    if (command->forms)
+        fputc('\n', out);
+    ctl_forms_help(out, command);
+}
