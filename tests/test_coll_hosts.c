@@ -199,6 +199,52 @@ static void move_much(struct rank *r, struct coll *c)
     free(in);
 }
 
+/* Several at once, larger than what waits unasked for; a call of all comes before any finish. */
+static void move_beside(struct rank *r, struct coll *c)
+{
+    enum { ROW = 4096, ROWS = 512, CALLS = 3 };
+    const struct coll_group *g = &c->world_group;
+    const size_t n_bytes = (size_t)g->n_ranks * ROWS * ROW;
+    int64_t rows[WORLD_MAX];
+    uint8_t *out[CALLS], *in[CALLS];
+    coll_ticket tickets[CALLS];
+    for (uint32_t m = 0; m < g->n_ranks; m++)
+        rows[m] = ROWS;
+    for (uint32_t k = 0; k < CALLS; k++) {
+        out[k] = c->ops->alloc(c, n_bytes);
+        in[k] = c->ops->alloc(c, n_bytes);
+        for (uint32_t m = 0; m < g->n_ranks; m++)
+            memset(out[k] + (size_t)m * ROWS * ROW, (int)(c->rank * 31 + m * 7 + k), ROWS * ROW);
+        CHECK(r, c->ops->start_all_to_all_rows(c, g, out[k], rows, in[k], rows, ROW, &tickets[k],
+                                               &r->err) == 0);
+        CHECK(r, tickets[k] != 0); /* it travels meanwhile */
+    }
+    CHECK(r, c->ops->barrier(c, g, &r->err) == 0);
+    for (uint32_t i = 0; i < CALLS; i++) {
+        uint32_t k = (c->rank + i) % CALLS; /* everybody in his own order */
+        CHECK(r, c->ops->finish(c, tickets[k], &r->err) == 0);
+        for (size_t at = 0; at < n_bytes; at += ROW / 2) {
+            uint32_t m = (uint32_t)(at / (ROWS * ROW));
+            CHECK(r, in[k][at] == (uint8_t)(m * 31 + c->rank * 7 + k));
+        }
+    }
+    for (uint32_t k = 0; k < CALLS; k++) {
+        CHECK(r, c->ops->reclaim(c, tickets[k], &r->err) == 0);
+        memset(out[k], 0, n_bytes);
+    }
+    CHECK(r, c->ops->barrier(c, g, &r->err) == 0);
+}
+
+static void rows_travel_while_a_rank_computes(void **state)
+{
+    struct rank ranks[WORLD_MAX];
+    (void)state;
+    for (size_t p = 2; p <= 4; p++) {
+        run_ranks(ranks, p, move_beside, 60 * NS_PER_S);
+        all_are_well(ranks, p);
+    }
+}
+
 static void what_is_large_comes_in_pieces(void **state)
 {
     struct rank ranks[WORLD_MAX];
@@ -639,6 +685,7 @@ int main(void)
         cmocka_unit_test_prestate(any_group_and_size_gives_the_plain_sum, &yes),
         cmocka_unit_test(what_was_started_ends_in_any_order),
         cmocka_unit_test(what_is_large_comes_in_pieces),
+        cmocka_unit_test(rows_travel_while_a_rank_computes),
         cmocka_unit_test(bf16_is_rounded_once),
         cmocka_unit_test(a_member_that_stays_away_is_named),
         cmocka_unit_test(members_that_disagree_are_told),

@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "common/mem.h"
 #include "common/progress.h"
+#include "kernels/spans.h"
 
 /* ---- the recorder --------------------------------------------------------------------------- */
 
@@ -52,26 +53,42 @@ void call_note_left(struct host *h, uint32_t note)
         atomic_store_explicit(&rec->left_ns, clock_now_ns(), memory_order_relaxed);
 }
 
+bool call_note_back(struct host *h, uint32_t note)
+{
+    struct shm_record *rec = record_of(h, note);
+    if (!rec)
+        return false;
+    atomic_store_explicit(&rec->is_ahead, 0, memory_order_relaxed);
+    atomic_store_explicit(&rec->left_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&shm_rank_of(&h->shm, h->coll.rank)->at, note + 1, memory_order_release);
+    return true;
+}
+
 /* The rank waits in a call that it has started before. */
 static void note_return(struct call *c)
 {
     struct shm_call *mine = &shm_rank_of(&c->h->shm, c->h->coll.rank)->calls[c->g.id][c->meeting];
-    struct shm_record *rec = record_of(c->h, c->note);
-    if (!rec) {
+    if (!call_note_back(c->h, c->note))
         c->note = record(c->h, &c->g, mine->op, c->number, c->layer, mine->n);
-        return;
-    }
-    atomic_store_explicit(&rec->is_ahead, 0, memory_order_relaxed);
-    atomic_store_explicit(&rec->left_ns, 0, memory_order_relaxed);
-    atomic_store_explicit(&shm_rank_of(&c->h->shm, c->h->coll.rank)->at, c->note + 1,
-                          memory_order_release);
 }
 
-static void note_ahead(struct call *c)
+void call_note_ahead(struct host *h, uint32_t note)
 {
-    struct shm_record *rec = record_of(c->h, c->note);
+    struct shm_record *rec = record_of(h, note);
     if (rec)
         atomic_store_explicit(&rec->is_ahead, 1, memory_order_relaxed);
+}
+
+void call_note_hidden(struct host *h, uint32_t phase, int32_t layer, uint64_t begin_ns,
+                      uint64_t arrived_ns, uint64_t finish_ns)
+{
+    uint64_t end = arrived_ns < finish_ns ? arrived_ns : finish_ns;
+    uint64_t begin = begin_ns > h->hidden_until_ns ? begin_ns : h->hidden_until_ns;
+    if (end <= begin || h->coll.is_at_once || h->coll.is_blocking)
+        return;
+    h->hidden_until_ns = end;
+    if (h->coll.dev)
+        spans_beside(h->coll.dev, phase, layer, begin, end);
 }
 
 /* ---- inputs --------------------------------------------------------------------------------- */
@@ -189,7 +206,7 @@ int call_start(struct host *h, const struct coll_group *g, const struct call_wha
         (rc = show(&c, what, err)) < 0)
         return rc;
     shm_count_up(&c.counts->arrived, c.target);
-    note_ahead(&c);
+    call_note_ahead(h, c.note);
     *out = c;
     return 0;
 }

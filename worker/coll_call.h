@@ -85,6 +85,14 @@ static inline uint32_t call_word(enum elem_type type, enum coll_op op)
  * thread, ends may be noted by another. */
 uint32_t call_note(struct host *h, const struct coll_group *g, enum shm_op op, uint64_t n);
 void call_note_left(struct host *h, uint32_t note);
+/* The rank computes while what it has started goes on; and waits in it again. False: the recorder
+ * has forgotten it. */
+void call_note_ahead(struct host *h, uint32_t note);
+bool call_note_back(struct host *h, uint32_t note);
+/* Others were waited for from begin on while this rank computed, until they had arrived or it
+ * waited, too; what calls that were open together waited for counts once. */
+void call_note_hidden(struct host *h, uint32_t phase, int32_t layer, uint64_t begin_ns,
+                      uint64_t arrived_ns, uint64_t finish_ns);
 
 /* What is called; n, n_blocks and word must be the same on all members. */
 struct call_what {

@@ -15,7 +15,6 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
-#include "kernels/spans.h"
 #include "worker/coll_copy.h"
 #include "worker/coll_fold.h"
 #include "worker/coll_meet.h"
@@ -46,32 +45,21 @@ static int start(struct host *h, const struct coll_group *g, const struct call_w
     return 0;
 }
 
-/* Others were waited for while this rank computed; what calls that were open together waited for
- * counts once. */
-static void note_hidden(struct host *h, const struct open_call *o, uint64_t finish_ns)
-{
-    uint64_t end = call_arrived_ns(&o->call), begin = o->call.started_ns;
-    end = end < finish_ns ? end : finish_ns;
-    begin = begin > h->hidden_until_ns ? begin : h->hidden_until_ns;
-    if (end <= begin || h->coll.is_at_once || h->coll.is_blocking)
-        return;
-    h->hidden_until_ns = end;
-    if (h->coll.dev)
-        spans_beside(h->coll.dev, o->hidden, o->call.layer, begin, end);
-}
-
 static int host_finish(struct coll *c, coll_ticket ticket, struct err *err)
 {
     struct host *h = host_of(c);
     if (ticket == 0)
         return 0;
+    if (span_has(ticket))
+        return span_finish(h, ticket, err);
     struct open_call *o = open_of(h, ticket);
     assert(o->call.at == ticket >> 8 && !o->is_over);
     uint64_t began_ns = clock_now_ns();
     int rc = call_wait(&o->call, err);
     if (rc < 0)
         return rc;
-    note_hidden(h, o, began_ns);
+    call_note_hidden(h, o->hidden, o->call.layer, o->call.started_ns, call_arrived_ns(&o->call),
+                     began_ns);
     rc = o->take(o, err);
     o->is_over = true;
     call_done(&o->call);
@@ -82,6 +70,8 @@ static int host_finish(struct coll *c, coll_ticket ticket, struct err *err)
 static int host_reclaim(struct coll *c, coll_ticket ticket, struct err *err)
 {
     struct host *h = host_of(c);
+    if (span_has(ticket))
+        return span_reclaim(h, ticket, err);
     struct open_call *o = ticket == 0 ? NULL : open_of(h, ticket);
     if (!o || o->call.at != ticket >> 8)
         return 0;
@@ -206,9 +196,10 @@ static int host_start_all_to_all_rows(struct coll *coll, const struct coll_group
 {
     struct host *h = host_of(coll);
     *out_ticket = 0;
+    if (span_crosses(h, g) && host_reaches_tensors(h))
+        return span_start_rows(h, g, send, send_rows, recv, recv_rows, row_bytes, out_ticket, err);
     if (span_crosses(h, g))
-        return (host_reaches_tensors(h) ? span_rows : span_down_rows)(h, g, send, send_rows, recv,
-                                                                      recv_rows, row_bytes, err);
+        return span_down_rows(h, g, send, send_rows, recv, recv_rows, row_bytes, err);
     if (!host_reaches_tensors(h))
         return stage_all_to_all_rows(h, g, send, send_rows, recv, recv_rows, row_bytes, err);
     const struct call_what what = {

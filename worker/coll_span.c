@@ -69,6 +69,7 @@ void span_close(struct host *h)
     for (uint32_t i = 0; i < COLL_GROUPS_MAX; i++)
         group_fini(&h->span->groups[i]);
     free(h->span->hosts);
+    free(h->span->open);
     free(h->span);
     h->span = NULL;
 }
@@ -230,7 +231,7 @@ uint64_t span_tag(const struct span_call *c, uint32_t slot)
     return (uint64_t)c->g->id << 56 | (uint64_t)c->h->numbers[c->g->id] << 24 | slot;
 }
 
-int span_wait(struct span_call *c, struct wire_ticket *t, struct err *err)
+int span_wait(const struct span_call *c, struct wire_ticket *t, struct err *err)
 {
     struct shm *s = &c->h->shm;
     struct shm_patience patience = {.looked_ns = clock_now_ns()};
@@ -440,6 +441,13 @@ int span_enter(struct host *h, const struct coll_group *g, enum shm_op op, uint3
     return agree_on(c, true, err);
 }
 
+void span_note_far_left(const struct span_call *c)
+{
+    for (uint32_t i = 0; c->s->me_here == 0 && i < c->g->n_ranks; i++)
+        if (c->s->host[i] != c->s->my_host)
+            shm_note_far_left(&c->h->shm, c->g->ranks[i]);
+}
+
 int span_leave(struct span_call *c, struct err *err)
 {
     int rc = span_wait(c, &c->ticket, err);
@@ -448,8 +456,6 @@ int span_leave(struct span_call *c, struct err *err)
     if (rc < 0)
         return rc;
     call_note_left(c->h, c->note);
-    for (uint32_t i = 0; c->s->me_here == 0 && i < c->g->n_ranks; i++)
-        if (c->s->host[i] != c->s->my_host)
-            shm_note_far_left(&c->h->shm, c->g->ranks[i]);
+    span_note_far_left(c);
     return 0;
 }

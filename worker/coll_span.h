@@ -15,8 +15,11 @@
  *                   its last member rounds it. In pieces, which different members of a run take in
  *                   turns: all of them work, all links at once.
  *
- * A call does everything at once: what is started has ticket 0. After a failure the wire is
- * stopped, so no memory of the caller's is touched any more. */
+ * Rows travel between start and finish: at start the members agree and hand the wire what it is to
+ * send and to receive, and those of a host copy from each other. The other calls do everything at
+ * once, and what is started of them has ticket 0: a window waits for who copies from it, a sum for
+ * who adds. After a failure the wire is stopped, so no memory of the caller's is touched any
+ * more. */
 #ifndef WORKER_COLL_SPAN_H
 #define WORKER_COLL_SPAN_H
 
@@ -42,10 +45,15 @@ struct span_group {
     uint8_t  *words;             /* what a leader sends */
 };
 
+/* Of a group what was started, by its number, until another call has its place. */
+struct span_open;
+
 struct span_state {
     struct wire *wire;
     uint32_t    *hosts; /* (world) */
     struct span_group groups[COLL_GROUPS_MAX];
+    struct span_open *open; /* (COLL_GROUPS_MAX, COLL_OPEN_MAX) */
+    uint32_t n_started[COLL_GROUPS_MAX];
     uint8_t *copy, *stage, *down; /* in my arena: input, windows, tensors of a device */
     size_t   copy_bytes, stage_bytes, down_bytes;
 };
@@ -74,11 +82,13 @@ int span_enter(struct host *h, const struct coll_group *g, enum shm_op op, uint3
                const int64_t *send_rows, struct span_call *out, struct err *err);
 /* When all that was posted is done and no member here reads my input any more. */
 int span_leave(struct span_call *c, struct err *err);
+/* A leader notes that the members elsewhere have done theirs. */
+void span_note_far_left(const struct span_call *c);
 /* Ends the wire's traffic if rc is a failure; returns rc. */
 int span_end(struct host *h, int rc);
 
 /* Until nothing of t is open. */
-int span_wait(struct span_call *c, struct wire_ticket *t, struct err *err);
+int span_wait(const struct span_call *c, struct wire_ticket *t, struct err *err);
 uint64_t span_tag(const struct span_call *c, uint32_t slot);
 /* Slots below are taken. */
 #define SPAN_SLOTS 8u
@@ -97,12 +107,25 @@ uint8_t *span_room(struct host *h, uint8_t **io_room, size_t *io_bytes, size_t n
 int span_barrier(struct host *h, const struct coll_group *g, struct err *err);
 int span_gather(struct host *h, const struct coll_group *g, enum shm_op op, size_t width,
                 const void *in, size_t n, size_t n_blocks, void *out, struct err *err);
-int span_rows(struct host *h, const struct coll_group *g, const void *send,
-              const int64_t *send_rows, void *recv, const int64_t *recv_rows, size_t row_bytes,
-              struct err *err);
 /* Enters, compares rows if there are some, and leaves: of a call that travels another way. */
 int span_agree(struct host *h, const struct coll_group *g, const struct call_what *what,
                const int64_t *recv_rows, struct err *err);
+
+/* ---- coll_span_rows.c: what is started and finished later; all of that is rows --------------- */
+
+/* Whether a ticket is of a call that crosses. */
+static inline bool span_has(coll_ticket ticket)
+{
+    return ticket & 0x80;
+}
+
+int span_start_rows(struct host *h, const struct coll_group *g, const void *send,
+                    const int64_t *send_rows, void *recv, const int64_t *recv_rows,
+                    size_t row_bytes, coll_ticket *out_ticket, struct err *err);
+int span_finish(struct host *h, coll_ticket ticket, struct err *err);
+int span_reclaim(struct host *h, coll_ticket ticket, struct err *err);
+/* -EPROTO where a member does not send as many as are expected. */
+int span_check_rows(struct span_call *c, const int64_t *recv_rows, struct err *err);
 
 /* ---- coll_span_down.c: of tensors in memory of a device that the host cannot reach. They come
  * down whole and go up again: between hosts GPUs have NCCL ------------------------------------- */

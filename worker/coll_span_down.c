@@ -60,7 +60,10 @@ int span_down_rows(struct host *h, const struct coll_group *g, const void *send,
     if (!down)
         return -ENOMEM;
     bring_down(h, down, send, in_bytes);
-    int rc = span_rows(h, g, down, send_rows, up, recv_rows, row_bytes, err);
+    coll_ticket ticket = 0;
+    int rc = span_start_rows(h, g, down, send_rows, up, recv_rows, row_bytes, &ticket, err);
+    if (rc == 0 && ticket != 0 && (rc = span_finish(h, ticket, err)) == 0)
+        rc = span_reclaim(h, ticket, err);
     return take_up(h, recv, up, out_bytes, rc);
 }
 

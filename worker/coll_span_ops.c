@@ -1,4 +1,4 @@
-/* coll_span_ops.c - what moves between hosts: inputs to all, rows to one */
+/* coll_span_ops.c - inputs of all to all hosts, and calls that move nothing */
 #include <errno.h>
 #include <string.h>
 
@@ -173,75 +173,7 @@ int span_gather(struct host *h, const struct coll_group *g, enum shm_op op, size
     return span_end(h, rc == 0 ? span_leave(&x.c, err) : rc);
 }
 
-/* ---- rows to one ----------------------------------------------------------------------------- */
-
-static int check_rows(struct span_call *c, const int64_t *recv_rows, struct err *err)
-{
-    for (uint32_t i = 0; i < c->g->n_ranks; i++) {
-        int64_t n = span_rows_of(c, i, c->g->me);
-        if (n == recv_rows[i])
-            continue;
-        shm_abort(&c->h->shm, "all_to_all %u: rank %u sends %lld rows to rank %u, which expects "
-                  "%lld", c->h->numbers[c->g->id], c->g->ranks[i], (long long)n, c->h->coll.rank,
-                  (long long)recv_rows[i]);
-        shm_check(&c->h->shm, err);
-        return -EPROTO;
-    }
-    return 0;
-}
-
-static void post_rows(struct span_call *c, const uint8_t *send, const int64_t *send_rows,
-                      uint8_t *recv, const int64_t *recv_rows, size_t row_bytes)
-{
-    struct wire *w = c->h->span->wire;
-    for (uint32_t i = 0; i < c->g->n_ranks; i++) {
-        size_t n_out = (size_t)send_rows[i] * row_bytes, n_in = (size_t)recv_rows[i] * row_bytes;
-        bool is_far = c->s->host[i] != c->s->my_host;
-        if (is_far && n_in > 0)
-            wire_recv(w, c->g->ranks[i], span_tag(c, SPAN_SLOTS), recv, n_in, &c->ticket);
-        if (is_far && n_out > 0)
-            wire_send(w, c->g->ranks[i], span_tag(c, SPAN_SLOTS), send, n_out, &c->ticket);
-        send += n_out;
-        recv += n_in;
-    }
-    wire_go(w);
-}
-
-static void copy_rows(struct span_call *c, uint8_t *recv, const int64_t *recv_rows,
-                      size_t row_bytes)
-{
-    size_t all = 0;
-    for (uint32_t i = 0; i < c->g->n_ranks; i++)
-        all += (size_t)recv_rows[i] * row_bytes;
-    for (uint32_t i = 0; i < c->g->n_ranks; i++) {
-        size_t n = (size_t)recv_rows[i] * row_bytes, before = 0;
-        for (uint32_t j = 0; c->s->host[i] == c->s->my_host && j < c->g->me; j++)
-            before += (size_t)span_rows_of(c, i, j);
-        if (c->s->host[i] == c->s->my_host)
-            copy_piece(recv, span_input_of(c, i) + before * row_bytes, n, all);
-        recv += n;
-    }
-}
-
-int span_rows(struct host *h, const struct coll_group *g, const void *send,
-              const int64_t *send_rows, void *recv, const int64_t *recv_rows, size_t row_bytes,
-              struct err *err)
-{
-    struct span_call c;
-    size_t n_rows = 0;
-    for (uint32_t i = 0; i < g->n_ranks; i++)
-        n_rows += (size_t)send_rows[i];
-    int rc = span_enter(h, g, SHM_ALL_TO_ALL_ROWS, 0, send, n_rows * row_bytes, true, row_bytes, 1,
-                        send_rows, &c, err);
-    if (rc == 0)
-        rc = check_rows(&c, recv_rows, err);
-    if (rc == 0) {
-        post_rows(&c, c.shown, send_rows, recv, recv_rows, row_bytes);
-        copy_rows(&c, recv, recv_rows, row_bytes);
-        rc = span_leave(&c, err);
-    }
-    return span_end(h, rc);
-}
+/* ---- nothing --------------------------------------------------------------------------------- */
 
 int span_agree(struct host *h, const struct coll_group *g, const struct call_what *what,
                const int64_t *recv_rows, struct err *err)
@@ -250,6 +182,6 @@ int span_agree(struct host *h, const struct coll_group *g, const struct call_wha
     int rc = span_enter(h, g, what->op, what->word, NULL, 0, false, what->n, what->n_blocks,
                         what->send_rows, &c, err);
     if (rc == 0 && recv_rows)
-        rc = check_rows(&c, recv_rows, err);
+        rc = span_check_rows(&c, recv_rows, err);
     return span_end(h, rc == 0 ? span_leave(&c, err) : rc);
 }

@@ -23,6 +23,7 @@
 
 void wire_done(struct wire_ticket *t)
 {
+    atomic_store(&t->done_ns, clock_now_ns());
     if (atomic_fetch_sub(&t->n_open, 1) == 1)
         syscall(SYS_futex, &t->n_open, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }

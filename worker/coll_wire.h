@@ -68,6 +68,7 @@ void wire_join(struct wire *w, uint32_t rank, uint32_t world, const struct wire_
 struct wire_ticket {
     _Atomic uint32_t n_open;
     _Atomic uint32_t n_wrong; /* arrived in another size than expected */
+    _Atomic uint64_t done_ns; /* when one last was */
 };
 
 /* By one thread at a time. data is kept until the ticket is done. A message is met by tag, of which
