@@ -142,7 +142,10 @@ void text_shortest(double x, char out[NUMBER_TEXT_BYTES])
 {
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(out, NUMBER_TEXT_BYTES, "%.*g", digits, x);
-        if (strtod(out, NULL) == x)
-            break;
+        if (strtod(out, NULL) != x)
+            continue;
+        if (digits <= 15 && fabs(x) >= 1 && fabs(x) < 1e7) /* 700 rather than 7e+02 */
+            snprintf(out, NUMBER_TEXT_BYTES, "%.15g", x);
+        break;
     }
 }

@@ -83,10 +83,11 @@ static void add_dense(struct builder *b, struct outline_block *k, uint64_t width
             "feed_forward.gate_proj.weight|feed_forward.up_proj.weight|mlp.gate_up_proj.weight|"
             "feed_forward.w1.weight|feed_forward.w3.weight|residual_mlp.w1.weight|"
             "residual_mlp.w3.weight|mlps.0.gate_proj.weight|mlps.0.up_proj.weight|"
-            "mlps.1.gate_proj.weight|mlps.1.up_proj.weight",
+            "mlps.1.gate_proj.weight|mlps.1.up_proj.weight|block_sparse_moe.gate_proj.weight|"
+            "block_sparse_moe.up_proj.weight",
             "mlp.down_proj.weight|mixer.down_proj.weight|feed_forward.down_proj.weight|"
             "feed_forward.w2.weight|residual_mlp.w2.weight|mlps.0.down_proj.weight|"
-            "mlps.1.down_proj.weight", b->o->hidden, width, two);
+            "mlps.1.down_proj.weight|block_sparse_moe.down_proj.weight", b->o->hidden, width, two);
 }
 
 static int build_dense(struct builder *b, struct outline_block *k)

@@ -19,6 +19,8 @@
 #define FILES_MAX    100000u
 #define TOKENS_STEP  (4ull << 20) /* of one optimizer step */
 #define TOKENS_CPU   (4ull << 10)  /* of one rank, on a cpu */
+#define WORD_OF_A_SHELL \
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-./:=@%,"
 #define LORA_RANK    16u
 #define SEQUENCE     4096u
 
@@ -237,6 +239,14 @@ static void adapt_free(struct adapt *a)
     free(a);
 }
 
+/* Lines to be typed: a folder with spaces or the like is one word all the same. */
+static void tell_next(struct ctl *c)
+{
+    const char *quote = strspn(c->out, WORD_OF_A_SHELL) == strlen(c->out) ? "" : "'";
+    ctl_hint(c, "  less %s%s/REPORT.md%s\n  ballast submit %s%s/job.yaml%s --dry-run", quote,
+             c->out, quote, quote, c->out, quote);
+}
+
 int ctl_adapt(struct ctl *c)
 {
     struct adapt *a = xcalloc(1, sizeof *a);
@@ -266,7 +276,7 @@ int ctl_adapt(struct ctl *c)
     else if (code == CTL_OK)
         adapt_print(a);
     if (code == CTL_OK && c->out)
-        ctl_hint(c, "  less %s/REPORT.md\n  ballast submit %s/job.yaml --dry-run", c->out, c->out);
+        tell_next(c);
     if (code == CTL_OK && a->validation && !validation.passed)
         code = CTL_FAILED;
     adapt_validation_fini(&validation);

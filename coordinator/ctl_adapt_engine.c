@@ -88,6 +88,8 @@ bool adapt_engine_runs(const struct adapt *a, const struct plan_choice *p, char 
 {
     const struct strategy_limits *l = &a->engine;
     out_lacks[0] = '\0';
+    if (!a->runs)
+        lack(out_lacks, "operators", "of the model");
     if (p->sp > l->sp_max)
         lack(out_lacks, "sequence_parallel_degree", "above 1");
     if (p->tp > l->tp_max)

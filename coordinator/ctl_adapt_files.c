@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/folder.h"
 #include "proto/job_spec.h"
 
 /* ---- job and cluster ------------------------------------------------------------------------ */
@@ -104,9 +105,7 @@ static int write_file(const struct content *c, mode_t mode, struct err *err)
 
 int adapt_files(const struct adapt *a, const char *folder, struct err *err)
 {
-    int rc = 0;
-    if (mkdir(folder, 0777) < 0 && errno != EEXIST)
-        rc = err_set(err, -errno, "%s: %s", folder, strerror(errno));
+    int rc = folder_make(folder, 0777, err);
     for (size_t i = 0; rc == 0 && i < N_FILES; i++) {
         struct content c = make_content(a, folder, i);
         rc = write_file(&c, files[i].mode, err);

@@ -4,9 +4,12 @@
  * own, a Kubernetes cluster has them as a secret. */
 #include "coordinator/ctl_adapt.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 
 #include "proto/job_spec.h"
+
+#define LABEL_BYTES 40 /* objects of Kubernetes add theirs to it, up to 63 in all */
 
 static uint32_t job_nodes(const struct adapt *a)
 {
@@ -27,6 +30,36 @@ static void write_worker_yaml(FILE *f, const char *indent, const char *name, con
     fprintf(f, "%sname: %s\n%snode: %s\n%scoordinator: %s\n%sstate_dir: %s\n"
             "%sallowed_roots: [%s]\n%sdevice: %s\n", indent, name, indent, node, indent, address,
             indent, state, indent, roots, indent, device);
+}
+
+static const char *device_kind(const struct adapt *a)
+{
+    return cluster_is_cpu(&a->cluster) ? "cpu" : "cuda";
+}
+
+/* What Kubernetes takes as the name of a service: small letters, digits and '-', first a letter. */
+static void label_of(const char *name, char out[LABEL_BYTES])
+{
+    size_t n = 0;
+    if (!isalpha((unsigned char)*name))
+        out[n++] = 'm';
+    for (; *name && n < LABEL_BYTES - 1; name++) {
+        bool is_plain = isalnum((unsigned char)*name);
+        if (is_plain || (n && out[n - 1] != '-'))
+            out[n++] = is_plain ? (char)tolower((unsigned char)*name) : '-';
+    }
+    while (out[n - 1] == '-')
+        n--;
+    out[n] = '\0';
+}
+
+/* Without it what is missing would be said in the log of a daemon alone. */
+static void write_programs(FILE *f)
+{
+    fputs("for program in ballast ballast-coordinator ballast-worker; do\n"
+          "    command -v $program >/dev/null || { echo \"$0: $program is not on PATH\" >&2; "
+          "exit 1; }\n"
+          "done\n", f);
 }
 
 /* As one word of a shell. */
@@ -54,12 +87,13 @@ void adapt_launch_local(const struct adapt *a, FILE *f)
         "#!/bin/bash\n"
         "# One coordinator and the workers of this machine, then the job. Ends them when it ends.\n"
         "#   ROOTS   folders that hold model, data and checkpoints, with commas\n"
-        "#   DEVICE  cuda or cpu\n"
+        "#   DEVICE  cuda or cpu (%s)\n"
         "set -euo pipefail\n"
-        "here=$(cd \"$(dirname \"$0\")\" && pwd)\n");
+        "here=$(cd \"$(dirname \"$0\")\" && pwd)\n", device_kind(a));
+    write_programs(f);
     write_roots(a, f);
     fprintf(f,
-        "device=${DEVICE:-cuda}\n"
+        "device=${DEVICE:-%s}\n"
         "n_workers=%" PRIu32 "\n"
         "room=$(($(nproc) * 4)) # on processors several workers may take turns\n"
         "[ \"$device\" = cpu ] || room=$(nvidia-smi -L 2>/dev/null | wc -l || true)\n"
@@ -83,7 +117,7 @@ void adapt_launch_local(const struct adapt *a, FILE *f)
         "    on=$device\n"
         "    [ \"$device\" = cpu ] || on=$device:$i\n"
         "    cat >\"$run/worker-$i.yaml\" <<EOF\n",
-        adapt_job_plan(a)->choice.world);
+        device_kind(a), adapt_job_plan(a)->choice.world);
     write_worker_yaml(f, "", "worker-$i", "$(hostname)", "$BALLAST_ADDRESS", "$run/worker-$i",
                       "$roots", "$on");
     fprintf(f,
@@ -102,21 +136,26 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "#SBATCH --job-name=%s\n"
         "#SBATCH --nodes=%" PRIu32 "\n"
         "#SBATCH --ntasks-per-node=%" PRIu32 "\n"
-        "#SBATCH --gpus-per-node=%" PRIu32 "\n"
-        "#SBATCH --exclusive\n"
+        "#SBATCH --exclusive\n", a->name, job_nodes(a), job_gpus(a));
+    if (!cluster_is_cpu(&a->cluster))
+        fprintf(f, "#SBATCH --gpus-per-node=%" PRIu32 "\n", job_gpus(a));
+    fprintf(f,
         "# A worker for every task; the coordinator beside the first. Over several machines the\n"
         "# batch job makes keys of its own.\n"
         "#   ROOTS   folders of all nodes that hold model, data and checkpoints, with commas\n"
-        "#   DEVICE  cuda or cpu\n"
+        "#   DEVICE  cuda or cpu (%s)\n"
         "#   PORT    of the coordinator, over several machines (7070)\n"
         "set -euo pipefail\n"
-        "here=$(cd \"${SLURM_SUBMIT_DIR:-.}\" && pwd)\n",
-        a->name, job_nodes(a), job_gpus(a), job_gpus(a));
+        "here=$(cd \"${SLURM_SUBMIT_DIR:-.}\" && pwd)\n"
+        "[ -e \"$here/job.yaml\" ] || { echo \"$0: call sbatch in the folder of job.yaml, not in "
+        "$here\" >&2; exit 1; }\n", device_kind(a));
+    write_programs(f);
     write_roots(a, f);
     fprintf(f,
         "run=$here/run-$SLURM_JOB_ID\n"
         "mkdir -p \"$run\"\n"
-        "address=ipc://$run/coordinator.sock\n"
+        "state=${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID # of this machine's disk\n"
+        "address=ipc://$state.sock\n"
         "listen=$address\n"
         "keys=\n"
         "if [ \"${SLURM_JOB_NUM_NODES:-1}\" -gt 1 ]; then\n"
@@ -138,7 +177,7 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "export BALLAST_ADDRESS=$address\n\n"
         "cat >\"$run/coordinator.yaml\" <<EOF\n"
         "listen: [$listen]\n"
-        "state_dir: ${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID\n"
+        "state_dir: $state\n"
         "$keys\n"
         "EOF\n"
         "ballast-coordinator --config \"$run/coordinator.yaml\" >\"$run/coordinator.log\" 2>&1 &\n"
@@ -165,46 +204,89 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "exec ballast-worker --config \"$file\"\n"
         "EOF\n"
         "chmod +x \"$run/worker\"\n"
-        "RUN=$run ROOTS=$roots DEVICE=${DEVICE:-cuda} srun --kill-on-bad-exit=0 "
-        "--output=\"$run/worker-%%t.log\" \"$run/worker\" &\n"
+        "RUN=$run ROOTS=$roots DEVICE=${DEVICE:-%s} srun --kill-on-bad-exit=0 "
+        "--cpu-bind=none \\\n"
+        "    --output=\"$run/worker-%%t.log\" \"$run/worker\" &\n"
         "workers=$!\n"
         "trap 'kill \"$workers\" \"$coordinator\" 2>/dev/null || true; wait' EXIT\n\n"
-        "ballast submit \"$here/job.yaml\" --follow\n");
+        "ballast submit \"$here/job.yaml\" --follow\n", device_kind(a));
 }
 
-static void write_k8s_coordinator(const struct adapt *a, FILE *f)
+static void write_k8s_service(const char *label, FILE *f)
 {
     fprintf(f,
-        "# One coordinator, and a pod for each machine with a worker for each of its GPUs. Set\n"
-        "# the image and the claim. Daemons in containers run as root. First, once, keys:\n"
+        "apiVersion: v1\n"
+        "kind: Service\n"
+        "metadata: {name: %s}\n"
+        "spec:\n"
+        "  clusterIP: None\n"
+        "  selector: {app: %s}\n"
+        "  ports: [{name: rpc, port: 7070}]\n"
+        "---\n", label, label);
+}
+
+static void write_k8s_head(const struct adapt *a, const char *label, FILE *f)
+{
+    fprintf(f,
+        "# One coordinator, and a pod for each machine with a worker for each of its %s. Set\n"
+        "# the image, and the claim (ReadWriteMany), which every pod has at /shared: model and\n"
+        "# data lie there. Daemons in containers run as root. First, once, keys:\n"
         "#   mkdir -m 700 keys\n"
         "#   ballast keygen coordinator --role coordinator --out keys\n"
         "#   ballast keygen workers --role worker --out keys\n"
         "#   ballast keygen me --role admin --out keys\n"
         "#   cat keys/workers.pub keys/me.pub > keys/authorized\n"
         "#   kubectl create secret generic %s-keys --from-file=keys\n"
-        "# and then, to submit:\n"
+        "# and then, with the model's place and with data in /shared/data:\n"
+        "#   kubectl apply -f launch-k8s.yaml\n"
+        "#   kubectl cp job.yaml %s-coordinator-0:/shared/job.yaml\n"
+        "#   kubectl exec -it %s-coordinator-0 -- \\\n"
+        "#     ballast submit /shared/job.yaml --set model.path=/shared/%s --follow\n"
+        "# or from here, where the same claim is at /shared, through a port:\n"
         "#   kubectl port-forward service/%s-coordinator 7070 &\n"
-        "#   ballast submit job.yaml --follow --address tcp://127.0.0.1:7070 \\\n"
-        "#     --key keys/me.key --coordinator-key keys/coordinator.pub\n"
-        "apiVersion: v1\n"
-        "kind: Service\n"
-        "metadata: {name: %s-coordinator}\n"
-        "spec:\n"
-        "  clusterIP: None\n"
-        "  selector: {app: %s-coordinator}\n"
-        "  ports: [{name: rpc, port: 7070}]\n"
-        "---\n"
+        "#   ballast submit /shared/job.yaml --set model.path=/shared/%s --follow \\\n"
+        "#     --address tcp://127.0.0.1:7070 --key keys/me.key \\\n"
+        "#     --coordinator-key keys/coordinator.pub\n",
+        cluster_is_cpu(&a->cluster) ? "ranks" : "GPUs", label, label, label, a->name, label,
+        a->name);
+}
+
+static void write_k8s_set(const char *label, uint32_t n_pods, FILE *f)
+{
+    fprintf(f,
         "apiVersion: apps/v1\n"
         "kind: StatefulSet\n"
-        "metadata: {name: %s-coordinator}\n"
+        "metadata: {name: %s}\n"
         "spec:\n"
-        "  serviceName: %s-coordinator\n"
-        "  replicas: 1\n"
-        "  selector: {matchLabels: {app: %s-coordinator}}\n"
+        "  serviceName: %s\n"
+        "  replicas: %" PRIu32 "\n"
+        "  podManagementPolicy: Parallel\n"
+        "  selector: {matchLabels: {app: %s}}\n"
         "  template:\n"
-        "    metadata: {labels: {app: %s-coordinator}}\n"
-        "    spec:\n"
+        "    metadata: {labels: {app: %s}}\n"
+        "    spec:\n", label, label, n_pods, label, label);
+}
+
+/* Mode 256 is 0400, which YAML 1.2 would read as four hundred. */
+static void write_k8s_keys(const char *label, const char *items, FILE *f)
+{
+    fprintf(f,
+        "      volumes:\n"
+        "        - {name: shared, persistentVolumeClaim: {claimName: shared}}\n"
+        "        - name: keys\n"
+        "          secret:\n"
+        "            secretName: %s-keys\n"
+        "            defaultMode: 256 # 0400\n"
+        "            items:\n%s", label, items);
+}
+
+static void write_k8s_coordinator(const char *label, FILE *f)
+{
+    char own[LABEL_BYTES + 16];
+    snprintf(own, sizeof own, "%s-coordinator", label);
+    write_k8s_service(own, f);
+    write_k8s_set(own, 1, f);
+    fputs(
         "      containers:\n"
         "        - name: coordinator\n"
         "          image: ballast:latest\n"
@@ -218,76 +300,88 @@ static void write_k8s_coordinator(const struct adapt *a, FILE *f)
         "              authorized_keys: /keys/authorized\n"
         "              EOF\n"
         "              exec ballast-coordinator --config /tmp/c.yaml\n"
+        "          env: # for a client in this pod\n"
+        "            - {name: BALLAST_ADDRESS, value: \"tcp://127.0.0.1:7070\"}\n"
+        "            - {name: BALLAST_KEY, value: /keys/me.key}\n"
+        "            - {name: BALLAST_COORDINATOR_KEY, value: /keys/coordinator.pub}\n"
         "          volumeMounts:\n"
         "            - {name: state, mountPath: /state}\n"
-        "            - {name: keys, mountPath: /keys, readOnly: true}\n"
-        "      volumes:\n"
-        "        - name: keys\n"
-        "          secret:\n"
-        "            secretName: %s-keys\n"
-        "            defaultMode: 0400\n"
-        "            items:\n"
+        "            - {name: shared, mountPath: /shared}\n"
+        "            - {name: keys, mountPath: /keys, readOnly: true}\n", f);
+    write_k8s_keys(label,
         "              - {key: coordinator.key, path: coordinator.key}\n"
+        "              - {key: coordinator.pub, path: coordinator.pub}\n"
         "              - {key: authorized, path: authorized}\n"
-        "  volumeClaimTemplates:\n"
-        "    - metadata: {name: state}\n"
-        "      spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 20Gi}}}\n"
-        "---\n",
-        a->name, a->name, a->name, a->name, a->name, a->name, a->name, a->name, a->name);
+        "              - {key: me.key, path: me.key}\n", f);
+    fputs("  volumeClaimTemplates:\n"
+          "    - metadata: {name: state}\n"
+          "      spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 20Gi}}}\n"
+          "---\n", f);
+}
+
+/* The shell is process 1 of the pod: it passes on the signal with which the pod ends, so that
+ * trainers write a checkpoint, and starts a worker again that ended by itself. */
+static void write_k8s_script(const struct adapt *a, FILE *f)
+{
+    fprintf(f,
+        "              keep() {\n"
+        "                trap 'kill $pid; wait $pid; exit' TERM\n"
+        "                while :; do\n"
+        "                  ballast-worker --config /tmp/worker-$1.yaml & pid=$!\n"
+        "                  wait $pid\n"
+        "                  sleep 2\n"
+        "                done\n"
+        "              }\n"
+        "              keepers=\n"
+        "              for i in $(seq 0 %" PRIu32 "); do\n"
+        "                cat >/tmp/worker-$i.yaml <<EOF\n", job_gpus(a) - 1);
+    write_worker_yaml(f, "              ", "$HOSTNAME-$i", "$HOSTNAME", "$BALLAST_ADDRESS",
+                      "/tmp/worker-$i", "/shared",
+                      cluster_is_cpu(&a->cluster) ? "cpu" : "cuda:$i");
+    fputs(
+        "              key: /keys/workers.key\n"
+        "              coordinator_key: /keys/coordinator.pub\n"
+        "              data_address: \"tcp://$POD_IP:*\"\n"
+        "              EOF\n"
+        "                keep $i & keepers=\"$keepers $!\"\n"
+        "              done\n"
+        "              trap 'kill $keepers; wait; exit' TERM\n"
+        "              wait\n", f);
 }
 
 void adapt_launch_k8s(const struct adapt *a, FILE *f)
 {
-    write_k8s_coordinator(a, f);
-    fprintf(f,
-        "apiVersion: apps/v1\n"
-        "kind: StatefulSet\n"
-        "metadata: {name: %s-worker}\n"
-        "spec:\n"
-        "  serviceName: %s-worker\n"
-        "  replicas: %" PRIu32 "\n"
-        "  podManagementPolicy: Parallel\n"
-        "  selector: {matchLabels: {app: %s-worker}}\n"
-        "  template:\n"
-        "    metadata: {labels: {app: %s-worker}}\n"
-        "    spec:\n"
+    char label[LABEL_BYTES], own[LABEL_BYTES + 16];
+    label_of(a->name, label);
+    snprintf(own, sizeof own, "%s-worker", label);
+    write_k8s_head(a, label, f);
+    write_k8s_coordinator(label, f);
+    write_k8s_service(own, f);
+    write_k8s_set(own, job_nodes(a), f);
+    fputs(
+        "      terminationGracePeriodSeconds: 120 # for a checkpoint\n"
         "      containers:\n"
         "        - name: workers\n"
         "          image: ballast:latest\n"
         "          command: [/bin/sh, -c]\n"
         "          args:\n"
-        "            - |\n"
-        "              for i in $(seq 0 %" PRIu32 "); do\n"
-        "                cat >/tmp/worker-$i.yaml <<EOF\n",
-        a->name, a->name, job_nodes(a), a->name, a->name, job_gpus(a) - 1);
-    write_worker_yaml(f, "              ", "$HOSTNAME-$i", "$HOSTNAME", "$BALLAST_ADDRESS",
-                      "/tmp/worker-$i", "/shared", "cuda:$i");
+        "            - |\n", f);
+    write_k8s_script(a, f);
     fprintf(f,
-        "              key: /keys/workers.key\n"
-        "              coordinator_key: /keys/coordinator.pub\n"
-        "              data_address: \"tcp://$POD_IP:*\"\n"
-        "              EOF\n"
-        "                ballast-worker --config /tmp/worker-$i.yaml &\n"
-        "              done\n"
-        "              wait\n"
         "          env:\n"
         "            - name: BALLAST_ADDRESS\n"
         "              value: tcp://%s-coordinator-0.%s-coordinator:7070\n"
-        "            - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}\n"
-        "          resources: {limits: {nvidia.com/gpu: %" PRIu32 "}}\n"
+        "            - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}\n",
+        label, label);
+    if (!cluster_is_cpu(&a->cluster))
+        fprintf(f, "          resources: {limits: {nvidia.com/gpu: %" PRIu32 "}}\n", job_gpus(a));
+    fputs(
         "          volumeMounts:\n"
         "            - {name: shared, mountPath: /shared}\n"
         "            - {name: memory, mountPath: /dev/shm}\n"
-        "            - {name: keys, mountPath: /keys, readOnly: true}\n"
-        "      volumes:\n"
-        "        - name: keys\n"
-        "          secret:\n"
-        "            secretName: %s-keys\n"
-        "            defaultMode: 0400\n"
-        "            items:\n"
+        "            - {name: keys, mountPath: /keys, readOnly: true}\n", f);
+    write_k8s_keys(label,
         "              - {key: workers.key, path: workers.key}\n"
-        "              - {key: coordinator.pub, path: coordinator.pub}\n"
-        "        - {name: shared, persistentVolumeClaim: {claimName: shared}}\n"
-        "        - {name: memory, emptyDir: {medium: Memory}}\n",
-        a->name, a->name, job_gpus(a), a->name);
+        "              - {key: coordinator.pub, path: coordinator.pub}\n", f);
+    fputs("        - {name: memory, emptyDir: {medium: Memory}}\n", f);
 }

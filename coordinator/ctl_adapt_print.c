@@ -24,6 +24,11 @@ const char *adapt_devices(const struct adapt *a)
     return cluster_is_cpu(&a->cluster) ? "CPU ranks" : "GPUs";
 }
 
+static const char *one_device(const struct adapt *a)
+{
+    return cluster_is_cpu(&a->cluster) ? "CPU rank" : "GPU";
+}
+
 void adapt_shortfall(const struct adapt *a, char out[160])
 {
     const struct plan_memory *m = &a->all->least.memory;
@@ -101,7 +106,7 @@ static void add_plan(const struct adapt *a, struct ctl_table *t, const struct st
     ctl_table_cell(t, "%s", offload_names[c->offload]);
     ctl_table_cell(t, "%s", a->job.is_lora ? base_names[c->base] : c->is_f32 ? "f32" : "bf16");
     ctl_table_cell(t, "%.1f", (double)p->memory.total / 1e9);
-    ctl_table_cell(t, "%.2f", p->time.total);
+    ctl_table_cell(t, p->time.total < 0.1 ? "%.4f" : "%.2f", p->time.total);
     ctl_table_cell(t, "%.0f", p->time.tokens_per_s);
     ctl_table_cell(t, "%.0f%%", 100 * p->time.mfu);
     ctl_table_cell(t, "%s", adapt_engine_runs(a, c, lacks) ? "yes" : lacks);
@@ -146,8 +151,9 @@ static void print_fewest(const struct adapt *a)
         const struct adapt_fewest *f = &a->fewest[i];
         const char *of = a->job.is_lora ? base_names[f->base] : "full training";
         if (f->world)
-            printf("fewest       %" PRIu32 " %s of %.0f GB hold it with %s weights\n", f->world,
-                   adapt_devices(a), (double)a->cluster.gpu_memory / 1e9, of);
+            printf("fewest       %" PRIu32 " %s of %.0f GB hold%s it with %s weights\n", f->world,
+                   f->world > 1 ? adapt_devices(a) : one_device(a),
+                   (double)a->cluster.gpu_memory / 1e9, f->world > 1 ? "" : "s", of);
         else
             printf("fewest       %u %s of %.0f GB do not hold it with %s weights\n", RANKS_MAX,
                    adapt_devices(a), (double)a->cluster.gpu_memory / 1e9, of);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/field.h"
+#include "common/folder.h"
 
 static void say_next(const struct ctl *c, const struct key *k, const char *folder)
 {
@@ -31,7 +32,9 @@ int ctl_keygen(struct ctl *c)
         return ctl_fail(c, CTL_USAGE, "--role: %s is not viewer, user, admin, worker or "
                         "coordinator", quoted);
     }
-    int rc = key_make(folder, c->args[0], role, &k, &err);
+    int rc = c->out ? folder_make(folder, 0700, &err) : 0;
+    if (rc == 0)
+        rc = key_make(folder, c->args[0], role, &k, &err);
     if (rc < 0)
         return ctl_fail(c, rc == -EINVAL ? CTL_USAGE : rc == -EEXIST ? CTL_CONFLICT : CTL_FAILED,
                         "%s", err.text);

@@ -126,8 +126,44 @@ def files_are_fit_for_use(folder):
     for name in ("job.yaml", "cluster.yaml", "launch-k8s.yaml"):
         with open(os.path.join(folder, name)) as f:
             expect(not yaml or list(yaml.safe_load_all(f)), name)
+    if yaml:
+        with open(os.path.join(folder, "launch-k8s.yaml")) as f:
+            pods_are_accepted(list(yaml.safe_load_all(f)), folder)
     for name in ("REPORT.md", "operators-missing.md"):
         expect(os.path.getsize(os.path.join(folder, name)) > 40, name)
+
+
+def pods_are_accepted(objects, folder):
+    """Names as Kubernetes wants them, services for both sets, and a script that passes on TERM."""
+    names = [(o["kind"], o["metadata"]["name"]) for o in objects]
+    for _, name in names:
+        expect(re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name), name)
+    for o in objects:
+        if o["kind"] == "StatefulSet":
+            expect(("Service", o["spec"]["serviceName"]) in names, names)
+    script = objects[-1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    if not script.count("seq 0 0)"):  # else each worker would want a line of its own below
+        script = re.sub(r"seq 0 \d+", "seq 0 1", script)
+    script = script.replace("/tmp/", folder + "/pod-")
+    programs = os.path.join(folder, "pod")
+    os.makedirs(programs, exist_ok=True)
+    write(programs, "ballast-worker", "#!/bin/sh\ntrap 'echo saved $2; exit' TERM\necho up $2\n"
+          "while :; do sleep 0.1; done\n")
+    os.chmod(os.path.join(programs, "ballast-worker"), 0o755)
+    env = dict(os.environ, PATH=f"{programs}:{os.environ['PATH']}", HOSTNAME="pod",
+               BALLAST_ADDRESS="tcp://c:7070", POD_IP="10.0.0.1")
+    with subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE,
+                          text=True) as pod:
+        n = 2 if "seq 0 1)" in script else 1
+        up = [pod.stdout.readline() for _ in range(n)]
+        pod.terminate()
+        saved = pod.stdout.read()
+    for i in range(n):
+        path = f"{folder}/pod-worker-{i}.yaml"
+        expect(f"up {path}\n" in up and f"saved {path}\n" in saved, f"{up} {saved}")
+        with open(path) as f:
+            expect(f"name: pod-{i}\n" in f.read(), path)
+        os.remove(path)
 
 
 def nothing_is_written_over(model, out):
@@ -162,7 +198,7 @@ wait
 
 def two_machines_meet_with_keys(folder):
     """The batch job of two nodes, on one machine."""
-    model, out = os.path.join(folder, "small"), os.path.join(folder, "nodes")
+    model, out = os.path.join(folder, "Small_v1.5"), os.path.join(folder, "nodes")
     with open(os.path.join(folder, "nodes.yaml"), "w") as f:
         f.write("name: two\nnodes: 2\ngpus_per_node: 1\ngpu_memory: 8GB\ngpu_reserve: 100MB\n")
     d = adapt(model, "--cluster", os.path.join(folder, "nodes.yaml"), "--sequence-length", 64,
@@ -198,7 +234,7 @@ def two_machines_meet_with_keys(folder):
 
 
 def a_small_model_becomes_a_job(folder):
-    model, out = os.path.join(folder, "small"), os.path.join(folder, "out")
+    model, out = os.path.join(folder, "Small_v1.5"), os.path.join(folder, "out")
     write(model, "config.json", SMALL)
     with open(os.path.join(folder, "cluster.yaml"), "w") as f:
         f.write("name: two\nnodes: 2\ngpus_per_node: 4\ngpu_memory: 8GB\ngpu_reserve: 100MB\n")
