@@ -221,7 +221,7 @@ void queue_decide(const struct queue_job *jobs, size_t n_jobs, struct queue_work
         } else if (behind) {
             out->wait = (struct wait_reason){.kind = WAIT_BEHIND, .a = behind};
         } else if (n_free < job.n_workers) {
-            out->wait = job.memory_bytes == jobs[i].memory_bytes
+            out->wait = n_attached >= job.n_workers
                 ? needs(&job, n_attached, n_free, pool.free_ones.n >= job.n_workers)
                 : (struct wait_reason){.kind = WAIT_NODE, .a = job.n_together};
             behind = job.id;

@@ -43,6 +43,8 @@ static const struct row rows[] = {
     {"a group waits for its node, rather than start where it does not fit", "1:2:8:2:9 2:1",
      "a/x b/x* c/y", "1 waits node 2 0 0\n2 waits behind 1\n"},
     {"and starts on several where all have room", "1:2:4:2:8", "a/x b/x* c/y", "1 starts a c\n"},
+    {"a group that no node has room for waits but for workers", "1:4:3:4:4 2:1",
+     "a/x b/x* c/y d/y", "1 waits workers 4 4 3\n2 waits behind 1\n"},
     {"a job that fits no worker lets others pass", "1:1:16 2:1", "a/x",
      "1 waits memory 1 0 0\n2 starts a\n"},
 };
