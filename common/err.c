@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/tame.h"
+
 int err_set(struct err *err, int code, const char *format, ...)
 {
     if (err) {
@@ -12,6 +14,7 @@ int err_set(struct err *err, int code, const char *format, ...)
         va_start(args, format);
         vsnprintf(err->text, sizeof err->text, format, args);
         va_end(args);
+        tame_text(err->text);
         err->code = code;
     }
     return code;
@@ -30,5 +33,6 @@ int err_prefix(struct err *err, const char *format, ...)
     if (n >= 0 && (size_t)n < sizeof err->text)
         snprintf(err->text + n, sizeof err->text - (size_t)n, ": %.*s",
                  (int)(sizeof err->text - (size_t)n), old);
+    tame_text(err->text);
     return err->code;
 }

@@ -8,6 +8,7 @@
 
 #include "common/field_text.h"
 #include "common/mem.h"
+#include "common/tame.h"
 
 /* ---- for messages --------------------------------------------------------------------------- */
 
@@ -16,9 +17,7 @@ void field_quote(const char *text, char out_text[FIELD_QUOTE_BYTES])
     size_t n = strlen(text), n_max = FIELD_QUOTE_BYTES - 8;
     int length = snprintf(out_text, FIELD_QUOTE_BYTES, "'%.*s%s'", (int)(n > n_max ? n_max : n),
                           text, n > n_max ? "..." : "");
-    for (int i = 0; i < length; i++)
-        if ((unsigned char)out_text[i] < ' ' || out_text[i] == 0x7f)
-            out_text[i] = '?';
+    tame_bytes(out_text, (size_t)length);
 }
 
 /* 1e9 rather than 1e+09; small whole numbers as they are. */

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/tame.h"
+
 const char *hf_spelling(const struct json *o, const char *key, const char *also)
 {
     return also && !json_get(o, key) && json_get(o, also) ? also : key;
@@ -66,8 +68,9 @@ const char *hf_shown(const char *text, char out[64])
 {
     size_t i = 0;
     for (; text[i] && i < 60; i++)
-        out[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
+        out[i] = text[i];
     snprintf(out + i, 64 - i, "%s", text[i] ? "..." : "");
+    tame_text(out);
     return out;
 }
 

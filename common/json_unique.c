@@ -145,9 +145,6 @@ int json_check_unique(const struct json *root, const char *text, size_t n_bytes,
     if (count_members(root) == count_colons(text, n_bytes))
         return 0;
     pass_value(&w);
-    for (char *c = w.twice; c && *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f)
-            *c = '?'; /* an error is one line */
     err_set(err, -EINVAL, "key '%.200s' is there twice in one object", w.twice ? w.twice : "?");
     free(w.twice);
     return -EINVAL;

@@ -2,6 +2,7 @@
 #include "common/log.h"
 
 #include "common/clock.h"
+#include "common/tame.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -41,9 +42,7 @@ void log_line(enum log_level level, const char *format, ...)
     size_t length = (size_t)n + (m > 0 ? (size_t)m : 0);
     if (length > sizeof line - 2)
         length = sizeof line - 2;
-    for (size_t i = 0; i < length; i++)
-        if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
-            line[i] = '?'; /* foreign text must not steer a terminal */
+    tame_bytes(line, length);
     line[length++] = '\n';
     if (write(STDERR_FILENO, line, length) < 0)
         return; /* nowhere left to say it */

@@ -7,12 +7,11 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "common/tame.h"
 
 static char *clean(char *text)
 {
-    for (unsigned char *c = (unsigned char *)text; *c; c++)
-        if (*c < ' ' || *c == 0x7f)
-            *c = '?'; /* foreign text must not steer a terminal */
+    tame_text(text);
     return text;
 }
 

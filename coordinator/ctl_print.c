@@ -8,39 +8,16 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/tame.h"
 #include "common/types.h"
 
 /* ---- foreign text --------------------------------------------------------------------------- */
-
-/* Of three bytes: marks that turn the direction of text or break lines, U+200e, 200f, 2028..202e
- * and 2066..2069. They would show a name as what it is not. */
-static bool turns_text(const unsigned char *s)
-{
-    return s[0] == 0xe2 && ((s[1] == 0x80 && (s[2] == 0x8e || s[2] == 0x8f ||
-                                              (s[2] >= 0xa8 && s[2] <= 0xae))) ||
-                            (s[1] == 0x81 && s[2] >= 0xa6 && s[2] <= 0xa9));
-}
-
-/* Length of a printable UTF-8 sequence, 0 for a control character or what is none. */
-static size_t printable_bytes(const unsigned char *s, size_t n)
-{
-    if (s[0] >= 0x20 && s[0] < 0x7f)
-        return 1;
-    size_t length = s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
-                  : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
-    if (!length || length > n || (s[0] == 0xc2 && s[1] < 0xa0)) /* U+0080..9f are controls */
-        return 0;
-    for (size_t i = 1; i < length; i++)
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    return length == 3 && turns_text(s) ? 0 : length;
-}
 
 void ctl_print_escaped(FILE *out, const void *bytes, size_t n_bytes, bool keep_newlines)
 {
     const unsigned char *s = bytes;
     for (size_t i = 0; i < n_bytes;) {
-        size_t length = printable_bytes(s + i, n_bytes - i);
+        size_t length = tame_printable((const char *)s + i, n_bytes - i);
         if (length)
             fwrite(s + i, 1, length, out);
         else if (s[i] == '\t' || (s[i] == '\n' && keep_newlines))
