@@ -27,6 +27,9 @@ int db_error(sqlite3 *db, const char *doing, struct err *err)
         if (sqlite3_errcode(db) == codes[i].sqlite)
             code = codes[i].code;
     const char *path = sqlite3_db_filename(db, "main");
+    if (code == -EBADMSG && path)
+        return err_set(err, code, "%s: is damaged, or no SQLite database: put a backup in its "
+                       "place, or move it away to begin without what it held", path);
     return err_set(err, code, "%s: %s: %s (SQLite %d)", path ? path : "database", doing,
                    sqlite3_errmsg(db), sqlite3_extended_errcode(db));
 }
@@ -205,10 +208,6 @@ int db_open(const char *path, const struct schema *schema, bool is_full, sqlite3
         if ((rc = configure(db, is_full, err)) == 0)
             rc = migrate(db, path, schema, err);
     }
-    int code = rc < 0 && db ? sqlite3_errcode(db) : SQLITE_OK;
-    if (code == SQLITE_NOTADB || code == SQLITE_CORRUPT)
-        rc = err_set(err, rc, "%s: is damaged, or no SQLite database: put a backup in its "
-                     "place, or move it away to begin without what it held", path);
     if (rc == -EBUSY)
         rc = err_set(err, rc, "%s: another process has it open: a second coordinator, or an "
                      "sqlite3 shell", path);

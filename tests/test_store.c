@@ -346,6 +346,22 @@ static void files_of_other_versions(void **state)
     fclose(f);
     assert_int_equal(db_open(path, &v2, true, &db, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "x.db: is damaged, or no SQLite database: put a backup"));
+
+    /* The same of damage that opening does not see. */
+    unlink(path);
+    assert_int_equal(db_open(path, &v1, true, &db, &err), 0);
+    db_close(db);
+    assert_non_null(f = fopen(path, "r+"));
+    fseek(f, 4096, SEEK_SET);
+    for (int i = 0; i < 4096; i++)
+        fputc(0xff, f);
+    fclose(f);
+    assert_int_equal(db_open(path, &v1, true, &db, &err), 0);
+    assert_int_equal(db_prepare(db, "SELECT x FROM a", &q, &err), 0);
+    assert_int_equal(db_next(q, &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "x.db: is damaged, or no SQLite database: put a backup"));
+    sqlite3_finalize(q);
+    db_close(db);
     bench_remove(&b);
 }
 
