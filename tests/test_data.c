@@ -281,6 +281,9 @@ static void a_bad_line_is_named(void **state)
     struct err err = {0};
     put_text("blank.jsonl", "\n \n");
     assert_int_equal(open_data("blank.jsonl", DATA_JSONL, 4, true, 100, &d, &err), -EINVAL);
+    put_text("mute.jsonl", "{\"input_ids\": [1, 2, 3], \"labels\": [1, -100, -100]}");
+    assert_int_equal(open_data("mute.jsonl", DATA_JSONL, 4, true, 100, &d, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "mute.jsonl: no line has a label"));
     put_text("ones.jsonl", "{\"input_ids\": [1], \"labels\": [1]}");
     assert_int_equal(open_data("ones.jsonl", DATA_JSONL, 4, true, 100, &d, &err), -EINVAL);
     assert_non_null(strstr(err.text, "1 tokens are too few: one sequence needs 2"));

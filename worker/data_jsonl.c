@@ -12,7 +12,8 @@
 #include "common/json.h"
 #include "common/mem.h"
 
-#define LINE_BYTES_MAX ((size_t)1 << 30)
+/* A parsed number takes tens of bytes, and a line is parsed whenever it is its turn. */
+#define LINE_BYTES_MAX ((size_t)64 << 20)
 #define NO_LABEL (-100)
 
 /* The list of one key, of whole numbers below vocab or, if it is allowed, NO_LABEL. */
@@ -70,6 +71,19 @@ static int check_line(const struct data *d, const struct json *line, size_t *out
     return 0;
 }
 
+/* Of positions that are trained: nothing comes before the first. Of one token nothing is told. */
+static bool has_label(const struct json *line)
+{
+    const struct json *labels = json_get(line, "labels");
+    double x = NO_LABEL;
+    if (json_count(labels) == 1)
+        return true;
+    for (size_t i = 1; i < json_count(labels); i++)
+        if (json_as_double(json_at(labels, i), &x) && x >= 0)
+            return true;
+    return false;
+}
+
 static size_t line_bytes(const struct data_file *f, uint64_t at)
 {
     const uint8_t *end = memchr(f->bytes + at, '\n', f->n_bytes - at);
@@ -93,6 +107,7 @@ int data_jsonl_open(struct data *d, struct err *err)
     const struct data_file *f = &d->files[d->n_files - 1];
     uint64_t at = 0;
     int rc = 0;
+    bool has_any = false, has_lines = false;
     for (size_t number = 1; at < f->n_bytes && rc == 0; number++) {
         size_t n_bytes = line_bytes(f, at), n_tokens = 0;
         struct json *line = NULL;
@@ -100,12 +115,17 @@ int data_jsonl_open(struct data *d, struct err *err)
             if ((rc = parse_line(f, at, &line, err)) == 0 &&
                 (rc = check_line(d, line, &n_tokens, err)) == 0)
                 data_add_doc(d, at, n_tokens);
+            has_lines = true;
+            has_any = has_any || has_label(line);
             json_destroy(line);
             if (rc < 0)
                 err_prefix(err, "%s:%zu", f->path, number);
         }
         at += n_bytes + 1;
     }
+    if (rc == 0 && has_lines && !has_any)
+        rc = err_set(err, -EINVAL, "%s: no line has a label behind its first token, so nothing can "
+                     "be learnt: all are -100", f->path);
     return rc;
 }
 
