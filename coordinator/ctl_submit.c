@@ -2,6 +2,7 @@
 #include "coordinator/ctl.h"
 
 #include <errno.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,10 +156,41 @@ static void tell_id(const struct ctl *c, uint64_t id)
         ctl_hint(c, "  ballast metrics %" PRIu64 " -f\n  ballast logs %" PRIu64 " -f", id, id);
 }
 
+static bool matches_a_file(const char *pattern)
+{
+    glob_t found = {0};
+    bool any = glob(pattern, GLOB_NOSORT, NULL, &found) == 0;
+    globfree(&found);
+    return any;
+}
+
+/* The workers may see other files than this machine does, so it is a hint. */
+static void tell_absent(struct ctl *c, const Ballast__JobSpec *spec)
+{
+    const char *ending = strcmp(spec->data_format, "megatron") ? "" : ".idx";
+    for (size_t i = 0; i < spec->n_data_train + spec->n_data_validation; i++) {
+        bool is_train = i < spec->n_data_train;
+        const char *path = is_train ? spec->data_train[i]
+                                    : spec->data_validation[i - spec->n_data_train];
+        char *pattern = xasprintf("%s%s", path, ending);
+        if (!matches_a_file(pattern))
+            ctl_hint(c, "on this machine no file matches %s of data.%s", pattern,
+                     is_train ? "train" : "validation");
+        free(pattern);
+    }
+    char *weights = xasprintf("%s/*.safetensors", spec->model_path);
+    if (job_trains_adapters(spec) && !matches_a_file(weights))
+        ctl_hint(c, "on this machine %s holds no weights, beside which adapters are trained",
+                 spec->model_path);
+    free(weights);
+}
+
 static int submit(struct ctl *c, Ballast__JobSpec *spec, const struct job_file_places *places)
 {
     uint64_t id = 0;
     int rc = read_model(c, spec, places);
+    if (rc == CTL_OK)
+        tell_absent(c, spec);
     if (rc == CTL_OK && c->dry_run)
         return ctl_plan(c, spec);
     if (rc == CTL_OK)

@@ -76,6 +76,7 @@ static void write_job(void)
     mkdir(model, 0755);
     write_file("model/config.json", config_text);
     write_file("job.yaml", job_text);
+    write_file("a.txt", "text");
     free(model);
     free(config);
 }
@@ -329,6 +330,10 @@ static void wrong_job_files_contact_nobody(void **state)
     check("submit job.yaml --dry-run", 0, "MEMORY PER RANK", "nothing was submitted");
     check("submit job.yaml --dry-run", 0, "EXPERTS OF A LAYER", NULL);
     check("submit job.yaml --dry-run --cluster nowhere.yaml", 2, "", "nowhere.yaml");
+    check("submit job.yaml --dry-run --set data.train=[none/*.txt]", 0, "MEMORY PER RANK",
+          "none/*.txt of data.train");
+    check("submit job.yaml --dry-run --set train.mode=lora", 0, "MEMORY PER RANK",
+          "holds no weights");
     check("submit job.yaml --dry-run --set parallel.tensor_parallel_degree=2", 2, "",
           "key 'parallel.tensor_parallel_degree': 2 is not supported yet; this version runs 1\n");
     check("submit job.yaml --dry-run --set parallel.sequence_parallel_degree=4", 2, "",
