@@ -101,14 +101,25 @@ static bool may_write_files(const struct identity *who)
     return may;
 }
 
+/* The least role with which a key may call it. */
+static const char *role_needed(Ballast__Method method)
+{
+    static const enum key_role roles[] = {KEY_VIEWER, KEY_USER, KEY_ADMIN, KEY_WORKER};
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+        if (auth_may(&(struct identity){.has_key = true, .role = roles[i]}, method))
+            return key_role_name(roles[i]);
+    return "another";
+}
+
 static int not_allowed(struct server *s, const struct identity *who, const Ballast__Envelope *e,
                        Ballast__Status *out)
 {
     log_warn("user=%s role=%s method=%s msg=\"refused: the role does not allow it\"", who->user,
              key_role_name(who->role), check_method(e->method)->name);
     check_status(out, &s->scratch, BALLAST__CODE__PERMISSION_DENIED, "ROLE",
-                 "the key of %s has the role %s, which does not allow this (%s)", who->user,
-                 key_role_name(who->role), check_method(e->method)->name);
+                 "the key of %s has the role %s, which does not allow this: %s needs %s", who->user,
+                 key_role_name(who->role), check_method(e->method)->name,
+                 role_needed(e->method));
     return -EACCES;
 }
 
