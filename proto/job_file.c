@@ -153,7 +153,8 @@ static const char intro[] =
     "other: raw and indexed documents are cut where a sequence is full, tasks are packed whole,\n"
     "as many as fit, and only one that is longer than a sequence is cut. Without it each\n"
     "sequence is (a part of) one document. The order is another one each epoch, a function of\n"
-    "`train.seed` alone.\n"
+    "`train.seed` alone. A line of tasks has at most 64 MiB, and a file of them one label or "
+    "more.\n"
     "\n"
     "## Every key\n"
     "\n";
