@@ -319,6 +319,8 @@ static void describe_others(const struct shm *s, const struct coll_group *g, cha
         n += (size_t)snprintf(out_text + n, n_bytes - n, "%srank %u %s", n > 0 ? ", " : "",
                               g->ranks[i], at);
     }
+    if (!n_named) /* one of them has stopped in the midst of it */
+        snprintf(out_text, n_bytes, "the others, which came to it, too");
 }
 
 void shm_give_up(struct shm *s, const struct coll_group *g, uint64_t waited_ns)
