@@ -1,13 +1,20 @@
-/* log.c - writes each line with one write, so that lines of several threads never mix */
+/* log.c - writes each line with one write, so that lines of several threads never mix
+ *
+ * Warnings tell of what others did, as often as they do it: so many a second are enough, lest a
+ * peer that goes wrong fills a disk with them. Lost ones are counted. */
 #include "common/log.h"
 
 #include "common/clock.h"
 #include "common/tame.h"
+#include "common/types.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#define LOG_WARNINGS_PER_S 100u
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 static const char *log_program = "ballast";
@@ -27,18 +34,13 @@ int log_level_parse(const char *text)
     return -1;
 }
 
-void log_line(enum log_level level, const char *format, ...)
+static void write_line(enum log_level level, const char *format, va_list args)
 {
-    if (level > log_level_max)
-        return;
     char line[2048];
     char stamp[CLOCK_STAMP_BYTES];
     clock_stamp(clock_wall_ns(), stamp);
     int n = snprintf(line, sizeof line, "%s %s %s: ", stamp, level_names[level], log_program);
-    va_list args;
-    va_start(args, format);
     int m = vsnprintf(line + n, sizeof line - (size_t)n - 1, format, args);
-    va_end(args);
     size_t length = (size_t)n + (m > 0 ? (size_t)m : 0);
     if (length > sizeof line - 2)
         length = sizeof line - 2;
@@ -46,4 +48,37 @@ void log_line(enum log_level level, const char *format, ...)
     line[length++] = '\n';
     if (write(STDERR_FILENO, line, length) < 0)
         return; /* nowhere left to say it */
+}
+
+static void say(enum log_level level, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    write_line(level, format, args);
+    va_end(args);
+}
+
+/* Without a lock, which a fork could leave taken. */
+static bool may_warn(void)
+{
+    static _Atomic uint64_t second;
+    static _Atomic uint32_t n_warnings;
+    uint64_t now = clock_now_ns() / NS_PER_S, last = atomic_load(&second);
+    if (now != last && atomic_compare_exchange_strong(&second, &last, now)) {
+        uint32_t n = atomic_exchange(&n_warnings, 0);
+        if (n > LOG_WARNINGS_PER_S)
+            say(LOG_WARN, "left_out=%u msg=\"more warnings than %u a second\"",
+                n - LOG_WARNINGS_PER_S, LOG_WARNINGS_PER_S);
+    }
+    return atomic_fetch_add(&n_warnings, 1) < LOG_WARNINGS_PER_S;
+}
+
+void log_line(enum log_level level, const char *format, ...)
+{
+    if (level > log_level_max || (level == LOG_WARN && !may_warn()))
+        return;
+    va_list args;
+    va_start(args, format);
+    write_line(level, format, args);
+    va_end(args);
 }

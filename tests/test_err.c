@@ -4,10 +4,16 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
+#include "common/clock.h"
 #include "common/err.h"
+#include "common/log.h"
 #include "common/tame.h"
 
 static void a_prefix_goes_before_the_text(void **state)
@@ -46,12 +52,46 @@ static void foreign_text_steers_no_terminal(void **state)
     assert_int_equal(tame_printable("", 0), 0);
 }
 
+/* What a second's warnings may come to, and that what is left out is told in the next. */
+static void warnings_fill_no_disk(void **state)
+{
+    (void)state;
+    char line[256];
+    int n_lines = 0, own = dup(STDERR_FILENO);
+    unsigned n_left_out = 0;
+    FILE *out = tmpfile();
+    assert_non_null(out);
+    dup2(fileno(out), STDERR_FILENO);
+    uint64_t from_ns = clock_now_ns();
+    for (int i = 0; i < 5000; i++)
+        log_warn("peer=%d msg=\"refused\"", i);
+    log_error("msg=\"no warning, and always said\"");
+    uint64_t seconds = (clock_now_ns() - from_ns) / 1000000000 + 2;
+    usleep(1100 * 1000);
+    log_warn("msg=\"of the next second\"");
+    dup2(own, STDERR_FILENO);
+    close(own);
+    rewind(out);
+    bool has_error = false, has_next = false;
+    while (fgets(line, sizeof line, out)) {
+        const char *left = strstr(line, "left_out=");
+        n_lines++;
+        n_left_out += left ? (unsigned)atoi(left + 9) : 0;
+        has_error = has_error || strstr(line, "always said");
+        has_next = has_next || strstr(line, "next second");
+    }
+    fclose(out);
+    assert_true(has_error && has_next && n_left_out > 0);
+    assert_true(n_lines <= (int)(101 * seconds) + 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prefix_goes_before_the_text),
         cmocka_unit_test(no_err_is_fine),
         cmocka_unit_test(foreign_text_steers_no_terminal),
+        cmocka_unit_test(warnings_fill_no_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
