@@ -233,6 +233,9 @@ static int explain(struct ctl *c, int rc, const Ballast__Status *status, const s
     else if (rc == -ETIMEDOUT && c->is_mutating)
         snprintf(text, sizeof text, "%s; it may have been done: look before you ask again",
                  message);
+    else if (rc == -EPROTO)
+        snprintf(text, sizeof text, "what comes from %s is no coordinator's answer: %s",
+                 c->connected_to, message);
     else
         snprintf(text, sizeof text, "%s", message);
     if (rc == -EREMOTEIO || rc == -EPROTO)
