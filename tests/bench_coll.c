@@ -3,8 +3,10 @@
  *   bench_coll [--pin] [--ms N] [--op NAME] [--bytes N] [RANKS [HOSTS]]
  *                                       through shared memory, 4 ranks unless said; or as if they
  *                                       were on several hosts, through the network's loopback
- *   bench_coll --gpus N [host|nccl]     every operation, a GPU for each rank, beside NCCL's plain
- *                                       calls; host: through host memory instead
+ *   bench_coll --gpus N [--registered] [host|nccl]
+ *                                       every operation, a GPU for each rank, beside NCCL's plain
+ *                                       calls; host: through host memory instead; registered: ours
+ *                                       from memory that NCCL is told of
  *
  * Ranks are processes; --pin gives each a core of those the program may use. On the CPU the arrays
  * lie in memory that travels, as gradients do. Calls begin together, each takes as long as its
@@ -40,7 +42,7 @@ struct options {
     uint32_t world, n_hosts, budget_ms;
     const char *op; /* that alone, and of that size; NULL and 0: all */
     size_t n_bytes;
-    bool on_gpus, is_pinned;
+    bool on_gpus, is_pinned, registers; /* registers: parallel.register_buffers */
     enum coll_wish wish;
 };
 
@@ -348,7 +350,7 @@ static void check(struct bench *b, enum plain_op op)
     free(host);
 }
 
-static void bench_gpus(struct coll *host, uint32_t rank, enum coll_wish wish)
+static void bench_gpus(struct coll *host, uint32_t rank, const struct options *o)
 {
     struct layout_degrees degrees = {.world = host->world, .fsdp = host->world, .ep = host->world};
     struct bench b = {.c = host};
@@ -358,7 +360,8 @@ static void bench_gpus(struct coll *host, uint32_t rank, enum coll_wish wish)
     snprintf(device, sizeof device, "cuda:%u", rank);
     must(layout_init(degrees, host->world, rank, &layout, &err), &err);
     must(device_open(device, ELEM_F32, 1, false, &b.dev, &err), &err);
-    must(coll_choose(&b.c, b.dev, wish, &layout, said, &err), &err);
+    must(coll_choose(&b.c, b.dev, o->wish, &layout, said, &err), &err);
+    b.c->registers_memory = o->registers;
     b.plain = plain_open(b.c, b.dev);
     b.in = b.c->ops->alloc(b.c, MB_MAX * MB);
     b.out = b.c->ops->alloc(b.c, MB_MAX * MB);
@@ -399,7 +402,7 @@ static int bench_rank(const struct options *o, const uint8_t *id, uint32_t rank,
     must(coll_host_open(&config, &c, &err), &err);
 #if BALLAST_HAS_CUDA
     if (o->on_gpus) {
-        bench_gpus(c, rank, o->wish);
+        bench_gpus(c, rank, o);
         return 0;
     }
 #endif
@@ -414,7 +417,7 @@ static bool read_options(int argc, char **argv, struct options *o)
     static const struct option known[] = {
         {"gpus", required_argument, NULL, 'g'}, {"pin", no_argument, NULL, 'p'},
         {"ms", required_argument, NULL, 'm'},   {"op", required_argument, NULL, 'o'},
-        {"bytes", required_argument, NULL, 'b'}, {0},
+        {"bytes", required_argument, NULL, 'b'}, {"registered", no_argument, NULL, 'r'}, {0},
     };
     struct err err = {0};
     *o = (struct options){.world = 4, .n_hosts = 1, .budget_ms = 250, .wish = COLL_WISH_AUTO};
@@ -430,6 +433,8 @@ static bool read_options(int argc, char **argv, struct options *o)
             o->op = optarg;
         } else if (c == 'b') {
             o->n_bytes = strtoul(optarg, NULL, 10);
+        } else if (c == 'r') {
+            o->registers = true;
         } else {
             return false;
         }
@@ -453,7 +458,7 @@ int main(int argc, char **argv)
     uint32_t pid = (uint32_t)getpid();
     if (!read_options(argc, argv, &o)) {
         fprintf(stderr, "usage: bench_coll [--pin] [--ms N] [--op NAME] [--bytes N] [RANKS, 1 to "
-                        "64 [HOSTS]]\n       bench_coll --gpus N [host|nccl]%s\n",
+                        "64 [HOSTS]]\n       bench_coll --gpus N [--registered] [host|nccl]%s\n",
                 BALLAST_HAS_CUDA ? "" : ", which this build cannot");
         return 2;
     }

@@ -1,12 +1,12 @@
 /* cuda_ops.c - every op of a device against its definition on the cpu, and how long it takes
  *
  * usage: cuda_ops [--device cuda:N|cpu] [--op NAME] [--elem f32|bf16] [--bench] [--deterministic]
- *                 [--small]
+ *                 [--small] [--shape "N, N, ..."]
  *        cuda_ops --list [--bench [--small]]
  *
  * One line per op and type of element: cases, the worst relative error, where it was, the
  * tolerance. --small leaves out a model's own shapes, for tools under which all is slow, and lets
- * --bench time the small ones. --list names the ops, or the shapes that --bench times. Exit 1 where
+ * --bench time the small ones; --shape leaves out all but one, as it is printed. --list names the ops, or the shapes that --bench times. Exit 1 where
  * an error is above its tolerance or bytes beside a tensor changed. With --device cpu it compares
  * the cpu with itself, which proves the cases and must find no error. */
 #include "tests/cuda_ops_trial.h"
@@ -23,7 +23,7 @@
 #define LONE_SHARE     16 /* an element off by its own size counts as 1 / this */
 
 struct options {
-    const char *device, *op;
+    const char *device, *op, *shape;
     bool f32, bf16, bench, deterministic, small, list;
 };
 
@@ -167,18 +167,26 @@ static void check_case(const struct op_case *c, struct device *dev, struct devic
     worst->n_cases++;
 }
 
-/* Returns whether all was well. */
-static bool check_op(const char *op, struct device *dev, struct device *cpu, enum elem_type type,
-                     bool small)
+static bool has_shape(const struct options *o, const struct op_case *c)
 {
+    char shape[256];
+    shape_text(c, shape, sizeof shape);
+    return !o->shape || !strcmp(o->shape, shape);
+}
+
+/* Returns whether all was well. */
+static bool check_op(const struct options *o, const char *op, struct device *dev,
+                     struct device *cpu)
+{
+    enum elem_type type = dev->elem;
     struct worst worst = {0};
     bool is_gpu = strcmp(dev->ops->name, "cpu") != 0;
     char shape[256] = "";
     for (const struct op_family *f = families; f; f = f->next)
         for (size_t i = 0; i < f->n_cases; i++) {
             const struct op_case *c = &f->cases[i];
-            if (strcmp(c->op, op) || c->size == CASE_BENCH ||
-                (c->size == CASE_LARGE && (small || !is_gpu)))
+            if (strcmp(c->op, op) || c->size == CASE_BENCH || !has_shape(o, c) ||
+                (c->size == CASE_LARGE && (o->small || !is_gpu)))
                 continue;
             check_case(c, dev, cpu, type, 0, &worst);
             if (c->size == CASE_SMALL)
@@ -266,10 +274,10 @@ static bool run_all(const struct options *o, struct device *dev, struct device *
             const struct op_case *c = &f->cases[i];
             if (o->op && strcmp(o->op, c->op))
                 continue;
-            if (o->bench && is_timed(o, c))
+            if (o->bench && is_timed(o, c) && has_shape(o, c))
                 bench_case(c, dev);
             else if (!o->bench && is_first_of_op(f, i))
-                is_well = check_op(c->op, dev, cpu, dev->elem, o->small) && is_well;
+                is_well = check_op(o, c->op, dev, cpu) && is_well;
         }
     return is_well;
 }
@@ -293,7 +301,7 @@ static struct options read_options(int argc, char **argv)
         {"device", required_argument, NULL, 'd'}, {"op", required_argument, NULL, 'o'},
         {"elem", required_argument, NULL, 'e'},   {"bench", no_argument, NULL, 'b'},
         {"deterministic", no_argument, NULL, 'x'}, {"small", no_argument, NULL, 's'},
-        {"list", no_argument, NULL, 'l'}, {0},
+        {"shape", required_argument, NULL, 'h'}, {"list", no_argument, NULL, 'l'}, {0},
     };
     struct options o = {.device = "cuda:0", .f32 = true, .bf16 = true};
     int option;
@@ -308,6 +316,7 @@ static struct options read_options(int argc, char **argv)
         case 'b': o.bench = true; break;
         case 'x': o.deterministic = true; break;
         case 's': o.small = true; break;
+        case 'h': o.shape = optarg; break;
         case 'l': o.list = true; break;
         default: exit(2);
         }
@@ -315,7 +324,7 @@ static struct options read_options(int argc, char **argv)
         o.bf16 = false;
     if (optind < argc || (!o.f32 && !o.bf16))
         trial_fail("usage: cuda_ops [--device cuda:N|cpu] [--op NAME] [--elem f32|bf16] [--bench] "
-             "[--deterministic] [--small]; or --list");
+             "[--deterministic] [--small] [--shape SHAPE]; or --list");
     return o;
 }
 
