@@ -48,8 +48,14 @@ static void show_json(const struct ctl *c, const Ballast__DbQueryReply *r)
     ctl_json_list(c, "RowList", 0, r->truncated, items);
 }
 
+/* To a terminal, where a cell could steer it, without control characters. */
 static void print_csv_cell(const char *text, bool is_last)
 {
+    if (isatty(STDOUT_FILENO)) {
+        ctl_print_escaped(stdout, text, strlen(text), false);
+        fputs(is_last ? "\n" : ",", stdout);
+        return;
+    }
     if (strpbrk(text, ",\"\n\r")) {
         putchar('"');
         for (const char *at = text; *at; at++) {

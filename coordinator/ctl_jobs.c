@@ -213,6 +213,8 @@ static int fetch(struct ctl *c, struct list_query *q, bool all_states, struct jo
     Ballast__JobListRequest request = BALLAST__JOB_LIST_REQUEST__INIT;
     bool is_told = list_tell_terms(q, &request.n_terms, &request.terms);
     request.all_states = all_states;
+    if (!all_states && !q->n_terms && !q->is_ordered)
+        return fetch_all(c, &request, out); /* it has those in memory */
     newest.column = "jobid";
     newest.descending = true;
     if (!q->is_ordered) {

@@ -175,12 +175,22 @@ static char *help_of(const char *program, const char *option)
     return NULL;
 }
 
-/* As it stands, after its first line, which names it. */
+/* "what it does" of a help that begins with "name - what it does\n"; in the arena. */
+static const char *first_line(struct arena *a, const char *help)
+{
+    const char *dash = strstr(help, " - ");
+    size_t n = strcspn(help, "\n");
+    return dash && dash < help + n ? arena_printf(a, "%.*s", (int)(help + n - dash - 3), dash + 3)
+                                   : "a daemon of Ballast";
+}
+
+/* Its help as it stands. */
 static bool program_page(FILE *out, const char *page, const char *program)
 {
     char *help = help_of(program, "--help"), *config = help_of(program, "--help-config");
+    struct arena a = {0};
     if (help) {
-        title(out, page, "8", "a daemon of Ballast");
+        title(out, page, "8", first_line(&a, help));
         section(out, "SYNOPSIS");
         fprintf(out, ".nf\n");
         put(out, help);
@@ -192,9 +202,11 @@ static bool program_page(FILE *out, const char *page, const char *program)
         section(out, "SEE ALSO");
         fputs("ballast(1)\n", out);
     }
+    bool has_help = help != NULL;
+    arena_fini(&a);
     free(help);
     free(config);
-    return help != NULL;
+    return has_help;
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */

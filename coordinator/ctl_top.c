@@ -251,7 +251,7 @@ static int show_live(struct ctl *c)
     enum screen_key key = SCREEN_AGAIN;
     ctl_catch_interrupt();
     c->quiet = c->is_silent = true; /* the screen is ours */
-    c->timeout_ms = CALL_MS;
+    c->timeout_ms = c->timeout_ms ? c->timeout_ms : CALL_MS;
     if (!screen_open(ctl_wants_color(c))) {
         c->is_silent = false;
         return ctl_fail(c, CTL_FAILED, "this terminal (TERM) is not known; --once prints the page");
