@@ -99,6 +99,29 @@ struct server {
     struct err *err;
 };
 
+/* ---- server: the loop ------------------------------------------------------------------------ */
+
+/* For the next thing that is due. */
+void server_arm_timer(struct server *s);
+/* Accepted work is finished before the end: the loop goes on until what is with the store is back.
+ * Called again whenever something came. */
+void server_stop(struct server *s);
+/* Stops for that reason, which is logged. */
+void server_fail(struct server *s, int rc, const char *text);
+
+/* ---- server_message: what comes in ----------------------------------------------------------- */
+
+/* 0, or after server_fail. */
+int  server_listen(struct server *s);
+void server_reload_keys(struct server *s);
+
+/* ---- server_restore: the core and the store -------------------------------------------------- */
+
+/* Begins to read the state, in RESTORING. */
+void server_restore(struct server *s);
+/* Takes what the store is done with: sends, answers, or begins anew. */
+void server_take_stored(struct server *s);
+
 /* ---- server_turn: turns and their way through the store -------------------------------------- */
 
 /* The turn under way, begun now if there is none. Only while STARTING or SERVING. */
