@@ -7,14 +7,10 @@
  * each other: each then asks for half of what they share of b, for both. Rows of a tile beyond the
  * group's belong to its neighbour: they are not written, and where rows are summed over they are
  * made zero. */
-#include <cuda.h>
-
-#include "kernels/cuda_elem.cuh"
-#include "kernels/cuda_tiles.h"
-#include "kernels/wgmma.cuh"
+#include "kernels/copy_engine.cuh"
+#include "kernels/wide_tile.cuh"
 
 #define ROWS          CUDA_TILE_WIDE_ROWS
-#define COLS          CUDA_TILE_WIDE_COLS
 #define DEPTH         64 /* of a tile along k: one panel */
 #define STAGES        4
 #define THREADS       384 /* a warpgroup with the producer, and two that multiply */
@@ -59,80 +55,6 @@ __device__ static place find_tile(const cuda_tile_group *groups, const int32_t *
     p.row = (int64_t)(strip * STRIP + in_strip % height) * rows;
     p.col = (int64_t)(in_strip / height) * COLS;
     return p;
-}
-
-/* ---- barriers in shared memory that the copy engine reports to ---- */
-
-__device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t n_arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)),
-                 "r"(n_arrivals)
-                 : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(
-                     shared_address(barrier))
-                 : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t n_bytes)
-{
-    asm volatile("{\n.reg .b64 state;\n"
-                 "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(
-                     shared_address(barrier)),
-                 "r"(n_bytes)
-                 : "memory");
-}
-
-/* Until the phase of that parity is over. */
-__device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
-{
-    asm volatile("{\n.reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra over;\n"
-                 "bra again;\n"
-                 "over:\n}\n" ::"r"(shared_address(barrier)),
-                 "r"(parity)
-                 : "memory");
-}
-
-/* At the same barrier of a block of the cluster. */
-__device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint32_t block)
-{
-    asm volatile("{\n.reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(
-                     shared_address(barrier)),
-                 "r"(block)
-                 : "memory");
-}
-
-__device__ __forceinline__ void cluster_sync()
-{
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
-}
-
-/* The box at (x, y, z) of the map into shared memory; its bytes count at the barrier. With PAIR 2
- * into that of both blocks, each at its own barrier. */
-template <int PAIR>
-__device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, int32_t x, int32_t y,
-                                         int32_t z, uint64_t *barrier)
-{
-    if (PAIR == 1)
-        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                     "[%0], [%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(to)),
-                     "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
-                     : "memory");
-    else
-        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                     ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;\n" ::"r"(
-                         shared_address(to)),
-                     "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)),
-                     "h"((uint16_t)((1 << PAIR) - 1))
-                     : "memory");
 }
 
 /* ---- the producer ---- */
@@ -217,151 +139,6 @@ __device__ __forceinline__ void multiply(float (&d)[COLS / 2], const char *stage
         wgmma<A_T, !B_T>(d, a, b);
         a += panel_step(A_T ? 16 * PANEL_ROW_BYTES : 32);
         b += panel_step(B_T ? 32 : 16 * PANEL_ROW_BYTES);
-    }
-}
-
-/* Two neighbouring elements of c, of which the second may be beyond its end: it reads as 0. */
-template <typename C>
-__device__ __forceinline__ float2 read_pair(const C *c, bool both, bool in_pairs)
-{
-    if (!both || !in_pairs)
-        return make_float2(load(c), both ? load(c + 1) : 0);
-    if constexpr (sizeof(C) == 2)
-        return unpack_bf16(*(const uint32_t *)c);
-    else
-        return *(const float2 *)c;
-}
-
-template <typename C>
-__device__ __forceinline__ void write_pair(C *c, float x, float y, bool both, bool in_pairs)
-{
-    if (both && in_pairs) {
-        if constexpr (sizeof(C) == 2)
-            *(uint32_t *)c = pack_bf16(x, y);
-        else
-            *(float2 *)c = make_float2(x, y);
-        return;
-    }
-    store(c, x);
-    if (both)
-        store(c + 1, y);
-}
-
-/* The warpgroup's rows of c: what a lane has of them, pair j of its row h being d[4 j + 2 h]. */
-template <typename C>
-struct own_rows {
-    C      *at[2]; /* NULL beyond the group's rows */
-    int     n_cols;
-    bool    in_pairs, in_vectors; /* whether pairs, and eight in a row, can be written at once */
-};
-
-template <typename C>
-__device__ __forceinline__ own_rows<C> find_rows(const cuda_tile_job &job, const cuda_tile_group &g,
-                                                 int64_t row0, int64_t col0)
-{
-    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x / 32 & 3;
-    C *c = (C *)g.c;
-    own_rows<C> own;
-    own.n_cols = (int)min(g.n - col0, (int64_t)COLS);
-    own.in_pairs = job.c_stride % 2 == 0 && ((uintptr_t)c & (2 * sizeof(C) - 1)) == 0;
-    own.in_vectors = job.c_stride % 8 == 0 && own.n_cols % 8 == 0 && ((uintptr_t)c & 15) == 0;
-    for (int h = 0; h < 2; h++) {
-        int64_t row = row0 + 16 * warp + lane / 4 + 8 * h;
-        own.at[h] = row < g.m ? c + row * job.c_stride + col0 : NULL;
-    }
-    return own;
-}
-
-/* d = alpha d + beta c. Many reads are on their way at once: one after another they would take
- * longer than the products of a small group. */
-template <typename C>
-__device__ __forceinline__ void add_tile(float (&d)[COLS / 2], const own_rows<C> &own, float alpha,
-                                         float beta)
-{
-    constexpr int AT_ONCE = 16;
-    int lane_col = (int)threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int j0 = 0; j0 < COLS / 8; j0 += AT_ONCE) {
-            float2 before[AT_ONCE];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-                int col = 8 * (j0 + j) + lane_col;
-                before[j] = own.at[h] && col < own.n_cols
-                                ? read_pair(own.at[h] + col, col + 1 < own.n_cols, own.in_pairs)
-                                : make_float2(0, 0);
-            }
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-                float *pair = &d[4 * (j0 + j) + 2 * h];
-                pair[0] = alpha * pair[0] + beta * before[j].x;
-                pair[1] = alpha * pair[1] + beta * before[j].y;
-            }
-        }
-}
-
-/* Four lanes have two columns of each of four groups of eight; afterwards each has a whole group,
- * which is one write. By all lanes of a warp. */
-__device__ __forceinline__ uint4 trade(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-    uint32_t other = __shfl_xor_sync(~0u, odd ? a : b, 1);
-    (odd ? a : b) = other;
-    other = __shfl_xor_sync(~0u, odd ? c : d, 1);
-    (odd ? c : d) = other;
-    uint32_t first = __shfl_xor_sync(~0u, high ? a : c, 2);
-    uint32_t second = __shfl_xor_sync(~0u, high ? b : d, 2);
-    return high ? make_uint4(first, second, c, d) : make_uint4(a, b, first, second);
-}
-
-__device__ __forceinline__ void write_vectors(const float (&d)[COLS / 2],
-                                              const own_rows<bf16> &own)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int j = 0; j < COLS / 8; j += 4) {
-            uint32_t pairs[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                pairs[i] = pack_bf16(d[4 * (j + i) + 2 * h], d[4 * (j + i) + 2 * h + 1]);
-            uint4 eight = trade(pairs[0], pairs[1], pairs[2], pairs[3]);
-            int col = 8 * (j + (int)threadIdx.x % 4);
-            if (own.at[h] && col < own.n_cols)
-                *(uint4 *)(own.at[h] + col) = eight;
-        }
-}
-
-template <typename C>
-__device__ static void write_tile(float (&d)[COLS / 2], const cuda_tile_job &job,
-                                  const cuda_tile_group &g, int64_t row0, int64_t col0)
-{
-    const own_rows<C> own = find_rows<C>(job, g, row0, col0);
-    int lane_col = (int)threadIdx.x % 4 * 2;
-    if (job.beta != 0)
-        add_tile(d, own, job.alpha, job.beta);
-    else if (job.alpha != 1)
-#pragma unroll
-        for (int i = 0; i < COLS / 2; i++)
-            d[i] *= job.alpha;
-    if constexpr (sizeof(C) == 2) {
-        if (own.in_vectors) {
-            write_vectors(d, own);
-            return;
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (!own.at[h])
-            continue;
-#pragma unroll
-        for (int j = 0; j < COLS / 8; j++) {
-            int col = 8 * j + lane_col;
-            if (col < own.n_cols)
-                write_pair(own.at[h] + col, d[4 * j + 2 * h], d[4 * j + 2 * h + 1],
-                           col + 1 < own.n_cols, own.in_pairs);
-        }
     }
 }
 

@@ -1,0 +1,84 @@
+/* copy_engine.cuh - boxes of a tensor into shared memory, and the barriers that tell of them
+ *
+ * One thread asks for a box; its bytes count at a barrier, also at that of another block of the
+ * cluster. All addresses are of shared memory. */
+#ifndef KERNELS_COPY_ENGINE_CUH
+#define KERNELS_COPY_ENGINE_CUH
+
+#include <cuda.h>
+
+#include "kernels/wgmma.cuh"
+
+__device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t n_arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)),
+                 "r"(n_arrivals)
+                 : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(
+                     shared_address(barrier))
+                 : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t n_bytes)
+{
+    asm volatile("{\n.reg .b64 state;\n"
+                 "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(
+                     shared_address(barrier)),
+                 "r"(n_bytes)
+                 : "memory");
+}
+
+/* Until the phase of that parity is over. */
+__device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra over;\n"
+                 "bra again;\n"
+                 "over:\n}\n" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* At the same barrier of a block of the cluster. */
+__device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint32_t block)
+{
+    asm volatile("{\n.reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(
+                     shared_address(barrier)),
+                 "r"(block)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
+}
+
+/* The box at (x, y, z) of the map into shared memory; its bytes count at the barrier. With PAIR 2
+ * into that of both blocks, each at its own barrier. */
+template <int PAIR>
+__device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, int32_t x, int32_t y,
+                                         int32_t z, uint64_t *barrier)
+{
+    if (PAIR == 1)
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(to)),
+                     "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                     ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;\n" ::"r"(
+                         shared_address(to)),
+                     "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)),
+                     "h"((uint16_t)((1 << PAIR) - 1))
+                     : "memory");
+}
+
+#endif
