@@ -93,21 +93,30 @@ void attempt_relay_peers(struct coord *c, struct turn *t, struct job *j, const s
         send_peers(t, w, p);
 }
 
-void attempt_say_stop(struct coord *c, struct turn *t, const struct job *j,
-                      const struct worker *w)
+static Ballast__Stop *stop(struct turn *t, job_id job, uint32_t attempt, uint32_t rank,
+                           Ballast__StopMode mode, const char *reason)
 {
     Ballast__Stop *s = arena_alloc(&t->arena, sizeof *s);
     ballast__stop__init(s);
-    s->job_id = j->id;
-    s->attempt = j->attempt;
-    s->rank = w->rank;
+    s->job_id = job;
+    s->attempt = attempt;
+    s->rank = rank;
+    s->mode = mode;
+    s->reason = arena_strdup(&t->arena, reason);
+    return s;
+}
+
+void attempt_say_stop(struct coord *c, struct turn *t, const struct job *j,
+                      const struct worker *w)
+{
     bool saves = j->state == BALLAST__JOB_STATE__JOB_STOPPING &&
         j->stop_mode == BALLAST__STOP_MODE__STOP_CHECKPOINT;
-    s->mode = saves ? BALLAST__STOP_MODE__STOP_CHECKPOINT : BALLAST__STOP_MODE__STOP_NOW;
+    Ballast__Stop *s = stop(t, j->id, j->attempt, w->rank,
+                            saves ? BALLAST__STOP_MODE__STOP_CHECKPOINT
+                                  : BALLAST__STOP_MODE__STOP_NOW, j->reason);
     s->grace_ms = (uint32_t)((!saves ? c->config.stop_grace_ns
                               : job_is_pausing(j) ? c->config.pause_grace_ns
                               : c->config.checkpoint_grace_ns) / NS_PER_MS);
-    s->reason = arena_strdup(&t->arena, j->reason);
     if (w->peer)
         turn_notice(t, w->peer, w->epoch, BALLAST__METHOD__METHOD_STOP, &s->base);
 }
@@ -115,13 +124,8 @@ void attempt_say_stop(struct coord *c, struct turn *t, const struct job *j,
 void attempt_fence(struct turn *t, uint64_t peer, uint64_t worker_epoch,
                    const Ballast__RankState *state, const char *reason)
 {
-    Ballast__Stop *s = arena_alloc(&t->arena, sizeof *s);
-    ballast__stop__init(s);
-    s->job_id = state->job_id;
-    s->attempt = state->attempt;
-    s->rank = state->rank;
-    s->mode = BALLAST__STOP_MODE__STOP_NOW;
-    s->reason = arena_strdup(&t->arena, reason);
+    Ballast__Stop *s = stop(t, state->job_id, state->attempt, state->rank,
+                            BALLAST__STOP_MODE__STOP_NOW, reason);
     turn_notice(t, peer, worker_epoch, BALLAST__METHOD__METHOD_STOP, &s->base);
 }
 

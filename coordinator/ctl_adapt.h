@@ -95,6 +95,15 @@ struct adapt_validation {
  * text of not_checked; an error is one of this machine. Gives, ended with adapt_validation_fini. */
 int  adapt_validate(const struct adapt *a, struct adapt_validation *out, struct err *err);
 void adapt_validation_fini(struct adapt_validation *v);
+
+/* Check i; the texts live as long as v. NAN: not measured. */
+struct adapt_check {
+    const char *name, *where;
+    bool   passed;
+    double measured, limit;
+};
+struct adapt_check adapt_validation_check(const struct adapt_validation *v, size_t i);
+
 void adapt_validation_print(const struct adapt *a, const struct adapt_validation *v);
 
 void adapt_launch_local(const struct adapt *a, FILE *out);

@@ -225,15 +225,9 @@ static void write_validation(const struct adapt_validation *v, FILE *f)
     fprintf(f, "\n## Checks of a shrunk model of the same structure\n\n| check | result | "
             "measured | limit | where |\n|---|---|---:|---:|---|\n");
     for (size_t i = 0; i < json_count(v->checks); i++) {
-        const struct json *o = json_at(v->checks, i);
-        double measured = NAN, limit = NAN;
-        bool passed = false;
-        json_as_bool(json_get(o, "passed"), &passed);
-        json_as_double(json_get(o, "measured"), &measured);
-        json_as_double(json_get(o, "limit"), &limit);
-        fprintf(f, "| %s | %s | %.3g | %.3g | %s |\n", json_as_string(json_get(o, "check")),
-                passed ? "pass" : "**fail**", measured, limit,
-                json_as_string(json_get(o, "where")));
+        struct adapt_check c = adapt_validation_check(v, i);
+        fprintf(f, "| %s | %s | %.3g | %.3g | %s |\n", c.name,
+                c.passed ? "pass" : "**fail**", c.measured, c.limit, c.where);
     }
     fprintf(f, "\nNot checked:\n\n");
     for (size_t i = 0; i < json_count(v->not_checked); i++)

@@ -264,6 +264,17 @@ void adapt_validation_fini(struct adapt_validation *v)
     json_destroy(v->not_checked);
 }
 
+struct adapt_check adapt_validation_check(const struct adapt_validation *v, size_t i)
+{
+    const struct json *o = json_at(v->checks, i);
+    struct adapt_check c = {json_as_string(json_get(o, "check")),
+                            json_as_string(json_get(o, "where")), false, NAN, NAN};
+    json_as_bool(json_get(o, "passed"), &c.passed);
+    json_as_double(json_get(o, "measured"), &c.measured);
+    json_as_double(json_get(o, "limit"), &c.limit);
+    return c;
+}
+
 void adapt_validation_print(const struct adapt *a, const struct adapt_validation *v)
 {
     static const struct ctl_column columns[] = {
@@ -271,18 +282,13 @@ void adapt_validation_print(const struct adapt *a, const struct adapt_validation
         {"WHERE", false}};
     struct ctl_table t = {.columns = columns, .n_columns = 5};
     for (size_t i = 0; i < json_count(v->checks); i++) {
-        const struct json *o = json_at(v->checks, i);
-        double measured = NAN, limit = NAN;
-        bool passed = false;
-        json_as_bool(json_get(o, "passed"), &passed);
-        json_as_double(json_get(o, "measured"), &measured);
-        json_as_double(json_get(o, "limit"), &limit);
-        ctl_table_cell(&t, "%s", json_as_string(json_get(o, "check")));
-        ctl_table_cell(&t, "%s", passed ? "pass" : "FAIL");
-        ctl_table_color(&t, passed ? "32" : "31");
-        ctl_table_cell(&t, "%.3g", measured);
-        ctl_table_cell(&t, "%.3g", limit);
-        ctl_table_cell(&t, "%s", json_as_string(json_get(o, "where")));
+        struct adapt_check c = adapt_validation_check(v, i);
+        ctl_table_cell(&t, "%s", c.name);
+        ctl_table_cell(&t, "%s", c.passed ? "pass" : "FAIL");
+        ctl_table_color(&t, c.passed ? "32" : "31");
+        ctl_table_cell(&t, "%.3g", c.measured);
+        ctl_table_cell(&t, "%.3g", c.limit);
+        ctl_table_cell(&t, "%s", c.where);
     }
     putchar('\n');
     if (json_count(v->checks))
