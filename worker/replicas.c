@@ -1,56 +1,74 @@
-/* replicas.c - hashes of what this rank owns, compared within the groups that own the same */
+/* replicas.c - hashes of what this rank owns, compared within the groups that own the same
+ *
+ * Memory is hashed where it lies, on the device; only the hashes come here. */
 #include "worker/replicas.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/failpoint.h"
-#include "common/hash.h"
 #include "common/mem.h"
 #include "worker/agree.h"
 #include "worker/shard_state.h"
 
-#define CHUNK_BYTES ((size_t)4 << 20) /* copied to the host at once */
-#define RANKS_BYTES 128               /* of a list of ranks in words */
+#define RANKS_BYTES 128 /* of a list of ranks in words */
 
 /* ---- hashes --------------------------------------------------------------------------------- */
 
-static uint64_t hash_memory(const struct shard *s, uint64_t seed, const void *at, size_t n_bytes,
-                            uint8_t *chunk)
+/* Sums that the device makes of what lies in it: one a unit, or a layer. */
+struct hashes {
+    uint64_t *sums;   /* on the device */
+    uint64_t *values; /* the same, here */
+};
+
+/* Adds memory to a sum, its words counted from first; returns the count behind them. */
+static uint64_t hash_memory(const struct shard *s, uint64_t *acc_sum, uint64_t first,
+                            const void *at, size_t n_bytes)
 {
-    for (size_t done = 0; done < n_bytes; done += CHUNK_BYTES) {
-        size_t n = n_bytes - done < CHUNK_BYTES ? n_bytes - done : CHUNK_BYTES;
-        s->dev->ops->to_host(s->dev, chunk, (const char *)at + done, n);
-        seed = hash_bytes(seed, chunk, n);
-    }
-    return seed;
+    size_t n_words = n_bytes / sizeof(uint64_t);
+    assert(n_bytes % sizeof(uint64_t) == 0); /* slices are whole half lines */
+    if (n_words > 0)
+        s->dev->ops->checksum(s->dev, acc_sum, at, (int64_t)n_words, first);
+    return first + n_words;
 }
 
-static uint64_t hash_unit(const struct shard *s, const struct shard_unit *u, uint8_t *chunk)
+static void hash_unit(const struct shard *s, const struct shard_unit *u, uint64_t *acc_sum)
 {
     uint64_t n = u->slice + u->frozen;
-    uint64_t h = hash_memory(s, 0, elem_at(s->dev, s->weights, (int64_t)u->weights_at),
-                             n * elem_size(s->dev), chunk);
-    return s->master ? hash_memory(s, h, s->master + u->at, u->slice * sizeof(float), chunk) : h;
+    uint64_t first = hash_memory(s, acc_sum, 0, elem_at(s->dev, s->weights, (int64_t)u->weights_at),
+                                 n * elem_size(s->dev));
+    if (s->master)
+        hash_memory(s, acc_sum, first, s->master + u->at, u->slice * sizeof(float));
 }
 
-static uint64_t hash_experts(const struct shard *s, uint32_t layer, uint8_t *chunk)
+static void hash_experts(const struct shard *s, uint32_t layer, uint64_t *acc_sum)
 {
     static const enum slot_part parts[] = {SLOT_WEIGHTS, SLOT_FROZEN, SLOT_MASTER};
     uint32_t n_slots = s->slots->n_slots;
-    uint64_t h = 0;
+    uint64_t first = 0;
     for (uint32_t place = 0; place < n_slots; place++) {
         if (slots_homed_in(s->slots, layer, s->slots->me * n_slots + place) < 0)
             continue; /* empty, or a copy, which its home sends anew */
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
             size_t n_bytes = shard_slot_bytes(s, layer, parts[i]);
             if (n_bytes > 0)
-                h = hash_memory(s, h, shard_slot(s, layer, place, parts[i]), n_bytes, chunk);
+                first = hash_memory(s, acc_sum, first, shard_slot(s, layer, place, parts[i]),
+                                    n_bytes);
         }
     }
-    return h;
+}
+
+static void hashes_begin(const struct shard *s, const struct hashes *h, uint32_t n)
+{
+    s->dev->ops->zero(s->dev, h->sums, n * sizeof *h->sums);
+}
+
+static void hashes_end(const struct shard *s, const struct hashes *h, uint32_t n)
+{
+    s->dev->ops->to_host(s->dev, h->values, h->sums, n * sizeof *h->sums);
 }
 
 /* One bit of what lies in the first unit that has weights here. */
@@ -147,43 +165,51 @@ static int compare_all(const struct shard *s, const struct coll_group *g, const 
 /* ---- all ------------------------------------------------------------------------------------ */
 
 /* What a rank has found is said by all, after each kind, so that none leaves the others. */
-static int check_units(struct shard *s, uint64_t *hashes, uint8_t *chunk, struct err *err)
+static int check_units(struct shard *s, const struct hashes *h, struct err *err)
 {
-    bool has_others = s->fsdp_replica.n_ranks > 1;
-    for (uint32_t i = 0; has_others && i < s->map->n_units; i++)
-        hashes[i] = hash_unit(s, &s->units[i], chunk);
-    return agree(s->coll, compare_all(s, &s->fsdp_replica, hashes, s->map->n_units, name_unit,
-                                      err), err);
+    uint32_t n = s->map->n_units;
+    hashes_begin(s, h, n);
+    for (uint32_t i = 0; s->fsdp_replica.n_ranks > 1 && i < n; i++)
+        hash_unit(s, &s->units[i], &h->sums[i]);
+    hashes_end(s, h, n);
+    return agree(s->coll, compare_all(s, &s->fsdp_replica, h->values, n, name_unit, err), err);
 }
 
-static int check_experts(struct shard *s, uint64_t *hashes, uint8_t *chunk, struct err *err)
+static int check_experts(struct shard *s, const struct hashes *h, struct err *err)
 {
-    bool has_others = s->expert_replica.n_ranks > 1;
-    for (uint32_t l = 0; has_others && l < s->spec->n_layers; l++)
-        hashes[l] = slots_is_sparse(s->slots, l) ? hash_experts(s, l, chunk) : 0;
-    return agree(s->coll, compare_all(s, &s->expert_replica, hashes, s->spec->n_layers,
-                                      name_experts, err), err);
+    uint32_t n = s->spec->n_layers;
+    hashes_begin(s, h, n);
+    for (uint32_t l = 0; s->expert_replica.n_ranks > 1 && l < n; l++)
+        if (slots_is_sparse(s->slots, l))
+            hash_experts(s, l, &h->sums[l]);
+    hashes_end(s, h, n);
+    return agree(s->coll, compare_all(s, &s->expert_replica, h->values, n, name_experts, err),
+                 err);
 }
 
-static int check_biases(struct shard *s, uint8_t *chunk, struct err *err)
+static int check_biases(struct shard *s, const struct hashes *h, struct err *err)
 {
-    uint64_t hash = hash_memory(s, 0, s->buffers, s->map->n_buffers * sizeof(float), chunk);
-    return agree(s->coll, compare_all(s, &s->coll->world_group, &hash, 1, name_biases, err), err);
+    hashes_begin(s, h, 1);
+    hash_memory(s, h->sums, 0, s->buffers, s->map->n_buffers * sizeof(float));
+    hashes_end(s, h, 1);
+    return agree(s->coll, compare_all(s, &s->coll->world_group, h->values, 1, name_biases, err),
+                 err);
 }
 
 int replicas_check(struct shard *s, struct err *err)
 {
     uint32_t n = s->map->n_units > s->spec->n_layers ? s->map->n_units : s->spec->n_layers;
-    uint64_t *hashes = xcalloc(n, sizeof *hashes);
-    uint8_t *chunk = xcalloc(CHUNK_BYTES, 1);
-    int rc;
-    if (failpoint("flip-weight") < 0)
+    struct hashes h = {.sums = s->dev->ops->alloc(s->dev, n * sizeof *h.sums),
+                       .values = xcalloc(n, sizeof *h.values)};
+    int rc = h.sums ? 0 : err_set(err, -ENOMEM, "no memory for %u hashes of weights", n);
+    if (h.sums && failpoint("flip-weight") < 0)
         flip_bit(s);
     s->coll->layer = -1;
-    if ((rc = check_units(s, hashes, chunk, err)) == 0 &&
-        (rc = check_experts(s, hashes, chunk, err)) == 0)
-        rc = check_biases(s, chunk, err);
-    free(chunk);
-    free(hashes);
+    if ((rc = agree(s->coll, rc, err)) == 0 && (rc = check_units(s, &h, err)) == 0 &&
+        (rc = check_experts(s, &h, err)) == 0)
+        rc = check_biases(s, &h, err);
+    if (h.sums)
+        s->dev->ops->free(s->dev, h.sums);
+    free(h.values);
     return rc;
 }
