@@ -403,7 +403,7 @@ static int check_list(const struct field *f, const void *target, struct err *err
     return 0;
 }
 
-int field_check(const struct field *f, const void *target, struct err *err)
+static int field_check(const struct field *f, const void *target, struct err *err)
 {
     if (field_is_list(f))
         return check_list(f, target, err);

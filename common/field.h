@@ -83,8 +83,8 @@ void field_expected(const struct field *f, char out_text[FIELD_EXPECTED_BYTES]);
 #define FIELD_QUOTE_BYTES 80
 void field_quote(const char *text, char out_text[FIELD_QUOTE_BYTES]);
 
-/* Checks the value in target against f's range, words and lengths (for bytes from the wire). */
-int field_check(const struct field *f, const void *target, struct err *err);
+/* Checks the values in target against the fields' ranges, words and lengths (for bytes from the
+ * wire). */
 void fields_check(const struct field_table *t, const void *target, struct problems *out);
 
 /* Sets every member to its default without freeing (memory of unknown content); required members

@@ -12,7 +12,10 @@
 static const char ending[] = ".weight", experts_word[] = "experts", experts_part[] = ".experts.";
 static const char *const part_names[] = { [ADAPTER_A] = ".lora_A", [ADAPTER_B] = ".lora_B" };
 
-bool lora_takes(enum tensor_role role)
+/* Whether an adapter goes beside a matrix of this role: all that are multiplied with, so not the
+ * embedding, which is looked up, nor the queries of residuals, of which only a product with their
+ * norm is used. */
+static bool takes_adapter(enum tensor_role role)
 {
     switch (role) {
     case ROLE_INDEX_Q: case ROLE_INDEX_K: case ROLE_INDEX_WEIGHTS:
@@ -157,7 +160,7 @@ static void list_words(const struct tensor_map *map, char *out, size_t n_bytes)
     bool has_experts = false;
     for (size_t i = 0; i < map->n_entries; i++) {
         char path[LORA_NAME_BYTES];
-        if (!lora_takes(map->entries[i].role))
+        if (!takes_adapter(map->entries[i].role))
             continue;
         has_experts = has_experts || is_expert(map->entries[i].role);
         path_of(&map->entries[i], path);
@@ -179,7 +182,7 @@ static int check_target(const struct tensor_map *map, const char *target, struct
         path_of(e, path);
         if (!fits(target, path, e->role))
             continue;
-        if (lora_takes(e->role))
+        if (takes_adapter(e->role))
             return 0;
         refused = e;
     }
@@ -194,7 +197,7 @@ static int check_target(const struct tensor_map *map, const char *target, struct
 static bool is_wanted(const struct lora_config *c, const struct tensor_entry *e)
 {
     char path[LORA_NAME_BYTES];
-    if (!lora_takes(e->role))
+    if (!takes_adapter(e->role))
         return false;
     path_of(e, path);
     for (size_t i = 0; i < c->n_targets; i++)

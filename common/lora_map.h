@@ -28,11 +28,6 @@ struct lora_config { /* borrowed while it is used */
  * as it was. */
 int lora_map_add(struct tensor_map *map, const struct lora_config *c, struct err *err);
 
-/* Whether an adapter goes beside a matrix of this role: all that are multiplied with, so not the
- * embedding, which is looked up, nor the queries of residuals, of which only a product with their
- * norm is used. */
-bool lora_takes(enum tensor_role role);
-
 /* The name under which expert e stores an A that is shared. */
 void lora_name_of_expert(const struct tensor_entry *shared, uint32_t e, char out[LORA_NAME_BYTES]);
 /* And back: the name of expert 0's in out, and which expert's it is; -1 for one that is of none. */

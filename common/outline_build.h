@@ -40,8 +40,6 @@ int build_flag(const struct builder *b, const char *key, bool otherwise, bool *o
 /* The text, or "" */
 const char *build_text(const struct builder *b, const char *key);
 bool build_has(const struct builder *b, const char *key); /* neither absent nor null */
-/* A number, or NULL: of the text model or of the objects that it keeps attention and experts in. */
-const struct json *build_find(const struct builder *b, const char *key);
 /* Does model_type begin with one of the words, which spaces separate? */
 bool build_is(const struct builder *b, const char *words);
 
@@ -66,7 +64,6 @@ int build_layers(struct builder *b);
 int build_mixer(struct builder *b, uint32_t l, struct outline_block *k);
 int build_conv(struct builder *b, struct outline_block *k);
 int build_linear(struct builder *b, struct outline_block *k);
-int build_latent(struct builder *b, uint32_t l, struct outline_block *k);
 int build_compressed(struct builder *b, uint32_t l, struct outline_block *k);
 int build_ffn(struct builder *b, uint32_t l, struct outline_block *k);
 int build_quant(struct builder *b);

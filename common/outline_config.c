@@ -55,7 +55,7 @@ static int number_of(const struct builder *b, const char *key, const struct json
 }
 
 /* Some keep the keys of attention and experts in objects of their own. */
-const struct json *build_find(const struct builder *b, const char *key)
+static const struct json *find(const struct builder *b, const char *key)
 {
     static const char *const nests[] = {"ffn_config", "attn_config"};
     const struct json *v = json_get(b->text, key);
@@ -78,7 +78,7 @@ int build_number(const struct builder *b, uint32_t l, const char *const *keys, u
                  uint32_t max, uint32_t otherwise, uint32_t *out)
 {
     for (size_t i = 0; keys[i]; i++) {
-        const struct json *v = build_find(b, keys[i]);
+        const struct json *v = find(b, keys[i]);
         if (v)
             return number_of(b, keys[i], v, l, min, max, out);
     }
@@ -101,7 +101,7 @@ const char *build_text(const struct builder *b, const char *key)
 
 bool build_has(const struct builder *b, const char *key)
 {
-    return build_find(b, key) != NULL;
+    return find(b, key) != NULL;
 }
 
 bool build_is(const struct builder *b, const char *words)

@@ -363,7 +363,7 @@ static int add_latent_gate(struct builder *b, struct outline_block *k)
     return 0;
 }
 
-int build_latent(struct builder *b, uint32_t l, struct outline_block *k)
+static int build_latent(struct builder *b, uint32_t l, struct outline_block *k)
 {
     uint64_t h = b->o->hidden;
     uint32_t q, c, nope, rope;

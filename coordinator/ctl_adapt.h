@@ -70,8 +70,6 @@ bool adapt_is_variant(const struct adapt *a, uint32_t i);
 const char *adapt_devices(const struct adapt *a);
 /* Why nothing fits: "the least is 150.0 GB a GPU". */
 void adapt_shortfall(const struct adapt *a, char out[160]);
-/* Name of a layer: "kda + moe". */
-void adapt_layer_kind(const struct outline *o, struct outline_layer layer, char out[64]);
 
 /* Markdown. */
 void adapt_report(const struct adapt *a, FILE *out);

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-void adapt_layer_kind(const struct outline *o, struct outline_layer layer, char out[64])
+/* "kda + moe" */
+static void name_layer(const struct outline *o, struct outline_layer layer, char out[64])
 {
     const char *mixer = layer.mixer == OUTLINE_NONE ? "" : o->blocks[layer.mixer].kind;
     const char *ffn = layer.ffn == OUTLINE_NONE ? "" : o->blocks[layer.ffn].kind;
@@ -24,9 +25,9 @@ static struct json *layers_json(const struct outline *o)
     for (uint32_t l = 0; l < o->n_layers; l++) {
         char kind[64], other[64];
         uint64_t n = 0;
-        adapt_layer_kind(o, o->layers[l], kind);
+        name_layer(o, o->layers[l], kind);
         for (uint32_t m = l; m < o->n_layers; m++) {
-            adapt_layer_kind(o, o->layers[m], other);
+            name_layer(o, o->layers[m], other);
             if (!done[m] && !strcmp(kind, other)) {
                 done[m] = true;
                 n++;

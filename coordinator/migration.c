@@ -127,9 +127,3 @@ bool migration_is_settled(const struct migration *m, const struct migration_rank
             return false;
     return true;
 }
-
-uint32_t migration_n_prepared(const struct migration *m, const struct migration_rank *ranks,
-                              uint32_t n_ranks)
-{
-    return count(m, ranks, n_ranks).n_prepared;
-}

@@ -79,7 +79,4 @@ bool migration_must_ask(const struct migration *m, const struct migration_rank *
 bool migration_is_settled(const struct migration *m, const struct migration_rank *ranks,
                           uint32_t n_ranks);
 
-uint32_t migration_n_prepared(const struct migration *m, const struct migration_rank *ranks,
-                              uint32_t n_ranks);
-
 #endif

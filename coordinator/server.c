@@ -69,7 +69,8 @@ static void close_all(struct server *s)
         uv_close((uv_handle_t *)&s->signals[i], NULL);
 }
 
-void server_stop(struct server *s)
+/* Accepted work is finished before the end: what is with the store comes back first. */
+static void stop(struct server *s)
 {
     if (s->state != SERVER_STOPPING)
         log_info("msg=\"stopping\" batches=%zu", s->n_out);
@@ -86,7 +87,7 @@ void server_fail(struct server *s, int rc, const char *text)
 {
     log_error("msg=\"%s\"", text);
     s->rc = err_set(s->err, rc, "%s", text);
-    server_stop(s);
+    stop(s);
 }
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -124,7 +125,7 @@ static void on_signal(uv_signal_t *handle, int number)
         log_warn("msg=\"asked to stop twice: leaving at once\"");
         _exit(1); /* a crash at any point is as good as a clean stop */
     }
-    server_stop(s);
+    stop(s);
 }
 
 static void catch_signals(struct server *s)
@@ -195,7 +196,7 @@ static void on_done(uv_async_t *async)
     struct server *s = async->data;
     server_take_stored(s);
     if (s->state == SERVER_STOPPING)
-        server_stop(s);
+        stop(s);
     else
         server_arm_timer(s);
 }

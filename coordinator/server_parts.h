@@ -103,10 +103,7 @@ struct server {
 
 /* For the next thing that is due. */
 void server_arm_timer(struct server *s);
-/* Accepted work is finished before the end: the loop goes on until what is with the store is back.
- * Called again whenever something came. */
-void server_stop(struct server *s);
-/* Stops for that reason, which is logged. */
+/* Stops for that reason, which is logged; work that was accepted is finished before. */
 void server_fail(struct server *s, int rc, const char *text);
 
 /* ---- server_message: what comes in ----------------------------------------------------------- */

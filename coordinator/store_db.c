@@ -12,7 +12,7 @@
 #define STATEMENT_BYTES_MAX (1 << 20)
 #define BLOB_BYTES_MAX      (64 << 20)
 
-int db_error(sqlite3 *db, const char *doing, struct err *err)
+static int db_error(sqlite3 *db, const char *doing, struct err *err)
 {
     static const struct {
         int sqlite, code;

@@ -27,8 +27,6 @@ int db_run(sqlite3_stmt *s, struct err *err);
 /* 1: a row is there; 0: no more, and it was reset; negative: failed, and it was reset. */
 int db_next(sqlite3_stmt *s, struct err *err);
 
-int db_error(sqlite3 *db, const char *doing, struct err *err);
-
 /* Moves the WAL's pages into the file; never waits. */
 void db_checkpoint(sqlite3 *db);
 

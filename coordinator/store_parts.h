@@ -65,7 +65,6 @@ int write_rebuild(struct store_tables *t, struct err *err);
 void read_run(struct store_tables *t, struct store_read *r);
 /* The record in column 0, or NULL if it is not readable. */
 Ballast__Record *read_record_at(sqlite3_stmt *s, struct arena *a);
-int  read_one_job(struct store_tables *t, struct store_read *r);
 int  read_spec(struct store_tables *t, struct store_read *r);
 
 /* ---- store_list: by conditions, and in an order, of a client's choice ------------------------ */

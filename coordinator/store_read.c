@@ -294,7 +294,7 @@ static int read_jobs(struct store_tables *t, struct store_read *r)
     return rc;
 }
 
-int read_one_job(struct store_tables *t, struct store_read *r)
+static int read_one_job(struct store_tables *t, struct store_read *r)
 {
     sqlite3_stmt *s = tables_statement(t, S_READ_JOB);
     sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);

@@ -225,7 +225,10 @@ static int walk_message(struct walk *w, const struct place *parent, const Protob
 
 /* ---- what fields mean together: of every message, wherever it is nested ---------------------- */
 
-int check_job_spec(const Ballast__JobSpec *spec, struct arena *arena, Ballast__Status *out_status)
+/* Every range of a job that does not need the model; adds a violation per field, named by its
+ * path in the job file. 0 or -EINVAL. */
+static int check_job_spec(const Ballast__JobSpec *spec, struct arena *arena,
+                          Ballast__Status *out_status)
 {
     struct problems problems = {0};
     if (job_spec_check(spec, &problems) == 0) {

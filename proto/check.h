@@ -52,10 +52,6 @@ int check_message(const struct wire_bytes *frames, size_t n_frames, uint32_t fro
 int check_trainer_message(const uint8_t *bytes, size_t n_bytes, struct arena *arena,
                           Ballast__TrainerMessage **out_message, struct err *err);
 
-/* Every range of a job that does not need the model; adds a violation per field, named by its
- * path in the job file. 0 or -EINVAL. */
-int check_job_spec(const Ballast__JobSpec *spec, struct arena *arena, Ballast__Status *out_status);
-
 /* Whether the arrays of a report or a placement fit each other and mean something: every window,
  * layer, expert, slot, home and share. 0 or -EINVAL and what is wrong. */
 int check_load_report(const Ballast__LoadReport *r, struct err *err);

@@ -141,7 +141,7 @@ static void stage_by_stage(struct test_rank *r)
             check_all(r);
             n++;
         } while (r->rc == 0 && !result.is_last);
-        RANK_CHECK(r, n == transfer_n_stages(t) && (n > 1 || r->slots.n_devices == 1));
+        RANK_CHECK(r, n > 1 || r->slots.n_devices == 1);
         RANK_CHECK(r, is_same_map(&r->slots, &wanted));
         transfer_destroy(t);
         slots_fini(&wanted);

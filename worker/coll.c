@@ -1,7 +1,8 @@
 /* coll.c - what is started is ended at once */
 #include "worker/coll.h"
 
-int coll_end(struct coll *c, coll_ticket ticket, struct err *err)
+/* Finish and reclaim. */
+static int end(struct coll *c, coll_ticket ticket, struct err *err)
 {
     c->is_at_once = true;
     int rc = c->ops->finish(c, ticket, err);
@@ -13,7 +14,7 @@ int coll_leave_open(struct coll *c, coll_ticket *io_ticket, struct err *err)
 {
     if (!c->is_blocking)
         return 0;
-    int rc = coll_end(c, *io_ticket, err);
+    int rc = end(c, *io_ticket, err);
     *io_ticket = 0;
     return rc;
 }
@@ -23,7 +24,7 @@ int coll_all_gather(struct coll *c, const struct coll_group *g, enum elem_type t
 {
     coll_ticket t;
     int rc = c->ops->start_all_gather(c, g, type, in, n, n_blocks, out, &t, err);
-    return rc < 0 ? rc : coll_end(c, t, err);
+    return rc < 0 ? rc : end(c, t, err);
 }
 
 int coll_reduce_scatter(struct coll *c, const struct coll_group *g, enum elem_type type,
@@ -31,7 +32,7 @@ int coll_reduce_scatter(struct coll *c, const struct coll_group *g, enum elem_ty
 {
     coll_ticket t;
     int rc = c->ops->start_reduce_scatter(c, g, type, in, n, n_blocks, out, &t, err);
-    return rc < 0 ? rc : coll_end(c, t, err);
+    return rc < 0 ? rc : end(c, t, err);
 }
 
 int coll_all_to_all_rows(struct coll *c, const struct coll_group *g, const void *send,
@@ -41,5 +42,5 @@ int coll_all_to_all_rows(struct coll *c, const struct coll_group *g, const void 
     coll_ticket t;
     int rc = c->ops->start_all_to_all_rows(c, g, send, send_rows, recv, recv_rows, row_bytes, &t,
                                            err);
-    return rc < 0 ? rc : coll_end(c, t, err);
+    return rc < 0 ? rc : end(c, t, err);
 }

@@ -128,7 +128,7 @@ struct coll {
                          * whoever opened it, before the first call that takes some */
     uint32_t rank, world;
     int32_t  layer; /* said in errors and in the trace; -1: none. Set by whoever computes one */
-    bool     is_at_once; /* the present finish follows its start, and hides nothing; coll_end's */
+    bool     is_at_once; /* the present finish follows its start, and hides nothing; coll.c's */
     bool     is_blocking; /* parallel.overlap: false; whoever starts a call ends it at once. Set by
                            * whoever opened it */
     bool     registers_memory; /* parallel.register_buffers: NCCL is told of what alloc gives. Set
@@ -144,8 +144,6 @@ int coll_reduce_scatter(struct coll *c, const struct coll_group *g, enum elem_ty
 int coll_all_to_all_rows(struct coll *c, const struct coll_group *g, const void *send,
                          const int64_t *send_rows, void *recv, const int64_t *recv_rows,
                          size_t row_bytes, struct err *err);
-/* Finish and reclaim. */
-int coll_end(struct coll *c, coll_ticket ticket, struct err *err);
 /* After a start: ends the call at once where c is blocking. */
 int coll_leave_open(struct coll *c, coll_ticket *io_ticket, struct err *err);
 

@@ -103,7 +103,8 @@ const char *shm_op_name(enum shm_op op)
     return op < sizeof names / sizeof *names ? names[op] : "?";
 }
 
-void shm_describe(const struct shm *s, uint32_t rank, char *out_text, size_t n_bytes)
+/* "all_reduce 812 of layer 7 (group 1)" */
+static void describe(const struct shm *s, uint32_t rank, char *out_text, size_t n_bytes)
 {
     struct shm_rank *r = shm_rank_of(s, rank);
     uint32_t at = atomic_load(&r->at);
@@ -170,7 +171,7 @@ int shm_check(const struct shm *s, struct err *err)
         phase = atomic_load_explicit(&h->abort_phase, memory_order_acquire);
     }
     char at[128];
-    shm_describe(s, s->rank, at, sizeof at);
+    describe(s, s->rank, at, sizeof at);
     return err_set(err, -ECANCELED, "%s; rank %u was %s",
                    phase == ABORT_SAID ? h->abort_text : "a rank gave up", s->rank, at);
 }
@@ -178,7 +179,7 @@ int shm_check(const struct shm *s, struct err *err)
 static void tell_end(struct shm *s, uint32_t rank)
 {
     char at[128];
-    shm_describe(s, rank, at, sizeof at);
+    describe(s, rank, at, sizeof at);
     shm_abort(s, "rank %u has %s, %s", rank,
               atomic_load(&shm_rank_of(s, rank)->has_left) ? "left" : "died", at);
 }
@@ -284,7 +285,7 @@ static void look_for_stopped(struct shm *s)
         return;
     uint32_t rank = s->rank == s->first ? i : s->first;
     char at[128];
-    shm_describe(s, rank, at, sizeof at);
+    describe(s, rank, at, sizeof at);
     shm_abort(s, "rank %u has been stopped by a signal for %.0f s, %s", rank,
               (double)s->stopped_ns / NS_PER_S, at);
 }
@@ -305,11 +306,11 @@ static void describe_others(const struct shm *s, const struct coll_group *g, cha
                             size_t n_bytes)
 {
     char mine[128], at[128];
-    shm_describe(s, s->rank, mine, sizeof mine);
+    describe(s, s->rank, mine, sizeof mine);
     size_t n = 0, n_named = 0;
     out_text[0] = '\0';
     for (uint32_t i = 0; i < g->n_ranks && n < n_bytes; i++) {
-        shm_describe(s, g->ranks[i], at, sizeof at);
+        describe(s, g->ranks[i], at, sizeof at);
         if (strcmp(at, mine) == 0)
             continue;
         if (n_named++ == 4) {
@@ -326,7 +327,7 @@ static void describe_others(const struct shm *s, const struct coll_group *g, cha
 void shm_give_up(struct shm *s, const struct coll_group *g, uint64_t waited_ns)
 {
     char mine[128], others[384];
-    shm_describe(s, s->rank, mine, sizeof mine);
+    describe(s, s->rank, mine, sizeof mine);
     describe_others(s, g, others, sizeof others);
     shm_abort(s, "rank %u waited %.1f s %s for: %s", s->rank, (double)waited_ns / NS_PER_S, mine,
               others);

@@ -161,7 +161,5 @@ void shm_note_far_left(struct shm *s, uint32_t rank);
 bool shm_why(const struct shm *s, char *out_text, size_t n_bytes);
 
 const char *shm_op_name(enum shm_op op);
-/* "all_reduce 812 of layer 7 (group 1)" */
-void shm_describe(const struct shm *s, uint32_t rank, char *out_text, size_t n_bytes);
 
 #endif

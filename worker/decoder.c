@@ -11,7 +11,7 @@ uint32_t bank_rows_attention(const struct model_spec *m, uint32_t l)
     return MIXES(m) && l ? (l - 1) / m->attn_res_block + 1 : 0;
 }
 
-uint32_t bank_rows_mlp(const struct model_spec *m, uint32_t l)
+static uint32_t bank_rows_mlp(const struct model_spec *m, uint32_t l)
 {
     return MIXES(m) ? l / m->attn_res_block + 1 : 0;
 }

@@ -19,10 +19,9 @@ struct residuals {
     elem **d_rows;
 };
 
-/* Bank rows that are there when the attention of layer l mixes, and when its feed-forward does.
- * The final mix is the attention's of a layer n_layers. */
+/* Bank rows that are there when the attention of layer l mixes. The final mix is that of a layer
+ * n_layers. */
 uint32_t bank_rows_attention(const struct model_spec *m, uint32_t l);
-uint32_t bank_rows_mlp(const struct model_spec *m, uint32_t l);
 
 /* One mix of the first n_bank bank rows and p. */
 struct mix {

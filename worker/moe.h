@@ -135,7 +135,6 @@ void moe_trip_count_backward(struct pass *p, const struct moe *e);
 
 /* ---- the router (moe_router.c) ---- */
 
-struct router_shape moe_router_shape(const struct pass *p);
 void moe_router_carve(struct pass *p, const struct moe_rules *r, struct moe_saved *out);
 /* scores, weights, ids and sent from x; nothing where activations are only counted. */
 void moe_route(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,

@@ -14,7 +14,7 @@
 #include "worker/linear.h"
 #include "worker/model.h"
 
-struct router_shape moe_router_shape(const struct pass *p)
+static struct router_shape shape_of(const struct pass *p)
 {
     return (struct router_shape){
         .n_tokens = p->n,
@@ -120,7 +120,7 @@ static void force_balance(struct pass *p, struct moe *e, int32_t *ids)
 void moe_route(struct pass *p, struct moe *e, uint32_t layer, const struct unit_view *u,
                const elem *x, struct moe_saved *s)
 {
-    const struct router_shape shape = moe_router_shape(p);
+    const struct router_shape shape = shape_of(p);
     const int32_t rows[2] = { 0, (int32_t)p->n };
     struct activations_mark mark = activations_mark(p->act);
     float *logits = s->logits ? s->logits
@@ -178,7 +178,7 @@ static void aux_loss(struct pass *p, struct moe *e, uint32_t layer, float *d_log
 void moe_router_backward(struct pass *p, struct moe *e, uint32_t layer, float *d_logits,
                          const float *d_weights, const struct moe_saved *s)
 {
-    const struct router_shape shape = moe_router_shape(p);
+    const struct router_shape shape = shape_of(p);
 
     p->dev->ops->router_backward(p->dev, d_logits, d_weights, s->scores, s->ids, &shape);
     if (p->n == 0)

@@ -13,7 +13,9 @@ struct device *shard_device(const struct shard *s)
     return s->dev;
 }
 
-float *shard_master(const struct shard *s, uint64_t at, uint64_t weights_at)
+/* The float32 weights of trained numbers: at is where they lie in the blocks of float32,
+ * weights_at where in the block of elements. */
+static float *master_of(const struct shard *s, uint64_t at, uint64_t weights_at)
 {
     return s->master ? s->master + at : (float *)elem_at(s->dev, s->weights, (int64_t)weights_at);
 }
@@ -121,7 +123,7 @@ bool shard_part(const struct shard *s, const struct tensor_entry *e, struct shar
         .is_first = (e->expert >= 0 ? s->expert_replica.me : s->fsdp_replica.me) == 0,
     };
     if (is_trained || !s->master)
-        p.weights = shard_master(s, at, weights_at);
+        p.weights = master_of(s, at, weights_at);
     if (is_trained) {
         p.gradients = s->gradients + at;
         p.m = s->m + at;

@@ -85,8 +85,6 @@ void  shard_free(struct shard *s, void *p);
 /* A buffer of n_bytes or somewhat more; -ENOMEM when there is no memory. */
 int  shard_buffer_take(struct shard *s, size_t n_bytes, void **out, struct err *err);
 void shard_buffer_return(struct shard *s, void *buffer);
-/* The same while other ranks may still read it. */
-void shard_buffer_leave(struct shard *s, void *buffer, coll_ticket ticket);
 
 /* What units and layers of experts have in common: a buffer for the whole of n_blocks, and two
  * calls that fill it; the end of those; the buffer back. */
@@ -103,10 +101,6 @@ int reduction_end(struct shard *s, struct shard_reduction *slot, struct err *err
 
 /* The numbers of a slice: count of them cut over n ranks, each a multiple of 16. */
 uint64_t shard_slice(uint64_t count, uint32_t n_ranks);
-
-/* The float32 weights of trained numbers: at is where they lie in the blocks of float32,
- * weights_at where in the block of elements. */
-float *shard_master(const struct shard *s, uint64_t at, uint64_t weights_at);
 
 /* What there is of a local slot: of its trained slice the elements, the float32 master weights
  * where those are not the elements themselves, the gradient, m and v; and the frozen elements. */

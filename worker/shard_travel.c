@@ -50,7 +50,8 @@ int shard_buffer_take(struct shard *s, size_t n_bytes, void **out, struct err *e
     return 0;
 }
 
-void shard_buffer_leave(struct shard *s, void *buffer, coll_ticket ticket)
+/* Back, while other ranks may still read it. */
+static void leave_buffer(struct shard *s, void *buffer, coll_ticket ticket)
 {
     for (size_t i = 0; i < s->n_gathered; i++)
         if (s->gathered[i].base == buffer) {
@@ -62,7 +63,7 @@ void shard_buffer_leave(struct shard *s, void *buffer, coll_ticket ticket)
 
 void shard_buffer_return(struct shard *s, void *buffer)
 {
-    shard_buffer_leave(s, buffer, 0);
+    leave_buffer(s, buffer, 0);
 }
 
 size_t shard_buffer_bytes(const struct shard *s)
@@ -154,7 +155,7 @@ int reduction_end(struct shard *s, struct shard_reduction *slot, struct err *err
                           (int64_t)slot->n);
     if (slot->sum_is_apart)
         shard_buffer_return(s, slot->sum);
-    shard_buffer_leave(s, slot->block, slot->ticket);
+    leave_buffer(s, slot->block, slot->ticket);
     slot->unit = NULL;
     spans_end(s->dev);
     return rc;

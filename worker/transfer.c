@@ -361,11 +361,6 @@ bool transfer_has_begun(const struct transfer *t)
     return t->next_stage > 0;
 }
 
-uint32_t transfer_n_stages(const struct transfer *t)
-{
-    return t->moves.n_stages;
-}
-
 /* How many rounds follows from sizes alone, so it is the same on all ranks of the group. */
 int transfer_ahead(struct transfer *t, size_t n_bytes_max, double *out_seconds, struct err *err)
 {

@@ -29,7 +29,6 @@ struct transfer_result {
 int  transfer_create(struct shard *s, struct slots *slots, struct slots *to,
                      uint32_t *const *stage, struct transfer **out, struct err *err);
 void transfer_destroy(struct transfer *t);
-uint32_t transfer_n_stages(const struct transfer *t);
 
 /* What may go ahead, about n_bytes_max of it from a rank (0: all); *out_seconds is how long it
  * took. The same calls on all ranks of an expert group, which may have less or nothing to send.
