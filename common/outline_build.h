@@ -60,6 +60,12 @@ void build_post_norm(struct builder *b, struct outline_block *k, const char *wei
 
 /* Which blocks the layers have: fills mix, ffn and, in nested patterns, the number of layers. */
 int build_layers(struct builder *b);
+/* Names of what a residual scheme adds to a block. */
+struct residual_names {
+    const char *res_norm, *res_proj;           /* of attention residuals */
+    const char *hyper_fn, *hyper_base, *hyper_scale; /* of hyper-connections */
+};
+void build_residual(struct builder *b, struct outline_block *k, const struct residual_names *n);
 /* The blocks of layer l. */
 int build_mixer(struct builder *b, uint32_t l, struct outline_block *k);
 int build_conv(struct builder *b, struct outline_block *k);

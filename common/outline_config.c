@@ -141,6 +141,24 @@ void build_post_norm(struct builder *b, struct outline_block *k, const char *wei
     build_tensor(k, PART_NORMS, weight, b->o->hidden, 0, 1);
 }
 
+void build_residual(struct builder *b, struct outline_block *k, const struct residual_names *n)
+{
+    uint64_t h = b->o->hidden;
+    if (build_has(b, "attn_res_block_size")) {
+        build_op(k, OP_ATTN_RES);
+        build_tensor(k, PART_RESIDUAL, n->res_norm, h, 0, 1);
+        build_tensor(k, PART_RESIDUAL, n->res_proj, h, 0, 1);
+    }
+    if (build_has(b, "hc_mult")) {
+        build_op(k, OP_HYPER_CONNECTIONS);
+        build_tensor(k, PART_RESIDUAL, n->hyper_fn, 24, 4 * h, 1);
+        build_tensor(k, PART_RESIDUAL, n->hyper_base, 24, 0, 1);
+        build_tensor(k, PART_RESIDUAL, n->hyper_scale, 3, 0, 1);
+    }
+    if (build_has(b, "residual_multiplier") || build_has(b, "layernorm_mlp_alpha"))
+        build_op(k, OP_SCALED_STREAM);
+}
+
 /* ---- the whole model ------------------------------------------------------------------------ */
 
 bool outline_is_known(const char *word)

@@ -14,6 +14,10 @@ static uint32_t n_copies(const struct builder *b)
 
 static void add_stream(struct builder *b, struct outline_block *k)
 {
+    static const struct residual_names names = {
+        "mlp_res_norm.weight", "mlp_res_proj.weight",
+        "hc_ffn_fn|ffn_hc.fn", "hc_ffn_base|ffn_hc.base", "hc_ffn_scale|ffn_hc.scale",
+    };
     uint64_t h = b->o->hidden;
     build_post_norm(b, k, "post_mlp_layernorm.weight|post_feedforward_layernorm.weight|"
                     "post_moe_norm.weight");
@@ -26,19 +30,7 @@ static void add_stream(struct builder *b, struct outline_block *k)
                "pre_mlp_layernorm.weight|pre_feedforward_layernorm.weight|pre_moe_norm.weight|"
                "post_attention_layernorm.0.weight",
                "post_attention_layernorm.bias");
-    if (build_has(b, "attn_res_block_size")) {
-        build_op(k, OP_ATTN_RES);
-        build_tensor(k, PART_RESIDUAL, "mlp_res_norm.weight", h, 0, 1);
-        build_tensor(k, PART_RESIDUAL, "mlp_res_proj.weight", h, 0, 1);
-    }
-    if (build_has(b, "hc_mult")) {
-        build_op(k, OP_HYPER_CONNECTIONS);
-        build_tensor(k, PART_RESIDUAL, "hc_ffn_fn|ffn_hc.fn", 24, 4 * h, 1);
-        build_tensor(k, PART_RESIDUAL, "hc_ffn_base|ffn_hc.base", 24, 0, 1);
-        build_tensor(k, PART_RESIDUAL, "hc_ffn_scale|ffn_hc.scale", 3, 0, 1);
-    }
-    if (build_has(b, "residual_multiplier") || build_has(b, "layernorm_mlp_alpha"))
-        build_op(k, OP_SCALED_STREAM);
+    build_residual(b, k, &names);
 }
 
 /* Says whether an expert has two matrices instead of three, too. */

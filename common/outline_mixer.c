@@ -18,6 +18,10 @@ static void double_up(struct outline_block *k)
 /* What a layer has around its block: one norm before it, and what the residual scheme adds. */
 static void add_stream(struct builder *b, struct outline_block *k)
 {
+    static const struct residual_names names = {
+        "self_attention_res_norm.weight", "self_attention_res_proj.weight",
+        "hc_attn_fn|attn_hc.fn", "hc_attn_base|attn_hc.base", "hc_attn_scale|attn_hc.scale",
+    };
     uint64_t h = b->o->hidden;
     build_post_norm(b, k, "post_attention_layernorm.weight|post_attn_norm.weight");
     if (build_is(b, "longcat")) {
@@ -27,19 +31,7 @@ static void add_stream(struct builder *b, struct outline_block *k)
     build_norm(b, k, b->one_block ? "norm.weight" : "input_layernorm.weight|attn_norm.weight|"
                "norm_attn_norm.norm_1.weight|operator_norm.weight|pre_attn_norm.weight|"
                "input_layernorm.0.weight", "input_layernorm.bias");
-    if (build_has(b, "attn_res_block_size")) {
-        build_op(k, OP_ATTN_RES);
-        build_tensor(k, PART_RESIDUAL, "self_attention_res_norm.weight", h, 0, 1);
-        build_tensor(k, PART_RESIDUAL, "self_attention_res_proj.weight", h, 0, 1);
-    }
-    if (build_has(b, "hc_mult")) {
-        build_op(k, OP_HYPER_CONNECTIONS);
-        build_tensor(k, PART_RESIDUAL, "hc_attn_fn|attn_hc.fn", 24, 4 * h, 1);
-        build_tensor(k, PART_RESIDUAL, "hc_attn_base|attn_hc.base", 24, 0, 1);
-        build_tensor(k, PART_RESIDUAL, "hc_attn_scale|attn_hc.scale", 3, 0, 1);
-    }
-    if (build_has(b, "residual_multiplier") || build_has(b, "layernorm_mlp_alpha"))
-        build_op(k, OP_SCALED_STREAM);
+    build_residual(b, k, &names);
 }
 
 /* Which positions turn, and how. */
