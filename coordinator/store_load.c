@@ -98,19 +98,25 @@ void load_sums_fini(struct load_sums *s)
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
+/* What a window is of, in the order of all statements that set it. */
+static void put_extent(struct binder *b, const struct load_window *w)
+{
+    put_int(b, (uint64_t)w->at_ns);
+    put_int(b, w->first_step);
+    put_int(b, w->last_step);
+    put_int(b, w->n_steps);
+    put_int(b, w->n_reports);
+    put_int(b, w->attempt);
+    put_int(b, w->placement_epoch);
+}
+
 static int write_window(struct store_tables *t, job_id job, enum load_level level,
                         struct load_window *w, struct err *err)
 {
     struct binder b = bind(t, S_LOAD_WINDOW);
     put_int(&b, job);
     put_int(&b, level);
-    put_int(&b, (uint64_t)w->at_ns);
-    put_int(&b, w->first_step);
-    put_int(&b, w->last_step);
-    put_int(&b, w->n_steps);
-    put_int(&b, w->n_reports);
-    put_int(&b, w->attempt);
-    put_int(&b, w->placement_epoch);
+    put_extent(&b, w);
     put_int(&b, w->n_nodes);
     put_int(&b, w->n_experts);
     put_real(&b, w->device_imbalance);
@@ -263,13 +269,7 @@ static int update_total(struct store_tables *t, const struct load_window *w, str
 {
     struct binder b = bind(t, S_LOAD_TOTAL);
     put_int(&b, (uint64_t)w->id);
-    put_int(&b, (uint64_t)w->at_ns);
-    put_int(&b, w->first_step);
-    put_int(&b, w->last_step);
-    put_int(&b, w->n_steps);
-    put_int(&b, w->n_reports);
-    put_int(&b, w->attempt);
-    put_int(&b, w->placement_epoch);
+    put_extent(&b, w);
     put_real(&b, w->device_imbalance);
     return db_run(b.s, err);
 }
