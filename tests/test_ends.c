@@ -1,4 +1,4 @@
-/* test_ends.c - embedding and rows, the head with its loss, sums, and the optimizer */
+/* test_ends.c - embedding and rows, the head with its loss, and sums */
 #include "tests/oracle.h"
 
 static struct random rng;
@@ -178,72 +178,6 @@ static void sums_and_updates(void **state)
     }
 }
 
-/* ---- optimizer ---- */
-
-static void adamw_agrees_with_the_reference_file(void **state)
-{
-    (void)state;
-    struct safetensors *st = oracle_open("optim");
-    int64_t n;
-    float *w = oracle_floats(st, "adamw", "w0", &n), *m = zeros(n), *v = zeros(n);
-    double correction1 = 1, correction2 = 1;
-    for (int step = 1; step <= 4; step++) {
-        char gs[] = {'g', (char)('0' + step), 0}, ws[] = {'w', (char)('0' + step), 0};
-        char ms[] = {'m', (char)('0' + step), 0}, vs[] = {'v', (char)('0' + step), 0};
-        float *g = oracle_floats(st, "adamw", gs, NULL);
-        float *want_w = oracle_floats(st, "adamw", ws, NULL);
-        float *want_m = oracle_floats(st, "adamw", ms, NULL);
-        float *want_v = oracle_floats(st, "adamw", vs, NULL);
-        correction1 *= 0.9;
-        correction2 *= 0.95;
-        for (int64_t i = 0; i < n; i++)
-            g[i] *= 4;
-        struct adamw_config config = {
-            .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
-            .grad_scale = 0.25f, .correction1 = (float)(1 - correction1),
-            .correction2 = (float)(1 - correction2),
-        };
-        dev->ops->adamw(dev, w, m, v, NULL, g, n, &config);
-        oracle_compare("adamw", ws, w, want_w, n, 1e-6, 0);
-        oracle_compare("adamw", ms, m, want_m, n, 1e-6, 0);
-        oracle_compare("adamw", vs, v, want_v, n, 1e-6, 0);
-        free(g);
-        free(want_w);
-        free(want_m);
-        free(want_v);
-    }
-    free(w);
-    free(m);
-    free(v);
-    safetensors_close(st);
-}
-
-/* Clipping by global norm, as the optimizer puts it together from sum_squares and grad_scale. */
-static void clipping_agrees_with_the_reference_file(void **state)
-{
-    (void)state;
-    struct safetensors *st = oracle_open("optim");
-    static const char *const parts[][2] = {{"g0", "c0"}, {"g1", "c1"}, {"g2", "c2"}};
-    double squares = 0;
-    for (int i = 0; i < 3; i++) {
-        int64_t n;
-        float *g = oracle_floats(st, "clip", parts[i][0], &n);
-        squares += sum_squares(dev, g, n);
-        free(g);
-    }
-    float factor = (float)fmin(1, 1 / (sqrt(squares) + 1e-6));
-    for (int i = 0; i < 3; i++) {
-        int64_t n;
-        float *g = oracle_floats(st, "clip", parts[i][0], &n);
-        float *want = oracle_floats(st, "clip", parts[i][1], NULL);
-        dev->ops->scale(dev, g, factor, n);
-        oracle_compare("clip", parts[i][1], g, want, n, 1e-6, 0);
-        free(g);
-        free(want);
-    }
-    safetensors_close(st);
-}
-
 static void memory_is_zeroed_and_aligned(void **state)
 {
     (void)state;
@@ -266,8 +200,6 @@ int main(void)
         cmocka_unit_test(loss_and_its_gradients),
         cmocka_unit_test(large_logits_stay_finite),
         cmocka_unit_test(sums_and_updates),
-        cmocka_unit_test(adamw_agrees_with_the_reference_file),
-        cmocka_unit_test(clipping_agrees_with_the_reference_file),
         cmocka_unit_test(memory_is_zeroed_and_aligned),
     };
     rng.state = test_seed();

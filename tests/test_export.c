@@ -18,6 +18,7 @@
 #include "common/safetensors.h"
 #include "kernels/fp8.h"
 #include "kernels/mxfp4.h"
+#include "tests/folder.h"
 #include "worker/export.h"
 #include "worker/peft.h"
 
@@ -31,8 +32,6 @@ static const char config_text[] =
     "\"scoring_func\":\"sigmoid\",\"routed_scaling_factor\":1.0,\"hidden_act\":\"silu\","
     "\"rms_norm_eps\":1e-6,\"rope_theta\":10000}";
 #define LAYER "model.layers.0."
-
-static char folder[64];
 
 static char *in_folder(const char *name)
 {
@@ -229,9 +228,7 @@ static void write_adapter(float copy_is_off)
 
 static int make(void **state)
 {
-    (void)state;
-    strcpy(folder, "/tmp/exportXXXXXX");
-    if (!mkdtemp(folder))
+    if (make_folder(state) < 0)
         return -1;
     char *base = in_folder("base"), *adapter = in_folder("adapter");
     mkdir(base, 0777);
@@ -242,15 +239,6 @@ static int make(void **state)
     write_base();
     write_adapter(0);
     return 0;
-}
-
-static int unmake(void **state)
-{
-    (void)state;
-    char *command = xasprintf("rm -r %s", folder);
-    int rc = system(command);
-    free(command);
-    return rc;
 }
 
 /* ---- what comes out ------------------------------------------------------------------------- */
@@ -467,5 +455,5 @@ int main(void)
         cmocka_unit_test(what_our_adapters_are_not_is_refused_by_its_key),
         cmocka_unit_test(fp8_codes_are_the_nearest),
     };
-    return cmocka_run_group_tests(tests, make, unmake);
+    return cmocka_run_group_tests(tests, make, remove_folder);
 }

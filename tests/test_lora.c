@@ -18,6 +18,7 @@
 #include "worker/stack.h"
 #include "worker/transfer.h"
 #include "tests/a_model.h"
+#include "tests/noise.h"
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
@@ -76,17 +77,6 @@ static struct lora_config lora_on(const char *const *targets, size_t n, bool sha
     return (struct lora_config){ 3, 6.6, shared_a, targets, n, targets == indexer };
 }
 #define LORA(targets, shared_a) lora_on(targets, COUNT(targets), shared_a)
-
-static double noise(uint64_t tensor, uint64_t i)
-{
-    double sum = -6;
-    uint64_t z = tensor * 0x9e3779b97f4a7c15ull + i * 0xd1b54a32d192ed03ull;
-    for (int k = 0; k < 12; k++) {
-        z = (z ^ z >> 31) * 0xbf58476d1ce4e5b9ull + 0x94d049bb133111ebull;
-        sum += (double)(z >> 11) * 0x1p-53;
-    }
-    return sum;
-}
 
 /* A function of the tensor's name and the element alone. Selection biases are far apart, so that a
  * small step never changes a choice. */

@@ -15,30 +15,13 @@
 #include "common/mem.h"
 #include "common/safetensors.h"
 #include "kernels/packed.h"
+#include "tests/folder.h"
 #include "worker/ckpt.h"
 #include "worker/peft.h"
 #include "worker/stack.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 #define STEP 5
-
-static char folder[64];
-
-static int make_folder(void **state)
-{
-    (void)state;
-    strcpy(folder, "/tmp/lora_ckptXXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    char *command = xasprintf("rm -r %s", folder);
-    int rc = system(command);
-    free(command);
-    return rc;
-}
 
 static struct model_spec small(void)
 {

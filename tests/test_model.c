@@ -18,6 +18,7 @@
 #include "worker/optim.h"
 #include "worker/stack.h"
 #include "tests/a_model.h"
+#include "tests/noise.h"
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
@@ -80,17 +81,6 @@ static struct model_spec indexed(struct model_spec m, uint32_t top_k)
     m.index_top_k = top_k;
     m.index_norm_eps = 1e-6f;
     return m;
-}
-
-static double noise(uint64_t tensor, uint64_t i)
-{
-    double sum = -6;
-    uint64_t z = tensor * 0x9e3779b97f4a7c15ull + i * 0xd1b54a32d192ed03ull;
-    for (int k = 0; k < 12; k++) {
-        z = (z ^ z >> 31) * 0xbf58476d1ce4e5b9ull + 0x94d049bb133111ebull;
-        sum += (double)(z >> 11) * 0x1p-53;
-    }
-    return sum;
 }
 
 /* A weight as a function of tensor and element alone, the same on every layout. Selection biases

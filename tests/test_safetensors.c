@@ -16,24 +16,7 @@
 
 #include "common/mem.h"
 #include "common/safetensors.h"
-
-static char folder[64];
-
-static int make_folder(void **state)
-{
-    (void)state;
-    strcpy(folder, "/tmp/safetensorsXXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    char *command = xasprintf("rm -r %s", folder);
-    int rc = system(command);
-    free(command);
-    return rc;
-}
+#include "tests/folder.h"
 
 static char *path_of(const char *name)
 {

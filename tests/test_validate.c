@@ -19,32 +19,21 @@
 #include "common/json.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
+#include "tests/folder.h"
 #include "worker/validate.h"
 
-static char folder[64];
 static char fixture[512];
 static const char *const families[] = { "kimi-linear-tiny", "deepseek-v3-tiny",
                                         "deepseek-v32-tiny", "kimi-k3-tiny-mxfp4" };
 
 static int find_fixture(void **state)
 {
-    (void)state;
     const char *shared = getenv("BALLAST_SHARED");
     if (shared && *shared)
         snprintf(fixture, sizeof fixture, "%s/oracle/kimi-k3-tiny", shared);
     else
         print_message("SKIPPED: BALLAST_SHARED does not name the folder of reference data\n");
-    strcpy(folder, "/tmp/validateXXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    char *command = xasprintf("rm -r %s", folder);
-    int rc = system(command);
-    free(command);
-    return rc;
+    return make_folder(state);
 }
 
 /* Runs the command with what it prints in FOLDER/out and FOLDER/err; gives the texts. */
