@@ -40,8 +40,6 @@ static const struct field fields[] = {
     {"scan_ns", FIELD_DOUBLE, AT(scan_ns), RATE("2.8", 1e9),
      .help = "a recurrence's token and head of 128 x 128, forward"},
     {"scan_back_ns", FIELD_DOUBLE, AT(scan_back_ns), RATE("6.8", 1e9), .help = "backward"},
-    {"memory_tb_per_s", FIELD_DOUBLE, AT(memory_tb_per_s), RATE("4.27", 1e4),
-     .help = "a copy, bytes read and written"},
     {"pointwise_tb_per_s", FIELD_DOUBLE, AT(pointwise_tb_per_s), RATE("3.4", 1e4),
      .help = "operators between products, bytes read and written"},
     {"optimizer_tb_per_s", FIELD_DOUBLE, AT(optimizer_tb_per_s), RATE("4.03", 1e4),

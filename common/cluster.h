@@ -22,7 +22,7 @@ struct cluster {
     double   product_tflops, product_f32_tflops, grouped_tflops, half_width, half_rows;
     double   attention_tflops, attention_back_tflops;
     double   scan_ns, scan_back_ns;   /* of a token and head of 128 x 128 */
-    double   memory_tb_per_s, pointwise_tb_per_s, optimizer_tb_per_s; /* both ways together */
+    double   pointwise_tb_per_s, optimizer_tb_per_s; /* both ways together */
     double   launch_us;               /* of one operator */
     double   node_gb_per_s, call_us;  /* of one GPU to the others of its node, one way */
     double   network_gb_per_s, latency_us; /* to other nodes; latency beside call_us */

@@ -67,9 +67,9 @@ static void list_moves(struct plan *p, const struct placement *from, const struc
                                      : choose_source(from, n_sends, per_node, e, g, first, copy);
         n_sends[source / from->n_slots]++;
         p->move[p->n_moves++] = (struct plan_move){
-            .expert = e, .from = source, .to = s, .with_weights = comes, .with_state = home_comes,
-            .round = NONE, .n_bytes = (comes ? costs->weight_bytes : 0) +
-                                      (home_comes ? costs->state_bytes : 0) };
+            .expert = e, .from = source, .to = s, .with_state = home_comes, .round = NONE,
+            .n_bytes = (comes ? costs->weight_bytes : 0) +
+                       (home_comes ? costs->state_bytes : 0) };
     }
     free(n_sends);
     free(copy);

@@ -14,7 +14,6 @@ struct plan_costs {
 struct plan_move {
     uint32_t expert;
     uint32_t from, to;      /* slots */
-    bool     with_weights;  /* `to` does not have the expert yet */
     bool     with_state;    /* the home goes along */
     uint32_t round;         /* in a round a device sends one and receives one */
     uint64_t n_bytes;

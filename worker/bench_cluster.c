@@ -171,9 +171,6 @@ static int measure_memory(struct bed *b, struct cluster *l, struct err *err)
     if ((rc = time_op(b, "adamw", 0, 0, 0, &seconds, &c, err)) < 0)
         return rc;
     l->optimizer_tb_per_s = c.bytes / seconds / 1e12;
-    if ((rc = time_op(b, "axpy", 16 << 10, 1 << 10, 0, &seconds, &c, err)) < 0)
-        return rc;
-    l->memory_tb_per_s = 3.0 * (double)(c.n * c.d) * (double)elem_size(b->dev) / seconds / 1e12;
     if ((rc = time_op(b, "axpy", 1, 16, 0, &seconds, NULL, err)) < 0)
         return rc;
     l->launch_us = seconds * 1e6;
