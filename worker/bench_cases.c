@@ -7,7 +7,6 @@
 #define TOKENS  2048
 #define DOCS    8
 #define HEADS   4
-#define HEAD    64
 #define EXPERTS 32
 #define TOP_K   4
 #define SLOTS   (TOKENS * TOP_K)
