@@ -2,6 +2,7 @@
 #include "common/stdio.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 void stdio_hold_places(void)
@@ -12,4 +13,5 @@ void stdio_hold_places(void)
     while (fd >= 0 && fd <= STDERR_FILENO);
     if (fd >= 0)
         close(fd);
+    signal(SIGXFSZ, SIG_IGN);
 }

@@ -3,6 +3,7 @@ for use, and one clear line for what is wrong. Needs no daemon."""
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -453,6 +454,26 @@ def links(folder, good):
     expect(adapt(snapshot)["model"]["family"] == "deepseek_v3", "a hub's folder of links")
 
 
+def limits(folder):
+    """What a process may not have is told in a line, not by a signal."""
+    def limited(kind, to):
+        return lambda: resource.setrlimit(kind, (to, to))
+
+    out = os.path.join(folder, "limited")
+    done = subprocess.run([os.path.join(BIN, "ballast"), "adapt", os.path.join(folder, "Small_v1.5"),
+                           "--out", out], capture_output=True, text=True, timeout=SECONDS,
+                          preexec_fn=limited(resource.RLIMIT_FSIZE, 700))
+    expect(done.returncode == 1 and "File too large" in done.stderr, done)
+    config = os.path.join(folder, "limited.yaml")
+    with open(config, "w") as f:
+        f.write(f"coordinator: ipc://{folder}/nobody.sock\nstate_dir: {folder}/limited-state\n"
+                f"allowed_roots: [{folder}]\n")
+    done = subprocess.run([os.path.join(BIN, "ballast-worker"), "--config", config],
+                          capture_output=True, text=True, timeout=SECONDS,
+                          preexec_fn=limited(resource.RLIMIT_STACK, 256 << 10))
+    expect(done.returncode == 1 and "256 KiB of stack (ulimit -s)" in done.stderr, done)
+
+
 def main():
     folder = tempfile.mkdtemp(prefix="ballast-adapt-")
     try:
@@ -464,6 +485,7 @@ def main():
         a_measured_cluster_is_planned_for(os.path.join(folder, "cluster"))
         an_unknown_family_is_counted_by_its_tensors(os.path.join(folder, "novel"))
         hostile(folder)
+        limits(folder)
     finally:
         shutil.rmtree(folder)
     print("ok")

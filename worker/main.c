@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "common/log.h"
 #include "common/stdio.h"
@@ -19,6 +20,8 @@
 #include "worker/validate.h"
 
 enum { EXIT_USAGE = 2 };
+
+#define STACK_BYTES_MIN (1u << 20)
 
 static const char usage[] =
     "ballast-worker - runs the ranks of training jobs on one device\n"
@@ -60,6 +63,17 @@ static int usage_error(const char *what)
     return EXIT_USAGE;
 }
 
+/* Of threads, too: with less they would end by a fault in mid-step. */
+static int check_stack(struct err *err)
+{
+    struct rlimit stack;
+    if (getrlimit(RLIMIT_STACK, &stack) < 0 || stack.rlim_cur >= STACK_BYTES_MIN)
+        return 0;
+    return err_set(err, -ENOMEM, "%llu KiB of stack (ulimit -s) are too little for trainers, at "
+                   "least %u are needed", (unsigned long long)(stack.rlim_cur >> 10),
+                   STACK_BYTES_MIN >> 10);
+}
+
 static int run_daemon(const char *file, const char *device, bool is_check,
                       const struct simulate_options *simulate)
 {
@@ -74,7 +88,8 @@ static int run_daemon(const char *file, const char *device, bool is_check,
         printf("%s is in order: worker %s, device %s\n", file, config.name, config.device);
     } else {
         log_init("ballast-worker", (enum log_level)log_level_parse(config.log_level));
-        rc = simulate->n ? simulate_run(&config, simulate, &err) : control_run(&config, &err);
+        if ((rc = check_stack(&err)) == 0)
+            rc = simulate->n ? simulate_run(&config, simulate, &err) : control_run(&config, &err);
         if (rc < 0)
             log_error("msg=\"%s\"", err.text);
     }
