@@ -1,6 +1,13 @@
 /* cluster.c - the keys of a cluster.yaml */
 #include "common/cluster.h"
 
+#include <math.h>
+
+#define SCAN_CHUNK    64.0  /* tokens */
+#define SCAN_TILE     32.0  /* channels */
+#define SCAN_CHANNEL  184.0 /* what is no product, for a channel */
+#define SCAN_TRIANGLE 4.0   /* a chunk's, beside a product of its size */
+
 #define AT(member) .offset = offsetof(struct cluster, member)
 #define RATE(is, most) .preset = is, .max = most, .min_open = true
 
@@ -59,3 +66,10 @@ static const struct field fields[] = {
 };
 
 const struct field_table cluster_table = {fields, sizeof fields / sizeof *fields};
+
+double cluster_scan_work(double key_dim, double value_dim)
+{
+    double k = SCAN_TILE * ceil(key_dim / SCAN_TILE), v = SCAN_TILE * ceil(value_dim / SCAN_TILE);
+    return 6 * k * v + (1.5 * SCAN_CHUNK + SCAN_CHANNEL) * (k + v) +
+           SCAN_TRIANGLE * SCAN_CHUNK * SCAN_CHUNK;
+}

@@ -34,6 +34,18 @@ static inline bool cluster_is_cpu(const struct cluster *c)
     return strcmp(c->device, "cpu") == 0;
 }
 
+/* What a CPU does for a query and a key besides products, in numbers of a head, key and value
+ * together, that would cost as much: the exponential, sums, the edges of tiles. A GPU's rates are
+ * of heads as they are. */
+#define CLUSTER_SOFTMAX_DIMS      128.0
+#define CLUSTER_SOFTMAX_BACK_DIMS 64.0
+#define CLUSTER_TIMED_DIMS        160.0 /* of the head that a CPU's rates are measured with */
+
+/* Work of a recurrence for one token and head, in operations of its products: scan_ns is that of
+ * 128 x 128. Besides products a channel's decays, exponentials and loads count, and the triangle of
+ * a chunk, which is solved row by row; channels are taken 32 at a time. */
+double cluster_scan_work(double key_dim, double value_dim);
+
 extern const struct field_table cluster_table;
 
 #endif

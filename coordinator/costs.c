@@ -62,30 +62,39 @@ static double mean_keys(const struct outline_block *b, double length)
     return most < length ? most - most * most / (2 * length) : length / 2;
 }
 
-static void add_softmax(const struct outline_block *b, double length, struct costs *c)
+/* Of one token: products, and what a CPU does besides. */
+static void add_core(double products, double besides, double besides_back, struct costs *c)
 {
-    double keys = mean_keys(b, length), heads = b->heads;
-    double dims = (double)b->key_dim + b->value_dim;
-    /* Chosen keys are read in the latent's space, which is wider. */
-    if (has(b, OP_SPARSE_ATTENTION) && has(b, OP_MLA))
-        dims = 2 * 512 + 64;
-    c->core_flops += 2 * heads * dims * keys;
-    c->core_back_flops += 5 * heads * dims * keys;
-    if (b->index_top_k)
-        c->core_flops += INDEX_COST * 2.0 * b->index_heads * b->index_dim * length / 2;
-    c->key_width += b->kv_heads == 1 ? dims : (double)b->kv_heads * dims;
+    c->core_flops += 2 * products;
+    c->core_back_flops += 5 * products;
+    c->core_besides += 2 * besides;
+    c->core_back_besides += 5 * besides_back;
 }
 
-/* Products of a chunk, for one token and head: with the state, with the chunk's keys and values,
- * and inside the chunk. */
-static double scan_work(double key_dim, double value_dim)
+static void add_softmax(const struct outline_block *b, double length, struct costs *c)
 {
-    return 6 * key_dim * value_dim + 1.5 * CHUNK * (key_dim + value_dim) + CHUNK * CHUNK;
+    double pairs = b->heads * mean_keys(b, length);
+    double dims = (double)b->key_dim + b->value_dim;
+    bool is_sparse = has(b, OP_SPARSE_ATTENTION) && has(b, OP_MLA);
+    /* Chosen keys are read in the latent's space, which is wider, and gathered one by one: besides
+     * products they cost in proportion to their width. */
+    if (is_sparse)
+        dims = 2 * 512 + 64;
+    double wide = is_sparse ? dims / CLUSTER_TIMED_DIMS : 1;
+    add_core(pairs * dims, pairs * wide * CLUSTER_SOFTMAX_DIMS,
+             pairs * wide * CLUSTER_SOFTMAX_BACK_DIMS, c);
+    if (b->index_top_k) {
+        double index = INDEX_COST * 2.0 * b->index_heads * b->index_dim * length / 2;
+        c->core_flops += index;
+        c->core_besides += index * CLUSTER_SOFTMAX_DIMS / CLUSTER_TIMED_DIMS;
+    }
+    c->key_width += b->kv_heads == 1 ? dims : (double)b->kv_heads * dims;
 }
 
 static void add_scan(const struct outline_block *b, struct costs *c)
 {
-    c->scan_units += b->heads * scan_work(b->key_dim, b->value_dim) / scan_work(128, 128);
+    c->scan_units += b->heads * cluster_scan_work(b->key_dim, b->value_dim) /
+                     cluster_scan_work(128, 128);
     c->state += (double)b->n_state;
 }
 

@@ -27,6 +27,7 @@ struct costs {
     double   dense_flops, expert_flops; /* products, forward, of one token */
     double   dense_slow, expert_slow;   /* the same over the means of the matrices' sides */
     double   core_flops, core_back_flops; /* attention over the sequence, of one token */
+    double   core_besides, core_back_besides; /* and what a CPU does besides, in such operations */
     double   scan_units; /* recurrent mixers, of one token: heads of 128 x 128 */
     uint32_t n_calls;    /* operators of a forward pass */
     double   kept, kept_max, kept_some; /* elements of a token: all layers, the largest, without

@@ -125,8 +125,12 @@ static double core_seconds(const struct work *w)
 {
     const struct costs *k = w->job->costs;
     const struct cluster *l = w->job->cluster;
-    double soft = k->core_flops * w->of_cores / l->attention_tflops +
-                  k->core_back_flops / l->attention_back_tflops;
+    double forward = k->core_flops, back = k->core_back_flops;
+    if (cluster_is_cpu(l)) {
+        forward += k->core_besides;
+        back += k->core_back_besides;
+    }
+    double soft = forward * w->of_cores / l->attention_tflops + back / l->attention_back_tflops;
     double scan = k->scan_units * (l->scan_ns * w->of_cores + l->scan_back_ns) * 1e-9;
     return w->tokens * (soft * 1e-12 / w->narrow + scan) / w->c->tp;
 }

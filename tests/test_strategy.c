@@ -431,6 +431,48 @@ static void a_measured_shape_is_timed_between_its_bounds(void **state)
 
 /* ---- operators ------------------------------------------------------------------------------ */
 
+/* Of one thread of a CPU, forward and backward: a head's token beside one of 128 x 128. */
+static void recurrences_cost_what_was_measured(void **state)
+{
+    static const struct {
+        double dim, measured;
+    } row[] = {{16, 0.211}, {32, 0.214}, {48, 0.395}, {64, 0.407}, {96, 0.678}, {128, 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        double dim = row[i].dim;
+        double ratio = cluster_scan_work(dim, dim) / cluster_scan_work(128, 128);
+        print_message("heads of %.0f: %.3f, measured %.3f\n", dim, ratio, row[i].measured);
+        assert_true(fabs(ratio / row[i].measured - 1) < 0.05);
+    }
+}
+
+/* What a key costs besides products is a CPU's; the rates of a GPU are of its heads. */
+static void narrow_heads_are_slower_on_a_cpu(void **state)
+{
+    struct costs k = {.core_flops = 1e6, .core_back_flops = 2.5e6, .core_besides = 1e6,
+                      .core_back_besides = 1e6, .n_layers = 1, .hidden = 64};
+    struct plan_choice c = {.world = 1, .fsdp = 1, .ep = 1, .expert_shard = 1, .sp = 1, .tp = 1,
+                            .micro_batch = 1, .accumulation = 1};
+    double seconds[2][2];
+    (void)state;
+    for (int cpu = 0; cpu < 2; cpu++)
+        for (int besides = 0; besides < 2; besides++) {
+            struct cluster l;
+            struct costs now = k;
+            struct job_shape job = {.costs = &now, .cluster = &l, .sequence_length = 256,
+                                    .global_batch = 1};
+            fields_init(&cluster_table, &l);
+            free(l.device);
+            l.device = xstrdup(cpu ? "cpu" : "cuda");
+            if (!besides)
+                now.core_besides = now.core_back_besides = 0;
+            seconds[cpu][besides] = plan_time(&job, &c).compute;
+            fields_fini(&cluster_table, &l);
+        }
+    assert_true(seconds[0][0] == seconds[0][1]);
+    assert_true(seconds[1][1] > 1.3 * seconds[1][0]);
+}
+
 static void operators_are_mapped(void **state)
 {
     (void)state;
@@ -469,6 +511,8 @@ int main(void)
         cmocka_unit_test(time_follows_what_changes),
         cmocka_unit_test(a_measured_shape_is_timed_between_its_bounds),
         cmocka_unit_test(operators_are_mapped),
+        cmocka_unit_test(recurrences_cost_what_was_measured),
+        cmocka_unit_test(narrow_heads_are_slower_on_a_cpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
  * rows, from which follow the rate of large ones and the sizes at which half of it is reached. On
  * a GPU recurrences and attention keep the shares of products that they have on the GPU on which
  * they were tuned, as the shapes of bench are too small for one. */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -136,13 +137,15 @@ static int measure_sequences(struct bed *b, struct cluster *l, struct err *err)
     if ((rc = time_op(b, "attention", 0, 0, 0, &forward, &c, err)) < 0 ||
         (rc = time_op(b, "attention+backward", 0, 0, 0, &both, NULL, err)) < 0)
         return rc;
-    l->attention_tflops = c.flops / forward / 1e12;
-    l->attention_back_tflops = 2.5 * c.flops / fmax(both - forward, forward) / 1e12;
+    const double dims = CLUSTER_TIMED_DIMS; /* of a key and a value */
+    assert(dims == (double)(2 * c.d + c.m));
+    l->attention_tflops = c.flops * (1 + CLUSTER_SOFTMAX_DIMS / dims) / forward / 1e12;
+    l->attention_back_tflops = 2.5 * c.flops * (1 + CLUSTER_SOFTMAX_BACK_DIMS / dims) /
+                               fmax(both - forward, forward) / 1e12;
     if ((rc = time_op(b, "kda_forward", 0, 0, 0, &forward, &c, err)) < 0 ||
         (rc = time_op(b, "kda_forward+backward", 0, 0, 0, &both, NULL, err)) < 0)
         return rc;
-    /* As the time model counts them: 6 d^2 + 3 C d + C^2 for a head, in chunks of C tokens. */
-    double d = (double)c.d, head = (6 * d * d + 192 * d + 4096) / (6 * 16384 + 192 * 128 + 4096);
+    double d = (double)c.d, head = cluster_scan_work(d, d) / cluster_scan_work(128, 128);
     double units = (double)c.n * 4 * head;
     l->scan_ns = forward / units * 1e9;
     l->scan_back_ns = fmax(both - forward, forward) / units * 1e9;
