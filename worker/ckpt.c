@@ -410,8 +410,9 @@ static int save_into(const struct ckpt_config *c, const struct ckpt_state *state
     struct ckpt_carried carried = {0};
     struct ckpt_sums sums = {0};
     bool is_packed = c->forms && c->forms->is_packed;
-    int rc = is_first && !c->lora ? ckpt_carried_open(c->model_path, c->map, is_packed, &carried, err)
-                                  : 0;
+    int rc = 0;
+    if (is_first && !c->lora)
+        rc = ckpt_carried_open(c->model_path, c->map, is_packed, &carried, err);
     double has_carried = carried.n > 0;
 
     if ((rc = agree(c->coll, rc, err)) == 0 &&

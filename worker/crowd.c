@@ -38,13 +38,18 @@ static void open_experts(struct crowd *c, const Ballast__Start *s,
         c->failure = err;
 }
 
+struct crowd *crowd_find(struct crowd *list, job_id job, uint32_t attempt)
+{
+    while (list && (list->job != job || list->attempt != attempt))
+        list = list->next;
+    return list;
+}
+
 struct crowd *crowd_join(struct crowd **list, const Ballast__Start *s, uint32_t n_here,
                          uint64_t step, const struct popularity *popularity,
                          const struct cluster *cluster)
 {
-    struct crowd *c = *list;
-    while (c && (c->job != s->job_id || c->attempt != s->attempt))
-        c = c->next;
+    struct crowd *c = crowd_find(*list, s->job_id, s->attempt);
     if (!c) {
         c = xcalloc(1, sizeof *c);
         *c = (struct crowd){

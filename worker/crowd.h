@@ -21,9 +21,12 @@ struct crowd {
     struct err failure;              /* code 0: none; else every rank fails so */
 };
 
-/* The crowd of that attempt, made with its first rank, who has joined. A model that cannot be read
- * here is noted, and its ranks report no loads; nor do those of an attempt that are not all in
- * this process. */
+/* The crowd of that attempt, or NULL. */
+struct crowd *crowd_find(struct crowd *list, job_id job, uint32_t attempt);
+
+/* The same, made with its first rank, who has joined; n_here counts then. A model that cannot be
+ * read here is noted, and its ranks report no loads; nor do those of an attempt that are not all
+ * in this process. */
 struct crowd *crowd_join(struct crowd **list, const Ballast__Start *start, uint32_t n_here,
                          uint64_t step, const struct popularity *popularity,
                          const struct cluster *cluster);

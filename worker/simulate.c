@@ -12,8 +12,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <uv.h>
-
 #include "common/clock.h"
 #include "common/conf.h"
 #include "common/link_trust.h"
@@ -21,54 +19,16 @@
 #include "common/mem.h"
 #include "common/version.h"
 #include "proto/check.h"
-#include "worker/agent.h"
-#include "worker/crowd.h"
+#include "worker/simulate_parts.h"
 
 #define PER_NODE     8
 #define TICK_MS      20
 #define LOAD_NS      (300 * NS_PER_MS)
 #define MEMORY_BYTES (141ull << 30) /* of a large GPU, so that large jobs can be tried */
 
-/* A trainer that only counts; job 0: there is none. */
-struct counter {
-    job_id   job;
-    uint32_t attempt, rank;
-    struct crowd *crowd;
-    uint64_t step, every_steps, ready_ns;
-    uint32_t arrived_epoch, settings_revision; /* epoch: the newest plan that has arrived */
-    bool     is_ready, is_killed;
-};
-
-struct virtual {
-    struct simulation *all;
-    struct agent  *agent;
-    struct link   *link;
-    char          *name;
-    struct counter trainer;
-};
-
-struct saved {
-    job_id   job;
-    uint64_t step;
-};
-
-struct simulation {
-    uv_loop_t       loop;
-    uv_timer_t      timer;
-    uv_signal_t     signals[2];
-    struct virtual *workers;
-    uint32_t        n;
-    struct saved   *saved; /* the newest checkpoint of each job */
-    size_t          n_saved;
-    struct crowd   *crowds;
-    struct popularity popularity;
-    struct cluster    cluster;
-    bool            is_ending;
-};
-
 /* ---- checkpoints, as if on a file system ---------------------------------------------------- */
 
-static uint64_t *checkpoint_of(struct simulation *s, job_id job)
+uint64_t *simulated_checkpoint(struct simulation *s, job_id job)
 {
     for (size_t i = 0; i < s->n_saved; i++)
         if (s->saved[i].job == job)
@@ -93,11 +53,12 @@ static uint32_t count_here(const struct simulation *s, const Ballast__Start *sta
 static void spawn(struct virtual *v, const struct effect *e)
 {
     struct simulation *s = v->all;
-    uint64_t step = *checkpoint_of(s, e->job);
+    uint64_t step = *simulated_checkpoint(s, e->job);
+    bool is_first = !crowd_find(s->crowds, e->job, e->attempt);
+    uint32_t n_here = is_first ? count_here(s, e->start) : 0;
     v->trainer = (struct counter){
         .job = e->job, .attempt = e->attempt, .rank = e->rank, .step = step,
-        .crowd = crowd_join(&s->crowds, e->start, count_here(s, e->start), step, &s->popularity,
-                            &s->cluster),
+        .crowd = crowd_join(&s->crowds, e->start, n_here, step, &s->popularity, &s->cluster),
         .every_steps = e->start->spec->checkpoint_every_steps,
         .ready_ns = clock_now_ns() + LOAD_NS, .settings_revision = e->start->settings_revision,
     };
@@ -175,119 +136,6 @@ static void turn_begin(struct virtual *v, struct agent_turn *t)
     agent_begin(v->agent, t, clock_now_ns());
 }
 
-/* ---- a trainer's words ---------------------------------------------------------------------- */
-
-static void say_state(struct virtual *v, struct agent_turn *t, Ballast__RankPhase phase,
-                      const char *text)
-{
-    const struct counter *c = &v->trainer;
-    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
-    Ballast__RankState s = BALLAST__RANK_STATE__INIT;
-    s.job_id = c->job;
-    s.attempt = c->attempt;
-    s.rank = c->rank;
-    s.phase = phase;
-    s.step = c->step;
-    s.checkpoint_step = *checkpoint_of(v->all, c->job);
-    s.settings_revision = c->settings_revision;
-    s.text = (char *)text;
-    if (c->crowd->experts) {
-        virtual_experts_say(c->crowd->experts, c->rank, &s);
-    } else if (c->arrived_epoch) {
-        s.rejected_epoch = c->arrived_epoch;
-        s.plan_text = "these virtual workers know of no experts";
-    }
-    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STATE;
-    m.state = &s;
-    agent_trainer_message(v->agent, t, c->job, c->attempt, &m);
-}
-
-static void say_load(struct virtual *v, struct agent_turn *t)
-{
-    const struct counter *c = &v->trainer;
-    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
-    if (!c->crowd->last.load)
-        return;
-    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_LOAD;
-    m.load = c->crowd->last.load;
-    agent_trainer_message(v->agent, t, c->job, c->attempt, &m);
-}
-
-static void say_step(struct virtual *v, struct agent_turn *t)
-{
-    const struct counter *c = &v->trainer;
-    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
-    Ballast__StepReport r = BALLAST__STEP_REPORT__INIT;
-    Ballast__PhaseTime phases[CROWD_PHASES], *pointers[CROWD_PHASES];
-    crowd_fill_step(c->crowd, &r);
-    crowd_fill_phases(c->crowd, phases);
-    for (int i = 0; i < CROWD_PHASES; i++)
-        pointers[i] = &phases[i];
-    r.phases = pointers;
-    r.n_phases = CROWD_PHASES;
-    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STEP;
-    m.step = &r;
-    agent_trainer_message(v->agent, t, c->job, c->attempt, &m);
-}
-
-static void end_trainer(struct virtual *v, struct agent_turn *t, int exit_code, int signal_number)
-{
-    struct counter ended = v->trainer;
-    v->trainer = (struct counter){0};
-    crowd_leave(&v->all->crowds, ended.crowd);
-    agent_log_grown(v->agent, t, ended.job, ended.attempt, 0, 0, true);
-    agent_trainer_exited(v->agent, t, ended.job, ended.attempt, exit_code, signal_number, NULL);
-}
-
-static bool is_due(const struct counter *c, uint64_t now_ns)
-{
-    return c->job && (c->is_killed || c->step < c->crowd->step ||
-                      (!c->is_ready && now_ns >= c->ready_ns));
-}
-
-static void begin(struct virtual *v, struct agent_turn *t)
-{
-    struct counter *c = &v->trainer;
-    if (c->crowd->failure.code < 0) {
-        say_state(v, t, BALLAST__RANK_PHASE__RANK_FAILED, c->crowd->failure.text);
-        end_trainer(v, t, 1, 0);
-        return;
-    }
-    c->is_ready = true;
-    crowd_ready(c->crowd, t->now_ns);
-    say_state(v, t, BALLAST__RANK_PHASE__RANK_READY, "");
-}
-
-/* What the trainer does now. */
-static void count_on(struct virtual *v, struct agent_turn *t)
-{
-    struct counter *c = &v->trainer;
-    if (c->is_killed) {
-        end_trainer(v, t, 0, SIGKILL);
-        return;
-    }
-    if (!c->is_ready) {
-        begin(v, t);
-        return;
-    }
-    c->step = c->crowd->step;
-    bool is_last = c->step >= c->crowd->n_steps;
-    uint64_t *saved = checkpoint_of(v->all, c->job);
-    bool saves = is_last || c->crowd->ends || (c->every_steps && c->step % c->every_steps == 0);
-    if (saves && c->step > *saved)
-        *saved = c->step;
-    if (c->rank == 0) {
-        say_load(v, t);
-        say_step(v, t);
-    }
-    say_state(v, t, BALLAST__RANK_PHASE__RANK_RUNNING, "");
-    if (!is_last && !c->crowd->ends)
-        return;
-    say_state(v, t, is_last ? BALLAST__RANK_PHASE__RANK_FINISHED
-                            : BALLAST__RANK_PHASE__RANK_STOPPED, "");
-    end_trainer(v, t, 0, 0);
-}
-
 /* ---- the loop ------------------------------------------------------------------------------- */
 
 static void on_message(void *context, link_peer peer, const struct link_frame *frames,
@@ -335,8 +183,8 @@ static void act(struct virtual *v)
 {
     struct agent_turn t;
     turn_begin(v, &t);
-    if (is_due(&v->trainer, t.now_ns))
-        count_on(v, &t);
+    if (counter_is_due(&v->trainer, t.now_ns))
+        counter_go_on(v, &t);
     turn_end(v, &t);
 }
 
@@ -350,7 +198,7 @@ static void on_timer(uv_timer_t *timer)
     for (uint32_t i = 0; i < s->n; i++) {
         struct virtual *v = &s->workers[i];
         n_done += agent_may_exit(v->agent);
-        if (is_due(&v->trainer, now_ns) || now_ns >= agent_next_deadline_ns(v->agent))
+        if (counter_is_due(&v->trainer, now_ns) || now_ns >= agent_next_deadline_ns(v->agent))
             act(v);
     }
     if (s->is_ending && n_done == s->n)

@@ -14,9 +14,8 @@
 #include "proto/job_map.h"
 #include "proto/job_spec.h"
 #include "proto/message.h"
-#include "worker/moves.h"
 #include "worker/plans.h"
-#include "worker/rounds.h"
+#include "worker/virtual_moves.h"
 #include "worker/window.h"
 
 /* A plan that all ranks are ready for. */
@@ -270,47 +269,14 @@ static Ballast__LoadReport *count(struct virtual_experts *x, uint64_t step, doub
 
 /* ---- moves ---------------------------------------------------------------------------------- */
 
-static size_t move_bytes(const struct moves *m, const struct move *x)
-{
-    size_t n = 0;
-    for (int part = 0; part < SLOT_PARTS; part++)
-        n += moves_has_part(m, x, part) ? m->part_bytes[part] : 0;
-    return n;
-}
-
-static double move_seconds(const struct virtual_experts *x, uint32_t from, uint32_t to,
-                           size_t n_bytes)
-{
-    const struct cluster *c = x->cluster;
-    if (x->node[from] == x->node[to])
-        return (double)n_bytes / (c->node_gb_per_s * 1e9) + c->call_us * 1e-6;
-    return (double)n_bytes / (c->network_gb_per_s * 1e9) + (c->call_us + c->latency_us) * 1e-6;
-}
-
 /* The rounds from `first` up to `last`: how long they take together. */
 static double go(struct virtual_experts *x, uint32_t first, uint32_t last)
 {
-    const struct moves *m = &x->plan.moves;
-    double *slowest = xcalloc(last - first + 1, sizeof *slowest), sum = 0;
+    struct virtual_links links = {x->node, x->cluster};
     struct transfer_result moved = {0};
-    for (uint32_t i = 0; i < m->n; i++) {
-        const struct move *move = &m->move[i];
-        if (move->round == ROUND_NONE || move->round < first || move->round >= last)
-            continue;
-        uint32_t from = moves_device(m, move->from);
-        size_t n_bytes = move_bytes(m, move);
-        double s = move_seconds(x, from, moves_device(m, move->to), n_bytes);
-        double *most = &slowest[move->round - first];
-        *most = s > *most ? s : *most;
-        x->moved_bytes[from] += n_bytes;
-        moved.sent_bytes += n_bytes;
-        moved.link_seconds += s;
-    }
-    for (uint32_t r = 0; r < last - first; r++)
-        sum += slowest[r];
-    free(slowest);
+    double s = virtual_rounds(&x->plan.moves, &links, first, last, x->moved_bytes, &moved);
     window_moved(&x->window, &moved);
-    return sum;
+    return s;
 }
 
 /* Of what may go ahead as many rounds as the job allows a boundary, one at least. */
