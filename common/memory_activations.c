@@ -25,7 +25,14 @@ static uint64_t min(uint64_t a, uint64_t b)
 
 /* ---- what one token takes in a layer; e: bytes of an element --------------------------------- */
 
-static struct bytes kda(const struct model_spec *m, uint64_t e)
+/* The recurrence begins a chunk with each sequence; what it has of length tokens, of one token. */
+static uint64_t per_token(uint64_t chunk_bytes, uint64_t length)
+{
+    uint64_t n_chunks = (length + KDA_CHUNK_ROWS - 1) / KDA_CHUNK_ROWS;
+    return length ? (chunk_bytes * n_chunks + length - 1) / length : chunk_bytes / KDA_CHUNK_ROWS;
+}
+
+static struct bytes kda(const struct model_spec *m, uint64_t length, uint64_t e)
 {
     uint64_t d = m->kda_head_dim, wide = d * m->kda_heads;
     /* What the recurrence keeps of a chunk: with floats as the CPU does, else as the GPU. */
@@ -37,7 +44,7 @@ static struct bytes kda(const struct model_spec *m, uint64_t e)
     return (struct bytes){
         /* query, key, value before the convolution, the output; the chunks' states */
         .kept = e * (4 * wide + gate_kept + d + m->kda_heads) +
-                m->kda_heads * chunk / KDA_CHUNK_ROWS,
+                per_token(m->kda_heads * chunk, length),
         /* the three twice, z, the gated output; decay, three norms per head */
         .again = e * (8 * wide + gate_again) + FLOAT_BYTES * (wide + 3 * m->kda_heads),
         .forward = e * wide,
@@ -133,7 +140,7 @@ static struct layer_bytes layer_bytes(const struct memory_input *in, uint32_t l)
     const struct model_spec *m = in->spec;
     uint64_t e = in->elem_bytes, n = memory_tokens_at_once(in), hidden = e * m->hidden;
     bool is_kda = m->layers[l].attention == ATTENTION_KDA;
-    struct layer_bytes b = {.attention = is_kda ? kda(m, e) : mla(m, n, e)};
+    struct layer_bytes b = {.attention = is_kda ? kda(m, in->sequence_tokens, e) : mla(m, n, e)};
     bool is_moe = m->layers[l].mlp == MLP_MOE;
     b.feed_forward = is_moe ? moe(in) : dense(m->dense_inter, e);
     b.attention.kept += hidden; /* the sum after it */

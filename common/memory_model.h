@@ -16,6 +16,7 @@ struct memory_input {
     const struct model_spec *spec;
     struct layout_degrees degrees; /* valid: layout_init took them; auto resolved */
     uint64_t n_tokens;  /* of one pass of one rank: micro_batch x sequence_length */
+    uint64_t sequence_tokens; /* of each of its sequences; 0: one of all */
     uint64_t segment_tokens; /* that layers take at once, with full recomputation; 0: all */
     enum recompute recompute;
     uint32_t elem_bytes; /* of activations and of the weights that they meet: 4 or 2 */

@@ -30,6 +30,7 @@ int job_memory_input(const Ballast__JobSpec *spec, const struct model_spec *mode
     *out = (struct memory_input){
         .spec = model, .map = out_map,
         .n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length,
+        .sequence_tokens = spec->data_sequence_length,
         .segment_tokens = spec->parallel_segment_tokens,
         .recompute = recompute_of(spec->parallel_activation_checkpointing),
         .elem_bytes = is_narrow ? 2 : 4, .on_gpu = on ? on->on_gpu : is_narrow,

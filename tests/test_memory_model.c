@@ -55,6 +55,7 @@ static const struct row {
     bool muon, is_blocking, unpacks_experts;
     uint32_t n_nodes;
     uint32_t n_docs;     /* 0: one */
+    uint32_t doc_tokens; /* of each; 0: N_TOKENS */
     bool to_the_first;   /* all tokens choose the first experts */
     bool deterministic;
     uint32_t segment_tokens; /* then there is an indexer */
@@ -100,6 +101,7 @@ static const struct row {
      .to_the_first = true},
     {"in segments", {1, 1, 1, 1}, RECOMPUTE_FULL, .segment_tokens = 128},
     {"in segments, all cut", {4, 4, 2, 2}, RECOMPUTE_FULL, .segment_tokens = 64},
+    {"short sequences", {1, 1, 1, 1}, RECOMPUTE_OFF, .n_docs = 8, .doc_tokens = 48},
     {"Muon", {1, 1, 1, 1}, RECOMPUTE_FULL, .muon = true},
     {"Muon, all cut", {4, 4, 2, 2}, RECOMPUTE_FULL, .muon = true},
     {"Muon and adapters", {2, 2, 2, 1}, RECOMPUTE_FULL, .lora = &adapters, .muon = true},
@@ -119,6 +121,11 @@ static uint32_t n_docs(const struct row *row)
     return row->n_docs ? row->n_docs : 1;
 }
 
+static uint32_t doc_tokens(const struct row *row)
+{
+    return row->doc_tokens ? row->doc_tokens : N_TOKENS;
+}
+
 /* One step, so that every buffer has been taken; then the parts of rank 0, which has the first
  * experts. */
 static int compare(struct stack *s, void *arg, struct err *err)
@@ -130,7 +137,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
         dense += map->units[u].trained;
     struct memory_plan plan = memory_model(&(struct memory_input){
         .spec = s->config->spec, .degrees = row->degrees, .elem_bytes = 4,
-        .n_tokens = n_docs(row) * N_TOKENS,
+        .n_tokens = n_docs(row) * doc_tokens(row), .sequence_tokens = doc_tokens(row),
         .dense_adapters = dense, .expert_adapters = row->lora ? map->expert.trained : 0,
         .packing = row->packing, .map = map, .has_muon = row->muon,
         .lora_rank = row->lora ? row->lora->r : 0,
@@ -138,7 +145,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
         .count_margins = row->count_margins, .unpacks_experts = row->unpacks_experts,
         .n_spare = row->n_spare, .is_blocking = row->is_blocking, .n_nodes = row->n_nodes});
     int32_t tokens[DOCS_MAX * N_TOKENS], cu_seqlens[DOCS_MAX + 1] = {0};
-    int32_t n_tokens = (int32_t)n_docs(row) * N_TOKENS;
+    int32_t n_tokens = (int32_t)(n_docs(row) * doc_tokens(row));
     struct model_loss loss;
     double state = (double)(plan.weights + plan.gradients + plan.optimizer);
     int rc;
@@ -148,7 +155,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
     for (int i = 0; i < n_tokens; i++)
         tokens[i] = (i * i * 79 + i * 31 + (int)s->rank * 97) % 512;
     for (uint32_t i = 1; i <= n_docs(row); i++)
-        cu_seqlens[i] = (int32_t)i * N_TOKENS;
+        cu_seqlens[i] = (int32_t)(i * doc_tokens(row));
     ckpt_init_weights(s->shard, s->config->map, s->config->spec, 1); /* else all rows go one way */
     if (row->to_the_first)
         prefer_the_first(s);
@@ -190,7 +197,7 @@ static void the_plan_is_near_what_is_taken(void **state)
         map.has_muon = row.muon;
         struct stack_config config = {
             .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees,
-            .tokens_max = n_docs(&row) * N_TOKENS, .deterministic = row.deterministic,
+            .tokens_max = n_docs(&row) * doc_tokens(&row), .deterministic = row.deterministic,
             .segment_rows = row.segment_tokens, .recompute = row.recompute,
             .count_margins = row.count_margins, .unpacks_experts = row.unpacks_experts,
             .n_spare = row.n_spare, .is_blocking = row.is_blocking, .n_nodes = row.n_nodes,
