@@ -230,7 +230,8 @@ class LayoutCluster(Cluster):
 
     def _write_text(self):
         """Words in an order that looks like chance and is the same everywhere."""
-        words = "a in the river stone under light who carries old water home and sings".split()
+        words = ("a in the river stone under light who carries old water home and sings "
+                 "again").split()
         os.makedirs(os.path.join(self.folder, "text"))
         state = 7
         for name, n in (("train", 40000), ("held-out", 4000)):
