@@ -23,9 +23,13 @@ typedef uint64_t link_peer;
 
 #define LINK_FRAMES_MAX 4 /* frames handed over; more are counted and thrown away */
 
+/* Bytes that many messages carry at once, without a copy of each. */
+struct link_body;
+
 struct link_frame {
     const void *bytes;
     size_t      n_bytes;
+    struct link_body *body; /* whose bytes they are; NULL: nobody's, and they are copied */
 };
 
 enum link_denial {
@@ -109,7 +113,13 @@ int link_connect(struct uv_loop_s *loop, const char *address, const struct link_
 /* Client link with keys: from its next try on it has these. */
 void link_change_keys(struct link *l, const struct link_keys *keys);
 
-/* Sends one message; copies the frames. 0: sent or queued. -EHOSTUNREACH: a server does not know
+/* Gives n_bytes to be filled, ended with link_body_release: they go with the last message. */
+struct link_body *link_body_create(size_t n_bytes);
+uint8_t *link_body_bytes(struct link_body *body);
+/* NULL is fine. */
+void link_body_release(struct link_body *body);
+
+/* Sends one message; copies the frames that have no body. 0: sent or queued. -EHOSTUNREACH: a server does not know
  * the peer any more. -EAGAIN: a client link is not connected, nothing was kept. -ENOBUFS: the
  * peer does not read and its queue is full; a server has forgotten it. */
 int link_send(struct link *l, link_peer peer, const struct link_frame *frames, size_t n_frames);

@@ -2,12 +2,46 @@
 #include "common/link_parts.h"
 
 #include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 
 #include <zmq.h>
+
+#include "common/mem.h"
 
 #define QUEUE_MESSAGES_MAX 1024 /* of ours for a peer, behind ZeroMQ's */
 #define QUEUE_BYTES_MAX    (2u << 20)
 #define QUEUE_RETRY_MS     20
+
+struct link_body {
+    _Atomic uint32_t n_holders; /* messages on their way, and who made it */
+    uint8_t bytes[];
+};
+
+struct link_body *link_body_create(size_t n_bytes)
+{
+    struct link_body *b = xcalloc(1, sizeof *b + n_bytes);
+    atomic_store(&b->n_holders, 1);
+    return b;
+}
+
+uint8_t *link_body_bytes(struct link_body *body)
+{
+    return body->bytes;
+}
+
+void link_body_release(struct link_body *body)
+{
+    if (body && atomic_fetch_sub(&body->n_holders, 1) == 1)
+        free(body);
+}
+
+/* On a thread of ZeroMQ. */
+static void on_gone(void *bytes, void *body)
+{
+    (void)bytes;
+    link_body_release(body);
+}
 
 void link_stop_waiting(struct link *l, struct peer *p)
 {
@@ -29,6 +63,24 @@ void link_forget(struct link *l, struct peer *p)
         l->handler.peer_gone(l->handler.context, number);
 }
 
+static int send_frame(struct link *l, const struct link_frame *f, int flags)
+{
+    if (!f->body)
+        return zmq_send(l->zmq.socket, f->bytes, f->n_bytes, flags);
+    zmq_msg_t m;
+    atomic_fetch_add(&f->body->n_holders, 1);
+    if (zmq_msg_init_data(&m, (void *)f->bytes, f->n_bytes, on_gone, f->body) < 0) {
+        link_body_release(f->body);
+        return -1;
+    }
+    int rc = zmq_msg_send(&m, l->zmq.socket, flags);
+    int why = errno;
+    if (rc < 0)
+        zmq_msg_close(&m);
+    errno = why;
+    return rc;
+}
+
 /* 0, or the errno of ZeroMQ; after the first part went the rest cannot fail. */
 static int send_now(struct link *l, struct peer *p, const struct link_frame *frames,
                     size_t n_frames)
@@ -37,7 +89,7 @@ static int send_now(struct link *l, struct peer *p, const struct link_frame *fra
         return errno;
     for (size_t i = 0; i < n_frames; i++) {
         int more = i + 1 < n_frames ? ZMQ_SNDMORE : 0;
-        if (zmq_send(l->zmq.socket, frames[i].bytes, frames[i].n_bytes, more | ZMQ_DONTWAIT) < 0)
+        if (send_frame(l, &frames[i], more | ZMQ_DONTWAIT) < 0)
             return errno;
     }
     l->stats.n_sent++;

@@ -77,20 +77,44 @@ void turn_end(struct server *s)
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-static void send_one(struct server *s, struct outgoing *out)
+#define BODY_BYTES_MIN (32u << 10) /* what is smaller is copied faster than it is counted */
+
+/* The payload of several messages in a row, packed once: a plan that goes to all ranks of a large
+ * job is some MB. */
+struct packed {
+    const ProtobufCMessage *payload;
+    struct link_body *body;
+    size_t n_bytes;
+};
+
+static void pack(struct packed *p, const ProtobufCMessage *payload)
+{
+    if (p->payload == payload)
+        return;
+    link_body_release(p->body);
+    p->payload = payload;
+    p->n_bytes = payload ? protobuf_c_message_get_packed_size(payload) : 0;
+    p->body = p->n_bytes ? link_body_create(p->n_bytes) : NULL;
+    if (p->body)
+        protobuf_c_message_pack(payload, link_body_bytes(p->body));
+}
+
+static void send_one(struct server *s, struct outgoing *out, struct packed *packed)
 {
     struct peer_state *p = peer_state_of(s, out->peer);
-    struct wire_bytes bytes[WIRE_FRAMES];
-    struct link_frame frames[WIRE_FRAMES];
     if (!p)
         return; /* it has gone meanwhile */
     out->envelope.seq = ++p->seq;
-    wire_pack(&out->envelope, out->payload, &s->scratch, bytes);
-    for (int i = 0; i < WIRE_FRAMES; i++)
-        frames[i] = (struct link_frame){bytes[i].bytes, bytes[i].n_bytes};
-    if (bytes[1].n_bytes > BULK_BYTES_MAX - WIRE_HEAD_BYTES_MAX)
+    pack(packed, out->payload);
+    struct wire_bytes head = wire_pack_head(&out->envelope, packed->n_bytes, &s->scratch);
+    struct link_frame frames[WIRE_FRAMES] = {
+        {head.bytes, head.n_bytes},
+        {packed->body ? link_body_bytes(packed->body) : NULL, packed->n_bytes,
+         packed->n_bytes < BODY_BYTES_MIN ? NULL : packed->body},
+    };
+    if (packed->n_bytes > BULK_BYTES_MAX - WIRE_HEAD_BYTES_MAX)
         log_error("peer=%" PRIu64 " bytes=%zu msg=\"an answer is too large to be sent\"", out->peer,
-                  bytes[1].n_bytes);
+                  packed->n_bytes);
     else
         link_send(s->link, out->peer, frames, WIRE_FRAMES); /* who is gone is told by peer_gone */
     arena_reset(&s->scratch);
@@ -98,8 +122,10 @@ static void send_one(struct server *s, struct outgoing *out)
 
 void turn_send(struct server *s, struct turn *t)
 {
+    struct packed packed = {0};
     for (size_t i = 0; i < t->n_out; i++)
-        send_one(s, &t->out[i]);
+        send_one(s, &t->out[i], &packed);
+    link_body_release(packed.body);
 }
 
 void say_not_serving(const struct server *s, struct arena *arena, Ballast__Status *out_status)
@@ -116,6 +142,7 @@ void say_not_serving(const struct server *s, struct arena *arena, Ballast__Statu
 
 void turn_fail(struct server *s, struct turn *t)
 {
+    struct packed packed = {0};
     for (size_t i = 0; i < t->n_out; i++) {
         struct outgoing *out = &t->out[i];
         if (out->envelope.kind != BALLAST__KIND__KIND_RESPONSE)
@@ -126,8 +153,9 @@ void turn_fail(struct server *s, struct turn *t)
         status->retry_after_ms = RETRY_AFTER_MS;
         out->envelope.status = status;
         out->payload = NULL;
-        send_one(s, out);
+        send_one(s, out, &packed);
     }
+    link_body_release(packed.body);
 }
 
 void answer(struct server *s, link_peer peer, const Ballast__Envelope *request,

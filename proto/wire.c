@@ -5,15 +5,10 @@
 
 static const uint8_t magic[4] = {'B', 'L', 'S', 'T'};
 
-void wire_pack(Ballast__Envelope *envelope, const ProtobufCMessage *payload, struct arena *arena,
-               struct wire_bytes out_frames[WIRE_FRAMES])
+struct wire_bytes wire_pack_head(Ballast__Envelope *envelope, size_t n_payload,
+                                 struct arena *arena)
 {
-    size_t n_payload = payload ? protobuf_c_message_get_packed_size(payload) : 0;
-    uint8_t *body = arena_alloc(arena, n_payload);
-    if (payload)
-        protobuf_c_message_pack(payload, body);
     envelope->payload_bytes = (uint32_t)n_payload;
-
     size_t n_head = WIRE_PRELUDE_BYTES + ballast__envelope__get_packed_size(envelope);
     uint8_t *head = arena_alloc(arena, n_head);
     memcpy(head, magic, sizeof magic);
@@ -22,8 +17,17 @@ void wire_pack(Ballast__Envelope *envelope, const ProtobufCMessage *payload, str
     head[6] = WIRE_MINOR & 0xff;
     head[7] = WIRE_MINOR >> 8;
     ballast__envelope__pack(envelope, head + WIRE_PRELUDE_BYTES);
+    return (struct wire_bytes){head, n_head};
+}
 
-    out_frames[0] = (struct wire_bytes){head, n_head};
+void wire_pack(Ballast__Envelope *envelope, const ProtobufCMessage *payload, struct arena *arena,
+               struct wire_bytes out_frames[WIRE_FRAMES])
+{
+    size_t n_payload = payload ? protobuf_c_message_get_packed_size(payload) : 0;
+    uint8_t *body = arena_alloc(arena, n_payload);
+    if (payload)
+        protobuf_c_message_pack(payload, body);
+    out_frames[0] = wire_pack_head(envelope, n_payload, arena);
     out_frames[1] = (struct wire_bytes){body, n_payload};
 }
 

@@ -25,6 +25,10 @@ struct wire_bytes {
 void wire_pack(Ballast__Envelope *envelope, const ProtobufCMessage *payload, struct arena *arena,
                struct wire_bytes out_frames[WIRE_FRAMES]);
 
+/* Only the first frame, for a payload of n_payload bytes that was packed before. */
+struct wire_bytes wire_pack_head(Ballast__Envelope *envelope, size_t n_payload,
+                                 struct arena *arena);
+
 enum wire_prelude { WIRE_OURS, WIRE_OTHER_VERSION, WIRE_FOREIGN };
 
 /* Reads the version; both outputs are 0 for WIRE_FOREIGN. */

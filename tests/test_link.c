@@ -212,6 +212,39 @@ static void too_many_frames_are_counted(void **state)
     net_close(&n);
 }
 
+/* What goes to many is theirs without a copy, and whole when its maker lets go at once. */
+static void a_body_goes_to_many(void **state)
+{
+    (void)state;
+    enum { N_BYTES = 1 << 20, N_CLIENTS = 8 };
+    struct net n;
+    struct end clients[N_CLIENTS] = {{0}};
+    link_peer peers[N_CLIENTS];
+    net_open(&n);
+    listen_on(&n, &n.server);
+    for (size_t i = 0; i < N_CLIENTS; i++) {
+        connect_to(&n, &clients[i]);
+        assert_true(turn_until(&n, &clients[i].n_up, 1));
+        say(&clients[i], LINK_SERVER, "hello", 0);
+        assert_true(turn_until(&n, &n.server.n_messages, (int)i + 1));
+        peers[i] = n.server.peer;
+    }
+    struct link_body *body = link_body_create(N_BYTES);
+    memset(link_body_bytes(body), 'b', N_BYTES);
+    struct link_frame frame = {link_body_bytes(body), N_BYTES, body};
+    for (size_t i = 0; i < N_CLIENTS; i++)
+        assert_int_equal(link_send(n.server.link, peers[i], &frame, 1), 0);
+    assert_int_equal(link_send(n.server.link, n.server.peer + 1, &frame, 1), -EHOSTUNREACH);
+    link_body_release(body);
+    for (size_t i = 0; i < N_CLIENTS; i++) {
+        assert_true(turn_until(&n, &clients[i].n_messages, 1));
+        assert_int_equal(clients[i].n_bytes, N_BYTES);
+        assert_int_equal(strspn(clients[i].first, "b"), sizeof clients[i].first - 1);
+        link_close(clients[i].link);
+    }
+    net_close(&n);
+}
+
 static void an_oversize_peer_is_cut_off(void **state)
 {
     (void)state;
@@ -681,6 +714,7 @@ int main(void)
         cmocka_unit_test(frames_go_there_and_back),
         cmocka_unit_test(an_unconnected_client_keeps_nothing),
         cmocka_unit_test(too_many_frames_are_counted),
+        cmocka_unit_test(a_body_goes_to_many),
         cmocka_unit_test(an_oversize_peer_is_cut_off),
         cmocka_unit_test(a_slow_peer_is_dropped),
         cmocka_unit_test(reconnects_leak_no_descriptor),
