@@ -136,16 +136,18 @@ static void a_trace_holds_the_steps_that_were_asked_for(void **state)
             uint64_t pid, step, line;
             uint32_t kind = 0;
             double ts, dur;
+            if (!strcmp(json_as_string(json_get(e, "ph")), "M"))
+                continue; /* a line's name, when it is first needed */
             assert_int_equal(json_get_u64(e, "pid", 0, 9, &pid, &err), 0);
             assert_int_equal(json_get_u64(args, "step", 2, 3, &step, &err), 0);
-            assert_int_equal(json_get_u64(e, "tid", 0, 1, &line, &err), 0);
+            assert_int_equal(json_get_u64(e, "tid", 0, 7, &line, &err), 0);
             assert_true(json_as_double(json_get(e, "ts"), &ts) && ts > 1e15);
             assert_true(json_as_double(json_get(e, "dur"), &dur) && dur >= 0);
             assert_int_equal(pid, rank);
             while (strcmp(phase_names[kind], json_as_string(json_get(e, "name"))) != 0)
                 assert_true(++kind < PHASES);
             n_seen[kind]++;
-            assert_int_equal(line, phase_is_hidden(kind) ? 1 : 0);
+            assert_int_equal(line > 0, phase_is_hidden(kind));
         }
         json_destroy(all);
     }
