@@ -739,6 +739,9 @@ static void too_few_descriptors_are_no_place_to_start(void **state)
 
 /* Files may not grow: submits are refused and say why, reads are served; with space again all
  * goes on by itself and nothing acknowledged is missing. */
+/* That a submission is tried again: long enough for a slow machine to answer within it. */
+#define TRIES_MS 3000
+
 static void a_full_disk_and_then_space(void **state)
 {
     (void)state;
@@ -754,16 +757,16 @@ static void a_full_disk_and_then_space(void **state)
     size_t n_acknowledged = 0;
     int rc = 0;
     while (n_acknowledged < 5000 &&
-           (rc = call_for(c, M(SUBMIT), &request.base, 1000, NULL)) == 0) {
+           (rc = call_for(c, M(SUBMIT), &request.base, TRIES_MS, NULL)) == 0) {
         n_acknowledged++;
         arena_reset(&arena);
     }
     assert_int_equal(rc, -EREMOTEIO);
     assert_int_equal(status.code, BALLAST__CODE__UNAVAILABLE);
     Ballast__PingRequest ping = BALLAST__PING_REQUEST__INIT;
-    rc = call_for(c, M(PING), &ping.base, 2000, NULL);
+    rc = call_for(c, M(PING), &ping.base, TRIES_MS, NULL);
     while (rc == 0) /* it was served between two commits that failed */
-        rc = call_for(c, M(SUBMIT), &request.base, 1000, NULL);
+        rc = call_for(c, M(SUBMIT), &request.base, TRIES_MS, NULL);
     assert_int_equal(rc, -EREMOTEIO);
     if (!strstr(status.message, "store"))
         fail_msg("of a full disk is said: %s", status.message);
