@@ -12,6 +12,7 @@
 
 #include "common/mem.h"
 #include "common/mix.h"
+#include "common/progress.h"
 #include "worker/data_parts.h"
 
 int data_format_parse(const char *word, enum data_format *out, struct err *err)
@@ -230,6 +231,7 @@ static int add_stretch(const struct data *d, uint64_t first, struct data_batch *
 int data_window(const struct data *d, uint64_t index, struct data_batch *b, struct err *err)
 {
     assert(index < d->n_windows);
+    progress_made(); /* a line of a file may be long, and is parsed for each of its windows */
     if (packs_whole(d))
         return add_row(d, &d->rows[index], b, err);
     if (d->pack)
