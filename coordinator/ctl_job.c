@@ -34,9 +34,9 @@ static void show_memory(const Ballast__Job *job)
     ctl_bytes_text(job->memory_bytes, taken);
     ctl_bytes_text(job->memory_planned_bytes, planned);
     if (job->memory_planned_bytes)
-        ctl_print_line("memory per rank", "%s taken at most, %s planned (%+.1f %%)", taken,
-                       planned, 100 * ((double)job->memory_planned_bytes /
-                                       (double)job->memory_bytes - 1));
+        ctl_print_line("memory per rank", "%s taken at most, %s planned (%+.1f %% of the plan)",
+                       taken, planned, 100 * ((double)job->memory_bytes /
+                                              (double)job->memory_planned_bytes - 1));
     else
         ctl_print_line("memory per rank", "%s taken at most", taken);
 }

@@ -426,6 +426,9 @@ static void two_runs_never_share_a_path(void **state)
     uint64_t step = 0;
     assert_int_equal(ckpt_find(&c, 200 * NS_PER_MS, &lock, &step, &err), -EBUSY);
     assert_non_null(strstr(err.text, "another run writes there"));
+    c.path = full;
+    assert_int_equal(ckpt_find(&c, 0, &lock, &step, &err), -ENOTDIR);
+    assert_non_null(strstr(err.text, " is a file; give this job a folder"));
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     shard_close(s);

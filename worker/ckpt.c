@@ -141,7 +141,9 @@ static int lock_path(const char *path, uint64_t patience_ns, int *out_fd, struct
     uint64_t deadline = clock_now_ns() + patience_ns;
     char *file = xasprintf("%s/.lock", path);
     int rc = 0, fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0)
+    if (fd < 0 && errno == ENOTDIR)
+        rc = err_set(err, -ENOTDIR, "checkpoint.path %s is a file; give this job a folder", path);
+    else if (fd < 0)
         rc = err_set(err, -errno, "%s: %s", file, strerror(errno));
     while (rc == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0) {
         if (errno != EWOULDBLOCK)
