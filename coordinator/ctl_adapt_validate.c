@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "common/conf.h"
-#include "common/outline_config.h"
 
 #define OUTPUT_BYTES_MAX (1u << 20)
 #define TIME_LIMIT       0.25 /* of a measured step beside the predicted one */
@@ -163,31 +162,11 @@ static int measure_machine(struct run *r, struct cluster *out, struct err *err)
     return rc;
 }
 
-static int predict(const char *model, const struct cluster *l, uint32_t n_sequences,
-                   uint32_t length, double *out_s, struct err *err)
-{
-    char *config = xasprintf("%s/config.json", model);
-    struct outline *o = NULL;
-    struct costs costs;
-    int rc = outline_read(config, &o, err);
-    free(config);
-    if (rc < 0)
-        return rc;
-    costs_init(o, length, &costs);
-    struct job_shape job = {.costs = &costs, .cluster = l, .sequence_length = length,
-                            .global_batch = n_sequences};
-    struct plan_choice c = {.world = 1, .fsdp = 1, .ep = 1, .expert_shard = 1, .sp = 1, .tp = 1,
-                            .micro_batch = n_sequences, .accumulation = 1, .base = BASE_F32,
-                            .is_f32 = true};
-    *out_s = plan_time(&job, &c).total;
-    free(o);
-    return 0;
-}
-
 static int check_time(struct run *r, struct err *err)
 {
     char *model = NULL, *text = NULL, where[160];
-    double measured = NAN, predicted = NAN;
+    double measured = NAN;
+    struct plan_time predicted = {.total = NAN};
     struct cluster l = {0};
     int code = 0, rc = make_model(r, SHRINK_WIDE, &model, err);
     if (rc == 0 && (rc = measure_machine(r, &l, err)) == 0) {
@@ -196,12 +175,12 @@ static int check_time(struct run *r, struct err *err)
         if ((rc = run_worker(argv, &text, &code, err)) == 0)
             take_lines(r, text, &measured);
         if (rc == 0)
-            rc = predict(model, &l, 4, 256, &predicted, err);
+            rc = plan_time_alone(model, &l, 4, 256, &predicted, err);
     }
     if (rc == 0) {
-        double off = fabs(predicted / measured - 1);
+        double off = fabs(predicted.total / measured - 1);
         snprintf(where, sizeof where, "a step of 1,024 tokens of a wider model: %.1f ms measured, "
-                 "%.1f ms predicted", 1e3 * measured, 1e3 * predicted);
+                 "%.1f ms predicted", 1e3 * measured, 1e3 * predicted.total);
         add_check(r, "time of a step beside its prediction", off <= TIME_LIMIT,
                   isnan(off) ? 1e9 : off, TIME_LIMIT, where);
     }

@@ -36,11 +36,12 @@ void ctl_option_text(const struct ctl_command *command, const struct ctl_option 
              o->arg ? " " : "", o->arg ? o->arg : "");
 }
 
-bool ctl_option_is_shown(const struct ctl_command *command, const struct ctl_option *o)
+bool ctl_option_is_shown(const struct ctl_command *command, const struct ctl_option *o,
+                         bool with_remote)
 {
     bool is_own = o->group == OPTION_OWN || o->group == OPTION_OUTPUT;
     return command ? is_own && ctl_command_takes(command, o)
-                   : o->group == OPTION_COMMON || o->group == OPTION_REMOTE;
+                   : o->group == OPTION_COMMON || (with_remote && o->group == OPTION_REMOTE);
 }
 
 /* Those of a command; NULL: those of all, or of all that speak to a coordinator. */
@@ -49,7 +50,7 @@ static void print_options(FILE *out, const struct ctl_command *command, bool wit
     for (size_t i = 0; i < ctl_n_options; i++) {
         const struct ctl_option *o = &ctl_options[i];
         char left[64];
-        if (!ctl_option_is_shown(command, o) || (o->group == OPTION_REMOTE && !with_remote))
+        if (!ctl_option_is_shown(command, o, with_remote))
             continue;
         ctl_option_text(command, o, left);
         fprintf(out, "  %-28s %s\n", left, o->help);

@@ -74,7 +74,7 @@ static void options(FILE *out, const struct ctl_command *command, bool with_remo
     for (size_t i = 0; i < ctl_n_options; i++) {
         const struct ctl_option *o = &ctl_options[i];
         char left[64];
-        if (!ctl_option_is_shown(command, o) || (o->group == OPTION_REMOTE && !with_remote))
+        if (!ctl_option_is_shown(command, o, with_remote))
             continue;
         ctl_option_text(command, o, left);
         fputs(".TP\n", out);

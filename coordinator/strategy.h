@@ -91,6 +91,11 @@ uint32_t plan_chunks(const struct job_shape *job, const struct plan_choice *c, d
 struct plan_memory plan_memory(const struct job_shape *job, const struct plan_choice *c);
 struct plan_time   plan_time(const struct job_shape *job, const struct plan_choice *c);
 
+/* The same of one device that trains the model in model_folder in float32, all sequences in one
+ * pass: what a measurement is held against. Errors are outline_read's. */
+int plan_time_alone(const char *model_folder, const struct cluster *l, uint32_t n_sequences,
+                    uint32_t length, struct plan_time *out, struct err *err);
+
 /* What may be chosen: all of it, or what an engine runs. */
 struct strategy_limits {
     uint32_t sp_max, tp_max;

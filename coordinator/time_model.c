@@ -8,8 +8,11 @@
 #include "coordinator/strategy.h"
 
 #include <math.h>
+#include <stdlib.h>
 
+#include "common/mem.h"
 #include "common/memory_model.h"
+#include "common/outline_config.h"
 
 /* Products that decode their weights over those that need not; packing_slowdown has a GPU's. */
 #define UNPACK_MXFP4_CPU 1.06
@@ -308,4 +311,25 @@ struct plan_time plan_time(const struct job_shape *job, const struct plan_choice
     double flops = (1 + w.backs) * (2.0 * (double)job->costs->active + job->costs->core_flops);
     t.mfu = t.tokens_per_s * flops / (job->cluster->peak_tflops * 1e12) / c->world;
     return t;
+}
+
+int plan_time_alone(const char *model_folder, const struct cluster *l, uint32_t n_sequences,
+                    uint32_t length, struct plan_time *out, struct err *err)
+{
+    char *config = xasprintf("%s/config.json", model_folder);
+    struct outline *o = NULL;
+    struct costs costs;
+    int rc = outline_read(config, &o, err);
+    free(config);
+    if (rc < 0)
+        return rc;
+    costs_init(o, length, &costs);
+    struct job_shape job = {.costs = &costs, .cluster = l, .sequence_length = length,
+                            .global_batch = n_sequences};
+    struct plan_choice c = {.world = 1, .fsdp = 1, .ep = 1, .expert_shard = 1, .sp = 1, .tp = 1,
+                            .micro_batch = n_sequences, .accumulation = 1, .base = BASE_F32,
+                            .is_f32 = true};
+    *out = plan_time(&job, &c);
+    free(o);
+    return 0;
 }

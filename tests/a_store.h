@@ -52,20 +52,25 @@ static inline void bench_remove(struct bench *b)
     assert_int_equal(system(command), 0);
 }
 
+/* Waits until batches are said to be back, and takes them. */
+static inline struct store_batch *next_done(struct bench *b)
+{
+    pthread_mutex_lock(&b->lock);
+    while (!b->is_notified)
+        pthread_cond_wait(&b->wake, &b->lock);
+    b->is_notified = false;
+    pthread_mutex_unlock(&b->lock);
+    return store_take_done(b->store);
+}
+
 /* Hands a batch over and waits until it is back. */
 static inline int do_batch(struct bench *b, struct store_batch *batch)
 {
     store_submit(b->store, batch);
-    for (;;) {
-        pthread_mutex_lock(&b->lock);
-        while (!b->is_notified)
-            pthread_cond_wait(&b->wake, &b->lock);
-        b->is_notified = false;
-        pthread_mutex_unlock(&b->lock);
-        for (struct store_batch *d = store_take_done(b->store); d; d = d->next)
+    for (;;)
+        for (struct store_batch *d = next_done(b); d; d = d->next)
             if (d == batch)
                 return batch->rc;
-    }
 }
 
 static inline struct store_read do_read(struct bench *b, struct store_read read)

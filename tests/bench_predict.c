@@ -10,7 +10,6 @@
 
 #include "common/conf.h"
 #include "common/mem.h"
-#include "common/outline_config.h"
 #include "coordinator/strategy.h"
 
 #define SEQUENCES 4
@@ -37,27 +36,6 @@ static double measure(const char *worker, const char *model)
     return best;
 }
 
-static int predict(const char *model, const struct cluster *l, struct plan_time *out,
-                   struct err *err)
-{
-    char *config = xasprintf("%s/config.json", model);
-    struct outline *o = NULL;
-    struct costs costs;
-    int rc = outline_read(config, &o, err);
-    free(config);
-    if (rc < 0)
-        return rc;
-    costs_init(o, LENGTH, &costs);
-    struct job_shape job = {.costs = &costs, .cluster = l, .sequence_length = LENGTH,
-                            .global_batch = SEQUENCES};
-    struct plan_choice c = {.world = 1, .fsdp = 1, .ep = 1, .expert_shard = 1, .sp = 1, .tp = 1,
-                            .micro_batch = SEQUENCES, .accumulation = 1, .base = BASE_F32,
-                            .is_f32 = true};
-    *out = plan_time(&job, &c);
-    free(o);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     struct cluster l;
@@ -74,7 +52,7 @@ int main(int argc, char **argv)
     for (int i = 3; i < argc; i++) {
         struct plan_time t;
         double s = measure(argv[2], argv[i]);
-        if (predict(argv[i], &l, &t, &err) < 0)
+        if (plan_time_alone(argv[i], &l, SEQUENCES, LENGTH, &t, &err) < 0)
             fprintf(stderr, "%s\n", err.text);
         else
             printf("%12.1f %12.1f %8.2f  %s\n", 1e3 * s, 1e3 * t.total, t.total / s, argv[i]);

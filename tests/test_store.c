@@ -498,13 +498,8 @@ static size_t wait_for(struct bench *b, const struct store_batch *batch)
 {
     size_t n_others = 0;
     for (;;) {
-        pthread_mutex_lock(&b->lock);
-        while (!b->is_notified)
-            pthread_cond_wait(&b->wake, &b->lock);
-        b->is_notified = false;
-        pthread_mutex_unlock(&b->lock);
         bool found = false;
-        for (struct store_batch *d = store_take_done(b->store); d; d = d->next) {
+        for (struct store_batch *d = next_done(b); d; d = d->next) {
             n_others += d != batch;
             found |= d == batch;
         }
