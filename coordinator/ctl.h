@@ -212,6 +212,8 @@ void ctl_table_fini(struct ctl_table *t);
 
 /* "-" for what is not known. Cells of numbers and times. */
 void ctl_table_number(struct ctl_table *t, const char *format, double x);
+/* x by a format for one double; unless it is finite, none. */
+void ctl_number_text(const char *format, double x, const char *none, char out_text[64]);
 
 /* 1234567 as "1.2 MB"-like text in binary units. */
 void ctl_bytes_text(uint64_t n_bytes, char out_text[32]);

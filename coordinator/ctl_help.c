@@ -36,25 +36,30 @@ void ctl_option_text(const struct ctl_command *command, const struct ctl_option 
              o->arg ? " " : "", o->arg ? o->arg : "");
 }
 
-bool ctl_option_is_shown(const struct ctl_command *command, const struct ctl_option *o,
-                         bool with_remote)
+static bool is_shown(const struct ctl_command *command, const struct ctl_option *o,
+                     bool with_remote)
 {
     bool is_own = o->group == OPTION_OWN || o->group == OPTION_OUTPUT;
     return command ? is_own && ctl_command_takes(command, o)
                    : o->group == OPTION_COMMON || (with_remote && o->group == OPTION_REMOTE);
 }
 
-/* Those of a command; NULL: those of all, or of all that speak to a coordinator. */
-static void print_options(FILE *out, const struct ctl_command *command, bool with_remote)
+void ctl_print_options(FILE *out, const struct ctl_command *command, bool with_remote,
+                       void (*print)(FILE *out, const char *left, const char *help))
 {
     for (size_t i = 0; i < ctl_n_options; i++) {
         const struct ctl_option *o = &ctl_options[i];
         char left[64];
-        if (!ctl_option_is_shown(command, o, with_remote))
+        if (!is_shown(command, o, with_remote))
             continue;
         ctl_option_text(command, o, left);
-        fprintf(out, "  %-28s %s\n", left, o->help);
+        print(out, left, o->help);
     }
+}
+
+static void print_option(FILE *out, const char *left, const char *help)
+{
+    fprintf(out, "  %-28s %s\n", left, help);
 }
 
 void ctl_print_usage(FILE *out)
@@ -67,7 +72,7 @@ void ctl_print_usage(FILE *out)
         fprintf(out, "  %-28s %s\n", left, ctl_commands[i].summary);
     }
     fprintf(out, "\nOptions of every command, or of every one that speaks to a coordinator:\n");
-    print_options(out, NULL, true);
+    ctl_print_options(out, NULL, true, print_option);
     fprintf(out, "\nExamples:\n%s\n%sExit codes: %s", ctl_help_examples, ctl_help_address,
             ctl_help_codes);
 }
@@ -107,8 +112,8 @@ void ctl_print_help(FILE *out, const struct ctl_command *command)
 {
     fprintf(out, "Usage: ballast %s%s%s [OPTION]...\n\n%s\n\n%s\nOptions:\n", command->name,
             *command->args ? " " : "", command->args, command->summary, command->details);
-    print_options(out, command, false);
-    print_options(out, NULL, strchr(command->options, '@') != NULL);
+    ctl_print_options(out, command, false, print_option);
+    ctl_print_options(out, NULL, strchr(command->options, '@') != NULL, print_option);
     if (command->forms)
         fputc('\n', out);
     ctl_forms_help(out, command);

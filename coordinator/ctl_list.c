@@ -22,12 +22,8 @@ struct list_value list_count(struct arena *a, uint64_t n)
 
 struct list_value list_real(struct arena *a, const char *format, double x)
 {
-    char text[64] = "";
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    if (isfinite(x))
-        snprintf(text, sizeof text, format, x);
-#pragma GCC diagnostic pop
+    char text[64];
+    ctl_number_text(format, x, "", text);
     return (struct list_value){arena_strdup(a, text), isfinite(x) ? x : (double)NAN, NULL};
 }
 

@@ -69,20 +69,13 @@ static void paragraphs(FILE *out, const char *text)
     free(copy);
 }
 
-static void options(FILE *out, const struct ctl_command *command, bool with_remote)
+static void put_option(FILE *out, const char *left, const char *help)
 {
-    for (size_t i = 0; i < ctl_n_options; i++) {
-        const struct ctl_option *o = &ctl_options[i];
-        char left[64];
-        if (!ctl_option_is_shown(command, o, with_remote))
-            continue;
-        ctl_option_text(command, o, left);
-        fputs(".TP\n", out);
-        put(out, left + strspn(left, " "));
-        fputc('\n', out);
-        put(out, o->help);
-        fputc('\n', out);
-    }
+    fputs(".TP\n", out);
+    put(out, left + strspn(left, " "));
+    fputc('\n', out);
+    put(out, help);
+    fputc('\n', out);
 }
 
 static void ends(FILE *out)
@@ -116,8 +109,8 @@ static void command_page(FILE *out, const struct ctl_command *command)
     section(out, "DESCRIPTION");
     paragraphs(out, command->details);
     section(out, "OPTIONS");
-    options(out, command, false);
-    options(out, NULL, strchr(command->options, '@') != NULL);
+    ctl_print_options(out, command, false, put_option);
+    ctl_print_options(out, NULL, strchr(command->options, '@') != NULL, put_option);
     FILE *text = open_memstream(&forms, &n);
     if (!text)
         abort();
@@ -151,7 +144,7 @@ static void overview(FILE *out)
         fputc('\n', out);
     }
     section(out, "OPTIONS");
-    options(out, NULL, true);
+    ctl_print_options(out, NULL, true, put_option);
     section(out, "EXAMPLES");
     paragraphs(out, ctl_help_examples);
     ends(out);

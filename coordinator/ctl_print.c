@@ -127,14 +127,21 @@ void ctl_table_fini(struct ctl_table *t)
     t->n_cells = 0;
 }
 
-void ctl_table_number(struct ctl_table *t, const char *format, double x)
+void ctl_number_text(const char *format, double x, const char *none, char out_text[64])
 {
-    char text[64] = "-";
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     if (isfinite(x))
-        snprintf(text, sizeof text, format, x);
+        snprintf(out_text, 64, format, x);
+    else
+        snprintf(out_text, 64, "%s", none);
 #pragma GCC diagnostic pop
+}
+
+void ctl_table_number(struct ctl_table *t, const char *format, double x)
+{
+    char text[64];
+    ctl_number_text(format, x, "-", text);
     ctl_table_cell(t, "%s", text);
 }
 
