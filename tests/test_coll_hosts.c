@@ -42,7 +42,7 @@ static const struct {
 
 static struct {
     pthread_barrier_t meet;
-    struct wire *wires[WORLD_MAX];
+    uint16_t data_ports[WORLD_MAX];
     struct wire_peer peers[WORLD_MAX];
     const uint32_t *hosts;
     uint64_t open_timeout_ns;
@@ -59,9 +59,10 @@ static void *rank_main(void *arg)
         .stage_bytes = 4096, .call_timeout_ns = r->call_timeout_ns, .hosts = &hosts,
     };
     r->rc = wire_open("tcp://127.0.0.1:*", &hosts.wire, &r->err);
-    if (r->rc == 0)
+    if (r->rc == 0) {
         run.peers[r->rank] = (struct wire_peer){wire_address(hosts.wire), wire_key(hosts.wire)};
-    run.wires[r->rank] = hosts.wire;
+        run.data_ports[r->rank] = wire_data_port(hosts.wire);
+    }
     pthread_barrier_wait(&run.meet);
     if (r->rc == 0)
         r->rc = coll_host_open(&config, &c, &r->err);
@@ -400,7 +401,7 @@ static void meddle(struct rank *r, struct coll *c)
     uint8_t junk[100] = {1, 2, 3};
     r->rc = c->ops->barrier(c, &c->world_group, &r->err);
     if (r->rc == 0 && c->rank == 0) {
-        int fd = link_to(wire_data_port(run.wires[1]));
+        int fd = link_to(run.data_ports[1]);
         CHECK(r, fd >= 0);
         CHECK(r, is_cut ? shutdown(fd, SHUT_RDWR) == 0
                         : send(fd, junk, sizeof junk, MSG_NOSIGNAL) == sizeof junk);
