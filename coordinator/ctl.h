@@ -218,26 +218,16 @@ void ctl_number_text(const char *format, double x, const char *none, char out_te
 /* 1234567 as "1.2 MB"-like text in binary units. */
 void ctl_bytes_text(uint64_t n_bytes, char out_text[32]);
 
-/* "RUNNING", and its two letters. */
-const char *ctl_state_name(Ballast__JobState state);
+/* "R" for RUNNING. */
 const char *ctl_state_short(const Ballast__Job *job);
 const char *ctl_state_color(Ballast__JobState state);
-const char *ctl_worker_state_name(Ballast__WorkerState state);
 /* The i-th of them, NULL after the last. */
 const char *ctl_worker_state_word(size_t i);
-/* What a bit of GpuHealth.throttle_reasons means; false beyond the last. */
-bool ctl_throttle_reason(unsigned bit, const char **out_name);
 /* A line of what is shown of one thing; nothing where the text is empty. */
 void ctl_print_line(const char *key, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- ctl_json.c: JSON of what the coordinator says */
-
-struct json *ctl_json_job(const Ballast__Job *job);
-struct json *ctl_json_spec(const Ballast__JobSpec *spec);
-struct json *ctl_json_worker(const Ballast__Worker *worker);
-struct json *ctl_json_event(const Ballast__Event *event);
-struct json *ctl_json_step(const Ballast__StepReport *step);
+/* ---- ctl_json.c: printing JSON; json_of.h makes it of what the coordinator says */
 
 bool ctl_is_json(const struct ctl *c); /* --json or -o yaml */
 /* Takes items, prints {"apiVersion", "kind", "meta", "items"}. */

@@ -3,6 +3,7 @@
  * Made from the tables that parse the line: what an argument is stands in its own text, as in ID,
  * WORKER..., full|lora or FILE. Ids and names come from the coordinator, if it answers at once. */
 #include "coordinator/ctl_list.h"
+#include "coordinator/event.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -50,7 +51,7 @@ static void offer_jobs(const struct completion *k)
     for (size_t i = 0; i < reply->n_jobs; i++) {
         const Ballast__Job *j = reply->jobs[i];
         snprintf(id, sizeof id, "%" PRIu64, j->id);
-        snprintf(text, sizeof text, "%s, %s", j->name, ctl_state_name(j->state));
+        snprintf(text, sizeof text, "%s, %s", j->name, event_job_state(j->state));
         offer(k, id, text);
     }
 }
@@ -84,7 +85,7 @@ static void offer_workers(const struct completion *k, bool nodes)
         while (before < i && strcmp(fleet->workers[before]->node, w->node) != 0)
             before++;
         if (before == i)
-            offer(k, nodes ? w->node : w->name, nodes ? "" : ctl_worker_state_name(w->state));
+            offer(k, nodes ? w->node : w->name, nodes ? "" : event_worker_state(w->state));
     }
 }
 
@@ -165,7 +166,7 @@ static void offer_forms(const struct completion *k)
 static void offer_states(const struct completion *k)
 {
     for (int i = BALLAST__JOB_STATE__JOB_QUEUED; i <= (int)JOB_STATE_MAX; i++)
-        offer(k, arena_printf(&k->c->arena, "state=%s", ctl_state_name((Ballast__JobState)i)), "");
+        offer(k, arena_printf(&k->c->arena, "state=%s", event_job_state((Ballast__JobState)i)), "");
 }
 
 /* By what an argument is called. */

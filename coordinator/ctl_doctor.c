@@ -12,6 +12,7 @@
 #include "common/types.h"
 #include "common/version.h"
 #include "common/versions.h"
+#include "coordinator/event.h"
 
 #define DOCTOR_TIMEOUT_MS 2000
 #define JOBS_SHOWN 5
@@ -205,7 +206,7 @@ static void look_at_workers(struct ctl *c, struct findings *f)
             w->state == BALLAST__WORKER_STATE__WORKER_BUSY)
             continue;
         n_bad++;
-        report(f, "worker", "LOOK", "%s is %s%s%s", w->name, ctl_worker_state_name(w->state),
+        report(f, "worker", "LOOK", "%s is %s%s%s", w->name, event_worker_state(w->state),
                *w->reason ? ": " : "", w->reason);
         found(f, next_for_worker(w));
     }
@@ -245,7 +246,7 @@ static void look_at_jobs(struct ctl *c, struct findings *f)
             continue;
         n_shown++;
         report(f, "job", "LOOK", "%" PRIu64 " (%s) is %s: %s", j->id, j->name,
-               ctl_state_name(j->state), j->reason);
+               event_job_state(j->state), j->reason);
         found(f, next);
     }
 }

@@ -4,6 +4,8 @@
  * calls may be needed; from then on it is a long poll from the number of a record, and an outage or
  * a restart of the coordinator costs a pause and nothing else. */
 #include "coordinator/ctl_list.h"
+#include "coordinator/event.h"
+#include "coordinator/json_of.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -35,7 +37,7 @@ COLUMN(text, list_text(e->text))
 
 static struct json *event_json(const void *row)
 {
-    return ctl_json_event(row);
+    return json_of_event(row);
 }
 
 static const struct list_column event_columns[] = {
@@ -106,7 +108,7 @@ static void show(struct ctl *c, struct list_query *q, const void *const *rows, s
         list_print(c, q, rows, n, true);
     else
         for (size_t i = 0; i < n; i++)
-            ctl_json_line(ctl_json_event(rows[i]));
+            ctl_json_line(json_of_event(rows[i]));
 }
 
 static int list_newest(struct ctl *c, struct list_query *q, Ballast__EventsRequest *request)
@@ -145,7 +147,7 @@ static int follow(struct ctl *c, struct list_query *q, Ballast__EventsRequest *r
             if (!list_matches(q, row))
                 continue;
             if (c->format == CTL_JSON)
-                ctl_json_line(ctl_json_event(row));
+                ctl_json_line(json_of_event(row));
             else
                 list_print(c, q, &row, 1, false);
         }

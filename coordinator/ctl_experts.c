@@ -1,5 +1,6 @@
 /* ctl_experts.c - tokens per expert: hot and cold ones as a table, all of them as a heat map */
 #include "coordinator/ctl_list.h"
+#include "coordinator/json_of.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -170,19 +171,7 @@ static void show_map(const struct ctl *c, const void *const *layers, size_t n)
 
 static struct json *layer_json(const void *row)
 {
-    const Ballast__LayerExperts *l = row;
-    struct json *o = json_new_object(), *tokens = json_new_array(), *both = json_new_object();
-    for (size_t e = 0; e < l->n_tokens; e++)
-        json_push(tokens, json_new_u64(l->tokens[e]));
-    json_put(both, "experts", json_new_double(l->imbalance_experts));
-    json_put(both, "devices", json_new_double(l->imbalance_devices));
-    json_put(o, "layer", json_new_u64(l->layer));
-    json_put(o, "window_steps", json_new_u64(l->window_steps));
-    json_put(o, "tokens", tokens);
-    json_put(o, "rerouted", json_new_u64(l->rerouted));
-    json_put(o, "dropped", json_new_u64(l->dropped));
-    json_put(o, "imbalance", both);
-    return o;
+    return json_of_layer_load(row);
 }
 
 static void show(const struct ctl *c, struct list_query *q, const Ballast__ExpertsReply *r)

@@ -13,6 +13,7 @@
 
 #include "common/clock.h"
 #include "common/types.h"
+#include "coordinator/event.h"
 
 #define HOLD_MS          1000u
 #define LINES_APART_NS   (2 * NS_PER_S) /* without a terminal */
@@ -41,7 +42,7 @@ static void show_state(struct follow *f, const Ballast__Job *job)
     f->state = job->state;
     snprintf(f->reason, sizeof f->reason, "%s", job->reason);
     end_line(f);
-    ctl_hint(f->c, "job %" PRIu64 " %s%s%s", f->job_id, ctl_state_name(job->state),
+    ctl_hint(f->c, "job %" PRIu64 " %s%s%s", f->job_id, event_job_state(job->state),
              *job->reason ? ": " : "", job->reason);
 }
 

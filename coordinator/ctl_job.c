@@ -11,6 +11,8 @@
 #include "common/types.h"
 #include "proto/job_file.h"
 #include "proto/job_live.h"
+#include "coordinator/event.h"
+#include "coordinator/json_of.h"
 
 #define WAIT_HOLD_MS 10000u
 
@@ -46,7 +48,7 @@ static void show_job_lines(const Ballast__Job *job)
     ctl_print_line("id", "%" PRIu64, job->id);
     ctl_print_line("name", "%s", job->name);
     ctl_print_line("user", "%s", job->user);
-    ctl_print_line("state", "%s%s", ctl_state_name(job->state), job->held ? " (held)" : "");
+    ctl_print_line("state", "%s%s", event_job_state(job->state), job->held ? " (held)" : "");
     ctl_print_line("reason", "%s", job->reason);
     ctl_print_line("exit", "%s", job->exit);
     ctl_print_line("step", "%" PRIu64 " of %" PRIu64, job->step, job->steps);
@@ -73,11 +75,11 @@ static void show_job_lines(const Ballast__Job *job)
 
 static void show_json(const struct ctl *c, const Ballast__JobShowReply *reply)
 {
-    struct json *o = ctl_json_job(reply->job), *events = json_new_array();
+    struct json *o = json_of_job(reply->job), *events = json_new_array();
     for (size_t i = 0; i < reply->n_events; i++)
-        json_push(events, ctl_json_event(reply->events[i]));
+        json_push(events, json_of_event(reply->events[i]));
     if (reply->spec)
-        json_put(o, "spec", ctl_json_spec(reply->spec));
+        json_put(o, "spec", json_of_spec(reply->spec));
     json_put(o, "events", events);
     ctl_json_one(c, "Job", reply->seq, o);
 }
@@ -291,18 +293,18 @@ int ctl_wait_for(struct ctl *c, job_id id, Ballast__JobState state)
     if (rc != CTL_OK)
         return rc;
     if (ctl_is_json(c))
-        ctl_json_one(c, "Job", 0, ctl_json_job(job));
+        ctl_json_one(c, "Job", 0, json_of_job(job));
     if (state == BALLAST__JOB_STATE__JOB_UNKNOWN) {
         int code = ctl_exit_of_job(job);
         if (code != CTL_OK)
-            ctl_hint(c, "job %" PRIu64 " is %s: %s", id, ctl_state_name(job->state),
+            ctl_hint(c, "job %" PRIu64 " is %s: %s", id, event_job_state(job->state),
                      job->reason);
         return code;
     }
     if (reached)
         return CTL_OK;
     return ctl_fail(c, CTL_FAILED, "job %" PRIu64 " will not be %s: it is %s (%s)", id,
-                    ctl_state_name(state), ctl_state_name(job->state), job->reason);
+                    event_job_state(state), event_job_state(job->state), job->reason);
 }
 
 /* "state=RUNNING" or "RUNNING". */
@@ -313,7 +315,7 @@ static bool read_state(const struct ctl *c, Ballast__JobState *out)
     if (!strncmp(word, "state=", 6))
         word += 6;
     for (int s = BALLAST__JOB_STATE__JOB_QUEUED; s <= (int)JOB_STATE_MAX; s++)
-        if (!strcasecmp(word, ctl_state_name((Ballast__JobState)s))) {
+        if (!strcasecmp(word, event_job_state((Ballast__JobState)s))) {
             *out = (Ballast__JobState)s;
             return true;
         }

@@ -12,6 +12,8 @@
 #include "common/clock.h"
 #include "coordinator/ctl_hostlist.h"
 #include "coordinator/queue.h"
+#include "coordinator/event.h"
+#include "coordinator/json_of.h"
 
 #define PAGE_JOBS    1000u
 #define ORDERED_MAX  10000u /* that the coordinator sorts; an ordered list has one page */
@@ -78,7 +80,7 @@ COLUMN(id, list_count(a, j->id))
 COLUMN(name, list_text(j->name))
 COLUMN(user, list_text(j->user))
 COLUMN(short_state, colored(j, ctl_state_short(j)))
-COLUMN(state, colored(j, ctl_state_name(j->state)))
+COLUMN(state, colored(j, event_job_state(j->state)))
 COLUMN(workers, list_count(a, j->gang_size))
 COLUMN(step, steps_of(a, j))
 COLUMN(loss, list_real(a, "%.4f", j->loss))
@@ -101,7 +103,7 @@ COLUMN(where, where_or_why(a, j))
 
 static const char *state_word(size_t i)
 {
-    return i + 1 <= JOB_STATE_MAX ? ctl_state_name((Ballast__JobState)(i + 1)) : NULL;
+    return i + 1 <= JOB_STATE_MAX ? event_job_state((Ballast__JobState)(i + 1)) : NULL;
 }
 
 static const char *short_word(size_t i)
@@ -113,7 +115,7 @@ static const char *short_word(size_t i)
 
 static struct json *job_json(const void *row)
 {
-    return ctl_json_job(row);
+    return json_of_job(row);
 }
 
 static const struct list_column job_columns[] = {

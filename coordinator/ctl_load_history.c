@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "coordinator/json_of.h"
 
 #define WINDOWS_DEFAULT 60u
 #define PLOT_ROWS       10u
@@ -191,50 +192,6 @@ static void show_map(const struct ctl *c, const Ballast__ExpertsReply *r)
         ctl_shade_legend(c);
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------ */
-
-static struct json *window_json(const Ballast__LoadWindow *w)
-{
-    struct json *o = json_new_object(), *layers = json_new_array(), *loads = json_new_array();
-    char at[CLOCK_STAMP_BYTES];
-    clock_stamp(w->at_ns, at);
-    for (size_t i = 0; i < w->n_layers; i++) {
-        struct json *layer = json_new_object();
-        json_put(layer, "layer", json_new_u64(w->layers[i]));
-        json_put(layer, "experts", json_new_double(w->experts[i]));
-        json_put(layer, "devices", json_new_double(w->devices[i]));
-        json_push(layers, layer);
-    }
-    for (size_t d = 0; d < w->n_device_load; d++)
-        json_push(loads, json_new_double(w->device_load[d]));
-    json_put(o, "at", json_new_string(at));
-    json_put(o, "first_step", json_new_u64(w->first_step));
-    json_put(o, "last_step", json_new_u64(w->last_step));
-    json_put(o, "window_steps", json_new_u64(w->n_steps));
-    json_put(o, "attempt", json_new_u64(w->attempt));
-    json_put(o, "placement_epoch", json_new_u64(w->placement_epoch));
-    json_put(o, "imbalance", layers);
-    json_put(o, "device_load", loads);
-    json_put(o, "imbalance_measured", json_new_double(w->measured));
-    json_put(o, "aux_loss", json_new_double(w->aux_loss));
-    return o;
-}
-
-static void print_json(const struct ctl *c, const Ballast__ExpertsReply *r)
-{
-    struct json *o = json_new_object(), *router = json_new_object(), *windows = json_new_array();
-    for (size_t i = 0; i < r->n_windows; i++)
-        json_push(windows, window_json(r->windows[i]));
-    json_put(router, "bias_update", json_new_string(r->bias_update));
-    json_put(router, "bias_update_rate", json_new_double(r->bias_update_rate));
-    json_put(router, "aux_loss", json_new_double(r->aux_loss_weight));
-    json_put(router, "aux_scope", json_new_string(r->aux_scope));
-    json_put(o, "router", router);
-    json_put(o, "windows", windows);
-    json_put(o, "truncated", json_new_bool(r->truncated));
-    ctl_json_one(c, "LoadHistory", 0, o);
-}
-
 /* ---- all ------------------------------------------------------------------------------------- */
 
 /* Only the sign rule goes by the rate. */
@@ -278,7 +235,7 @@ int ctl_load_history(struct ctl *c, Ballast__ExpertsRequest *request)
         return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer has no windows, or some that "
                         "are not whole");
     if (ctl_is_json(c))
-        print_json(c, r);
+        ctl_json_one(c, "LoadHistory", 0, json_of_load_history(r));
     else
         show(c, r);
     return CTL_OK;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "coordinator/json_of.h"
 
 #define PAGE_STEPS 1000u
 #define HOLD_MS    10000u
@@ -54,7 +55,7 @@ COLUMN(phases, phases_of(a, s))
 
 static struct json *step_json(const void *row)
 {
-    return ctl_json_step(row);
+    return json_of_step(row);
 }
 
 static const struct list_column step_columns[] = {
@@ -216,7 +217,7 @@ static void print_line(const struct ctl *c, const Ballast__StepReport *s, void *
     if (!list_matches(m->q, row))
         return;
     if (c->format == CTL_JSON)
-        ctl_json_line(ctl_json_step(s));
+        ctl_json_line(json_of_step(s));
     else
         list_print(c, m->q, &row, 1, m->n++ == 0);
 }

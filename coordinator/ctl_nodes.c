@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "coordinator/ctl_hostlist.h"
+#include "coordinator/event.h"
 
 /* The workers of one node, or of all nodes in one state. */
 struct group {
@@ -33,7 +34,7 @@ static void add_job(struct group *g, uint64_t job)
 
 static void add_worker(struct group *g, const Ballast__Worker *w)
 {
-    const char *state = ctl_worker_state_name(w->state);
+    const char *state = event_worker_state(w->state);
     g->state = !g->n || !strcmp(g->state, state) ? state : "MIXED";
     g->n++;
     g->n_busy += w->state == BALLAST__WORKER_STATE__WORKER_BUSY;

@@ -8,6 +8,7 @@
 
 #include "common/clock.h"
 #include "coordinator/ctl_given.h"
+#include "coordinator/json_of.h"
 
 #define HISTORY_MOST 1000u /* that the coordinator tells */
 
@@ -95,41 +96,16 @@ static void print_history(const struct ctl *c, Ballast__RebalanceEntry *const *e
     list_fini(&q);
 }
 
-static struct json *entry_json(const Ballast__RebalanceEntry *e)
-{
-    struct json *o = json_new_object(), *imbalance = json_new_object();
-    char stamp[CLOCK_STAMP_BYTES];
-    clock_stamp(e->at_ns, stamp);
-    json_put(imbalance, "before", json_new_double(e->imbalance_before));
-    json_put(imbalance, "predicted", json_new_double(e->imbalance_predicted));
-    json_put(imbalance, "after", json_new_double(e->imbalance_after));
-    json_put(o, "epoch", json_new_u64(e->epoch));
-    json_put(o, "state", json_new_string(e->state));
-    json_put(o, "at", json_new_string(stamp));
-    json_put(o, "step", json_new_u64(e->at_step));
-    json_put(o, "automatic", json_new_bool(e->automatic));
-    json_put(o, "cause", json_new_string(e->cause));
-    json_put(o, "moves", json_new_u64(e->n_moves));
-    json_put(o, "bytes", json_new_u64(e->bytes));
-    json_put(o, "stages", json_new_u64(e->n_stages));
-    json_put(o, "pause_seconds", json_new_double(e->pause_s));
-    json_put(o, "imbalance", imbalance);
-    json_put(o, "predicted_gain_seconds", json_new_double(e->predicted_gain_s));
-    json_put(o, "realised_gain_seconds", json_new_double(e->realised_gain_s));
-    json_put(o, "reason", json_new_string(e->reason));
-    return o;
-}
-
 static struct json *row_json(const void *row)
 {
-    return entry_json(row);
+    return json_of_rebalance(row);
 }
 
 static struct json *history_json(Ballast__RebalanceEntry *const *entries, size_t n)
 {
     struct json *items = json_new_array();
     for (size_t i = 0; i < n; i++)
-        json_push(items, entry_json(entries[i]));
+        json_push(items, json_of_rebalance(entries[i]));
     return items;
 }
 
@@ -433,7 +409,7 @@ int ctl_rebalance_auto(struct ctl *c)
     if (!reply->job)
         return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no job");
     if (ctl_is_json(c))
-        ctl_json_one(c, "Job", reply->seq, ctl_json_job(reply->job));
+        ctl_json_one(c, "Job", reply->seq, json_of_job(reply->job));
     else
         printf("automatic rebalancing of job %" PRIu64 " is %s\n", reply->job->id,
                is_on ? "on" : "off");

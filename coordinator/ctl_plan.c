@@ -17,6 +17,7 @@
 #include "proto/job_map.h"
 #include "proto/job_memory.h"
 #include "proto/job_spec.h"
+#include "coordinator/json_of.h"
 
 #define RANKS_SHOWN 16u /* all of so many; of more the first half of that, and the last */
 
@@ -383,7 +384,7 @@ static void print_json(const struct ctl *c, const struct plan *p)
     json_put(o, "ranks", owners_json(p));
     if (p->time.total > 0)
         json_put(o, "time_of_a_step", time_json(&p->time));
-    json_put(o, "spec", ctl_json_spec(p->spec));
+    json_put(o, "spec", json_of_spec(p->spec));
     ctl_json_one(c, "Plan", 0, o);
 }
 

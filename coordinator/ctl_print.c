@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/tame.h"
 #include "common/types.h"
+#include "coordinator/event.h"
 
 /* ---- foreign text --------------------------------------------------------------------------- */
 
@@ -160,30 +161,25 @@ void ctl_bytes_text(uint64_t n_bytes, char out_text[32])
 /* ---- states --------------------------------------------------------------------------------- */
 
 static const struct {
-    const char *name, *two_letters, *color;
+    const char *two_letters, *color;
 } job_states[] = {
-    [BALLAST__JOB_STATE__JOB_UNKNOWN]    = {"UNKNOWN", "?", NULL},
-    [BALLAST__JOB_STATE__JOB_QUEUED]     = {"QUEUED", "PD", NULL},
-    [BALLAST__JOB_STATE__JOB_STARTING]   = {"STARTING", "CF", "36"},
-    [BALLAST__JOB_STATE__JOB_RUNNING]    = {"RUNNING", "R", "32"},
-    [BALLAST__JOB_STATE__JOB_RECOVERING] = {"RECOVERING", "RC", "33"},
-    [BALLAST__JOB_STATE__JOB_PREEMPTING] = {"PREEMPTING", "PR", "33"},
-    [BALLAST__JOB_STATE__JOB_STOPPING]   = {"STOPPING", "CG", "33"},
-    [BALLAST__JOB_STATE__JOB_DONE]       = {"DONE", "CD", "34"},
-    [BALLAST__JOB_STATE__JOB_FAILED]     = {"FAILED", "F", "31"},
-    [BALLAST__JOB_STATE__JOB_CANCELLED]  = {"CANCELLED", "CA", "35"},
-    [BALLAST__JOB_STATE__JOB_PAUSED]     = {"PAUSED", "S", "33"},
+    [BALLAST__JOB_STATE__JOB_UNKNOWN]    = {"?", NULL},
+    [BALLAST__JOB_STATE__JOB_QUEUED]     = {"PD", NULL},
+    [BALLAST__JOB_STATE__JOB_STARTING]   = {"CF", "36"},
+    [BALLAST__JOB_STATE__JOB_RUNNING]    = {"R", "32"},
+    [BALLAST__JOB_STATE__JOB_RECOVERING] = {"RC", "33"},
+    [BALLAST__JOB_STATE__JOB_PREEMPTING] = {"PR", "33"},
+    [BALLAST__JOB_STATE__JOB_STOPPING]   = {"CG", "33"},
+    [BALLAST__JOB_STATE__JOB_DONE]       = {"CD", "34"},
+    [BALLAST__JOB_STATE__JOB_FAILED]     = {"F", "31"},
+    [BALLAST__JOB_STATE__JOB_CANCELLED]  = {"CA", "35"},
+    [BALLAST__JOB_STATE__JOB_PAUSED]     = {"S", "33"},
 };
 
 static size_t known(Ballast__JobState state)
 {
     size_t i = (size_t)state;
     return i < sizeof job_states / sizeof *job_states ? i : 0;
-}
-
-const char *ctl_state_name(Ballast__JobState state)
-{
-    return job_states[known(state)].name;
 }
 
 const char *ctl_state_short(const Ballast__Job *job)
@@ -211,37 +207,8 @@ void ctl_print_line(const char *key, const char *format, ...)
     putchar('\n');
 }
 
-bool ctl_throttle_reason(unsigned bit, const char **out_name)
-{
-    static const char *const names[] = {
-        "idle", "application_clocks", "power_cap", "hardware_slowdown", "sync_boost",
-        "software_thermal", "hardware_thermal", "hardware_power_brake", "display_clocks",
-    };
-    if (bit >= sizeof names / sizeof *names)
-        return false;
-    *out_name = names[bit];
-    return true;
-}
-
-static const char *const worker_states[] = {
-    [BALLAST__WORKER_STATE__WORKER_UNKNOWN] = "UNKNOWN",
-    [BALLAST__WORKER_STATE__WORKER_IDLE]    = "IDLE",
-    [BALLAST__WORKER_STATE__WORKER_BUSY]    = "BUSY",
-    [BALLAST__WORKER_STATE__WORKER_LATE]    = "LATE",
-    [BALLAST__WORKER_STATE__WORKER_SUSPECT] = "SUSPECT",
-    [BALLAST__WORKER_STATE__WORKER_LOST]    = "LOST",
-    [BALLAST__WORKER_STATE__WORKER_DRAINED] = "DRAINED",
-    [BALLAST__WORKER_STATE__WORKER_GONE]    = "GONE",
-    [BALLAST__WORKER_STATE__WORKER_SICK]    = "SICK",
-};
-enum { N_WORKER_STATES = sizeof worker_states / sizeof *worker_states };
-
-const char *ctl_worker_state_name(Ballast__WorkerState state)
-{
-    return worker_states[(size_t)state < N_WORKER_STATES ? (size_t)state : 0];
-}
-
 const char *ctl_worker_state_word(size_t i)
 {
-    return i + 1 < N_WORKER_STATES ? worker_states[i + 1] : NULL;
+    return i + 1 <= BALLAST__WORKER_STATE__WORKER_SICK
+               ? event_worker_state((Ballast__WorkerState)(i + 1)) : NULL;
 }

@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 #include "coordinator/ctl_screen.h"
+#include "coordinator/event.h"
 
 #define REFRESH_MS    1000
 #define CALL_MS       2000 /* a screen that stands still for longer says why */
@@ -170,7 +171,7 @@ static void add_workers(struct page *p, const struct view *v, size_t room)
             snprintf(rank, sizeof rank, "%" PRIu32, w->rank);
         }
         page_add(p, style_of_worker(w->state), "%-16.16s %-8s %-16.16s %6s %5s %5.1fs  %s", w->name,
-                 ctl_worker_state_name(w->state), w->device, job, rank,
+                 event_worker_state(w->state), w->device, job, rank,
                  (double)w->heartbeat_age_ms / 1e3, w->reason);
     }
     if (!n)

@@ -9,6 +9,8 @@
 
 #include "common/types.h"
 #include "coordinator/ctl_hostlist.h"
+#include "coordinator/event.h"
+#include "coordinator/json_of.h"
 
 static const char *state_color(Ballast__WorkerState state)
 {
@@ -35,7 +37,7 @@ static const char *state_color(Ballast__WorkerState state)
 
 static struct list_value state_of(const Ballast__Worker *w)
 {
-    struct list_value v = list_text(ctl_worker_state_name(w->state));
+    struct list_value v = list_text(event_worker_state(w->state));
     v.color = state_color(w->state);
     return v;
 }
@@ -58,7 +60,7 @@ COLUMN(reason, list_text(w->reason))
 
 static struct json *worker_json(const void *row)
 {
-    return ctl_json_worker(row);
+    return json_of_worker(row);
 }
 
 static const struct list_column worker_columns[] = {
@@ -133,7 +135,7 @@ static void show_throttling(uint64_t bits)
 {
     char text[256] = "";
     const char *reason;
-    for (unsigned i = 0; ctl_throttle_reason(i, &reason); i++)
+    for (unsigned i = 0; event_throttle_reason(i, &reason); i++)
         if (bits >> i & 1)
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", *text ? ", " : "",
                      reason);
@@ -171,7 +173,7 @@ static void show_one(const Ballast__Worker *w)
     ctl_bytes_text(w->memory_bytes, bytes);
     ctl_print_line("name", "%s", w->name);
     ctl_print_line("node", "%s", w->node);
-    ctl_print_line("state", "%s", ctl_worker_state_name(w->state));
+    ctl_print_line("state", "%s", event_worker_state(w->state));
     ctl_print_line("reason", "%s", w->reason);
     ctl_print_line("device", "%s", w->device);
     ctl_print_line("heartbeat", "%.1f s ago", (double)w->heartbeat_age_ms / 1e3);
@@ -198,7 +200,7 @@ int ctl_worker_show(struct ctl *c)
         return ctl_fail(c, CTL_NOT_FOUND, "there is no worker '%s'; ballast workers lists them",
                         c->args[0]);
     if (ctl_is_json(c))
-        ctl_json_one(c, "Worker", reply->seq, ctl_json_worker(found));
+        ctl_json_one(c, "Worker", reply->seq, json_of_worker(found));
     else if (c->format == CTL_NAME)
         printf("%s\n", found->name);
     else

@@ -21,6 +21,18 @@ const char *event_worker_state(Ballast__WorkerState state)
     return word_of(&ballast__worker_state__descriptor, (int)state, "WORKER_");
 }
 
+bool event_throttle_reason(unsigned bit, const char **out_name)
+{
+    static const char *const names[] = {
+        "idle", "application_clocks", "power_cap", "hardware_slowdown", "sync_boost",
+        "software_thermal", "hardware_thermal", "hardware_power_brake", "display_clocks",
+    };
+    if (bit >= sizeof names / sizeof *names)
+        return false;
+    *out_name = names[bit];
+    return true;
+}
+
 Ballast__JobState event_job_state_parse(const char *word)
 {
     for (int s = BALLAST__JOB_STATE__JOB_QUEUED; s <= (int)JOB_STATE_MAX; s++)

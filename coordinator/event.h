@@ -13,5 +13,7 @@ const char *event_job_state(Ballast__JobState state);
 const char *event_worker_state(Ballast__WorkerState state);
 /* The reverse; UNKNOWN for a word that is none. */
 Ballast__JobState event_job_state_parse(const char *word);
+/* What a bit of GpuHealth.throttle_reasons means; false beyond the last. */
+bool event_throttle_reason(unsigned bit, const char **out_name);
 
 #endif
