@@ -2,6 +2,7 @@
 #include "tests/trial.h"
 
 #include "common/hf_config.h"
+#include "tests/prepare.h"
 #include "tests/staged.h"
 #include "worker/shuffle.h"
 
@@ -18,50 +19,13 @@ static void slots_of(struct slots *s, uint32_t n_devices)
     assert_int_equal(slots_init(s, &spec, &layout, 1, &err), 0);
 }
 
-/* The message that says what s is; its arrays are s's, its lists live until the next call. */
-static Ballast__Placement message_of(const struct slots *s)
-{
-    static Ballast__PlacementLayer layers[8], *pointers[8];
-    Ballast__Placement placement = BALLAST__PLACEMENT__INIT;
-    for (uint32_t l = 0; l < s->n_layers; l++) {
-        const struct placement *map = &s->layers[l].map;
-        if (!slots_is_sparse(s, l))
-            continue;
-        Ballast__PlacementLayer *p = &layers[placement.n_layers];
-        *p = (Ballast__PlacementLayer)BALLAST__PLACEMENT_LAYER__INIT;
-        p->layer = l;
-        p->n_experts = p->n_share = placement_n_total(map);
-        p->experts = map->expert;
-        p->share = map->share;
-        p->n_home = map->n_experts;
-        p->home = map->home;
-        pointers[placement.n_layers++] = p;
-    }
-    placement.layers = pointers;
-    placement.epoch = s->epoch;
-    placement.n_devices = s->n_devices;
-    placement.n_slots = s->n_slots;
-    return placement;
-}
-
 /* base says what is in force; stage: per layer, or NULL. */
 static void send_staged(struct trial *t, uint32_t rank, const struct slots *s, uint32_t base,
                         uint32_t *const *stage)
 {
-    Ballast__Placement placement = message_of(s);
-    Ballast__Prepare prepare = BALLAST__PREPARE__INIT;
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
-    prepare.job_id = 7;
-    prepare.attempt = 1;
-    prepare.base_epoch = base;
-    prepare.placement = &placement;
-    for (size_t i = 0; i < placement.n_layers; i++) {
-        Ballast__PlacementLayer *l = placement.layers[i];
-        l->stage = stage ? stage[l->layer] : NULL;
-        l->n_stage = stage ? l->n_experts : 0;
-    }
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_PREPARE;
-    m.prepare = &prepare;
+    m.prepare = prepare_of(s, base, stage);
     send_message(t->fds[rank], &m);
 }
 
@@ -210,7 +174,7 @@ static void an_attempt_begins_with_the_placement_in_force(void **state)
     slots_of(&s, 4);
     slots_shuffle(&s, 9);
     s.epoch = 6;
-    Ballast__Placement placement = message_of(&s);
+    Ballast__Placement placement = *prepare_of(&s, 0, NULL)->placement;
     trial_placement = &placement;
     start(&part, 4, "run-part", keys);
     finish(&part);

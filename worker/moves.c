@@ -2,6 +2,7 @@
 #include "worker/moves.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/mem.h"
 #include "worker/rounds.h"
@@ -101,24 +102,43 @@ static uint32_t plan_rounds(struct moves *m, bool ahead, uint32_t stage, uint32_
     return first + n_rounds;
 }
 
+/* Returns the number of stages. */
+static uint32_t copy_stages(struct moves *m, const struct slots *to, uint32_t *const *stage)
+{
+    uint32_t last = 0;
+    for (uint32_t l = 0; stage && l < m->n_layers; l++) {
+        uint32_t n_total = placement_n_total(&to->layers[l].map);
+        if (!stage[l] || !slots_is_sparse(to, l))
+            continue;
+        m->stage[l] = xmemdup(stage[l], n_total * sizeof *m->stage[l]);
+        for (uint32_t s = 0; s < n_total; s++)
+            last = stage[l][s] > last ? stage[l][s] : last;
+    }
+    return last + 1;
+}
+
 void moves_init(struct moves *m, const struct slots *from, const struct slots *to,
-                uint32_t *const *stage, uint32_t n_stages, const size_t *part_bytes)
+                uint32_t *const *stage, const size_t *part_bytes)
 {
     *m = (struct moves){.n_devices = from->n_devices, .n_slots = from->n_slots,
-                        .n_stages = n_stages,
-                        .first_round = xcalloc(n_stages + 1, sizeof *m->first_round)};
-    for (int part = 0; part < SLOT_PARTS; part++)
-        m->part_bytes[part] = part_bytes[part];
-    for (uint32_t l = 0; l < from->n_layers; l++)
+                        .n_layers = from->n_layers,
+                        .stage = xcalloc(from->n_layers, sizeof *m->stage)};
+    memcpy(m->part_bytes, part_bytes, sizeof m->part_bytes);
+    m->n_stages = copy_stages(m, to, stage);
+    m->first_round = xcalloc(m->n_stages + 1, sizeof *m->first_round);
+    for (uint32_t l = 0; l < m->n_layers; l++)
         if (slots_is_sparse(from, l))
-            list_layer(m, l, &from->layers[l].map, &to->layers[l].map, stage ? stage[l] : NULL);
+            list_layer(m, l, &from->layers[l].map, &to->layers[l].map, m->stage[l]);
     m->first_round[0] = plan_rounds(m, true, 0, 0);
-    for (uint32_t k = 0; k < n_stages; k++)
+    for (uint32_t k = 0; k < m->n_stages; k++)
         m->first_round[k + 1] = plan_rounds(m, false, k, m->first_round[k]);
 }
 
 void moves_fini(struct moves *m)
 {
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        free(m->stage[l]);
+    free(m->stage);
     free(m->move);
     free(m->first_round);
     *m = (struct moves){0};

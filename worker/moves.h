@@ -24,16 +24,18 @@ struct moves {
     struct move *move;
     uint32_t n, n_alloc, n_devices, n_slots;
     size_t   part_bytes[SLOT_PARTS]; /* 0: there is no such part */
-    uint32_t n_stages;
+    uint32_t n_layers, n_stages;
+    uint32_t **stage; /* (n_layers) of each slot, see placement_at_stage; NULL: whole at stage 0 */
     /* Rounds first_round[k] to first_round[k + 1] are those of stage k; the ones below
      * first_round[0] may go ahead of all. (n_stages + 1) */
     uint32_t *first_round;
 };
 
 /* stage: per layer where a slot's new content belongs, as placement_at_stage takes it, or NULL for
- * stage 0. Ended with moves_fini. */
+ * stage 0; NULL: stage 0 for all. part_bytes: (SLOT_PARTS) of one expert, as this rank holds it.
+ * Both are copied. Ended with moves_fini. */
 void moves_init(struct moves *m, const struct slots *from, const struct slots *to,
-                uint32_t *const *stage, uint32_t n_stages, const size_t *part_bytes);
+                uint32_t *const *stage, const size_t *part_bytes);
 void moves_fini(struct moves *m);
 
 static inline uint32_t moves_device(const struct moves *m, uint32_t slot)

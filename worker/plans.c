@@ -18,7 +18,7 @@ struct plans {
     /* the training thread's */
     struct transfer *ready;
     uint32_t ready_epoch;
-    uint64_t moved_bytes; /* of its stages so far */
+    uint64_t moved_bytes; /* of its boundaries so far */
     double   pause_s;
     struct plans_facts facts;
     struct err why; /* of the newest rejected one */
@@ -36,6 +36,8 @@ static void drop(struct plans *p)
     transfer_destroy(p->ready);
     p->ready = NULL;
     p->ready_epoch = 0;
+    p->moved_bytes = 0;
+    p->pause_s = 0;
 }
 
 void plans_destroy(struct plans *p)
@@ -120,8 +122,10 @@ static int find_stages(const Ballast__Placement *m, const struct slots *now,
     return 0;
 }
 
-int plans_read(const Ballast__Prepare *m, uint32_t aborted, const struct slots *now,
-               struct slots *out_to, uint32_t ***out_stage, struct err *err)
+/* What a PREPARE makes of the placement in force. Gives *out_to, and *out_stage, an array whose
+ * rows are m's. */
+static int read_plan(const Ballast__Prepare *m, uint32_t aborted, const struct slots *now,
+                     struct slots *out_to, uint32_t ***out_stage, struct err *err)
 {
     struct slots to;
     uint32_t epoch = m->placement->epoch;
@@ -147,28 +151,28 @@ int plans_read(const Ballast__Prepare *m, uint32_t aborted, const struct slots *
 }
 
 static int prepare(struct plans *p, const Ballast__Prepare *m, uint32_t aborted,
-                   struct shard *shard, struct slots *slots, struct err *err)
+                   plans_make *make, void *place, struct slots *slots, struct err *err)
 {
     struct slots to;
-    uint32_t **stage;
-    int rc = plans_read(m, aborted, slots, &to, &stage, err);
+    uint32_t **stage = NULL;
+    int rc = read_plan(m, aborted, slots, &to, &stage, err);
     if (rc < 0)
         return rc;
     drop(p); /* of an older plan, before this one takes its memory */
-    rc = transfer_create(shard, slots, &to, stage, &p->ready, err);
+    rc = make(place, slots, &to, stage, &p->ready, err);
     free(stage);
     slots_fini(&to); /* nothing, where the transfer has it */
     return rc;
 }
 
 static void take_prepare(struct plans *p, const Ballast__Prepare *m, uint32_t aborted,
-                         struct shard *shard, struct slots *slots)
+                         plans_make *make, void *place, struct slots *slots)
 {
     uint32_t epoch = m->placement->epoch;
     if (epoch <= slots->epoch || epoch <= p->facts.prepared_epoch ||
         epoch <= p->facts.rejected_epoch)
         return;
-    if (prepare(p, m, aborted, shard, slots, &p->why) < 0) {
+    if (prepare(p, m, aborted, make, place, slots, &p->why) < 0) {
         reject(p, epoch);
         return;
     }
@@ -176,7 +180,7 @@ static void take_prepare(struct plans *p, const Ballast__Prepare *m, uint32_t ab
     failpoint("prepared");
 }
 
-void plans_take(struct plans *p, job_id job, uint32_t attempt, struct shard *shard,
+void plans_take(struct plans *p, job_id job, uint32_t attempt, plans_make *make, void *place,
                 struct slots *slots)
 {
     uint32_t aborted;
@@ -184,7 +188,7 @@ void plans_take(struct plans *p, job_id job, uint32_t attempt, struct shard *sha
         return; /* it is carried out, whatever arrives */
     Ballast__Prepare *m = take_arrived(p, &aborted);
     if (m && m->job_id == job && m->attempt == attempt)
-        take_prepare(p, m, aborted, shard, slots);
+        take_prepare(p, m, aborted, make, place, slots);
     if (m)
         ballast__prepare__free_unpacked(m, NULL);
     if (p->ready && p->ready_epoch <= aborted) {
@@ -209,31 +213,34 @@ bool plans_has_begun(const struct plans *p)
     return p->ready && transfer_has_begun(p->ready);
 }
 
+static void note_pause(struct plans *p, double seconds)
+{
+    p->pause_s = seconds > p->pause_s ? seconds : p->pause_s;
+}
+
 int plans_go_ahead(struct plans *p, size_t n_bytes_max, double *out_seconds, struct err *err)
 {
     assert(p->ready);
-    return transfer_ahead(p->ready, n_bytes_max, out_seconds, err);
+    int rc = transfer_ahead(p->ready, n_bytes_max, out_seconds, err);
+    note_pause(p, *out_seconds);
+    return rc;
 }
 
 int plans_carry_out(struct plans *p, struct transfer_result *out, struct err *err)
 {
     assert(p->ready);
-    if (!transfer_has_begun(p->ready)) {
-        p->moved_bytes = 0;
-        p->pause_s = 0;
-    }
     int rc = transfer_run(p->ready, out, err);
-    if (rc < 0 || out->is_last)
-        drop(p);
-    if (rc < 0)
-        return rc;
-    p->moved_bytes += out->sent_bytes;
-    p->pause_s = out->seconds > p->pause_s ? out->seconds : p->pause_s;
-    if (out->is_last) {
+    if (rc == 0) {
+        p->moved_bytes += out->sent_bytes;
+        note_pause(p, out->seconds);
+    }
+    if (rc == 0 && out->is_last) {
         p->facts.moved_bytes = p->moved_bytes;
         p->facts.pause_s = p->pause_s;
     }
-    return 0;
+    if (rc < 0 || out->is_last)
+        drop(p);
+    return rc;
 }
 
 struct plans_facts plans_facts(const struct plans *p)

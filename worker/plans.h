@@ -10,11 +10,10 @@
 
 struct plans;
 
-/* What a PREPARE makes of the placement in force, `now`. Gives *out_to, and *out_stage, which
- * transfer_create and moves_init take: an array to be freed, whose rows are m's. -ECANCELED where m
- * is no newer than the plan that was aborted, -ESTALE where it does not follow `now`, -EINVAL. */
-int plans_read(const Ballast__Prepare *m, uint32_t aborted, const struct slots *now,
-               struct slots *out_to, uint32_t ***out_stage, struct err *err);
+/* Makes the transfer of a plan that has been found sound, with what transfer_create takes and
+ * promises; place is where its experts are. */
+typedef int plans_make(void *place, struct slots *slots, struct slots *to,
+                       uint32_t *const *stage, struct transfer **out, struct err *err);
 
 struct plans *plans_create(void);
 void plans_destroy(struct plans *p);
@@ -23,9 +22,10 @@ void plans_destroy(struct plans *p);
 void plans_prepare(struct plans *p, const Ballast__Prepare *prepare);
 void plans_abort(struct plans *p, const Ballast__AbortPlan *abort_plan);
 
-/* Looks at what has arrived: checks it against what is in force, takes the memory for the moves.
- * Only with a PREPARE of this job and attempt. Never fails: a plan that cannot be is refused. */
-void plans_take(struct plans *p, job_id job, uint32_t attempt, struct shard *shard,
+/* Looks at what has arrived: checks it against what is in force, `slots`, and has its transfer
+ * made, which keeps slots. Only with a PREPARE of this job and attempt. Never fails: a plan that
+ * cannot be is refused. */
+void plans_take(struct plans *p, job_id job, uint32_t attempt, plans_make *make, void *place,
                 struct slots *slots);
 
 /* The plan that this rank is ready for; 0: none. */
@@ -48,7 +48,7 @@ struct plans_facts {
     uint32_t prepared_epoch, rejected_epoch;
     const char *text; /* why the newest rejected one was; lives until plans_take */
     uint64_t moved_bytes; /* of the last one carried out */
-    double   pause_s;
+    double   pause_s;     /* the longest that one of its boundaries held up a step */
 };
 struct plans_facts plans_facts(const struct plans *p);
 

@@ -90,7 +90,7 @@ static void forward(struct counter *t, const Ballast__TrainerMessage *m)
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_PREPARE) {
         take_plan(t, m->prepare);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_ABORT_PLAN && t->crowd->experts) {
-        virtual_experts_abort(t->crowd->experts, m->abort_plan->epoch);
+        virtual_experts_abort(t->crowd->experts, m->abort_plan);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_SETTINGS) {
         take_settings(t, m->settings);
     }

@@ -168,11 +168,18 @@ static double router_loss(const struct run *run, int sum, float coefficient)
     return coefficient > 0 && n > 0 ? run->sums[sum] / n : NAN;
 }
 
+static int make_transfer(void *shard, struct slots *slots, struct slots *to,
+                         uint32_t *const *stage, struct transfer **out, struct err *err)
+{
+    return transfer_create(shard, slots, to, stage, out, err);
+}
+
 /* What this rank says at the boundary; a plan that has come is looked at now. */
 static struct boundary_word my_word(struct run *run, const struct bad *bad)
 {
     usage_look(&run->usage, run->dev, run->coll);
-    plans_take(run->plans, run->start->job_id, run->start->attempt, run->shard, &run->slots);
+    plans_take(run->plans, run->start->job_id, run->start->attempt, make_transfer, run->shard,
+               &run->slots);
     return (struct boundary_word){
         .wish = (enum run_wish)atomic_load(&run->wishes->wish), .epoch = plans_ready(run->plans),
         .ahead = plans_ahead(run->plans), .settings = settings_look(run->settings),

@@ -1,354 +1,24 @@
-/* transfer.c - the moves of one plan, in rounds, sealed, and taken all at once, stage by stage
- *
- * What arrives stays in staging memory, each part of an expert with a seal behind it: a checksum
- * and what it is. When all ranks agree that everything they have of a stage is sound, each copies
- * its staging into its slots. Stages share that memory, but for what has gone ahead. All of it lies
- * in the device's memory, and the host waits for it once: to look at the seals, and at the
- * checksums that the device makes of what has arrived. */
-#include "worker/transfer.h"
+/* transfer.c - how far a plan's moves are: rounds that go ahead, then stage after stage */
+#include "worker/transfer_parts.h"
 
-#include <assert.h>
-#include <errno.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "common/clock.h"
-#include "common/failpoint.h"
-#include "common/mem.h"
-#include "worker/agree.h"
-#include "worker/moves.h"
-#include "worker/shard_state.h"
-
-/* What travels is counted in cache lines, so that everything stays aligned whatever it is. */
-#define LINE_BYTES 64u
-
-struct seal {
-    uint64_t checksum;
-    uint32_t epoch, layer, expert, part;
-};
-_Static_assert(sizeof(struct seal) <= LINE_BYTES, "fits behind a part");
-_Static_assert(offsetof(struct seal, checksum) == 0, "an op adds to it");
-
-/* Of a part that has arrived: the seal behind it, and the checksum that it has. */
-struct proof {
-    struct seal seal;
-    uint64_t checksum;
-};
-
-struct transfer {
-    struct shard *s;
-    struct slots *slots, to; /* in force; planned */
-    struct moves  moves;
-    uint32_t    **stage;     /* per layer, or NULL: of each slot, see placement_at_stage */
-    uint32_t next_round, next_stage;
-    double   ahead_s;        /* the longest that a boundary was held up by what goes ahead */
-    struct transfer_result ahead; /* what that sent */
-    uint32_t n_proofs;
-    char    *staging;     /* the device's, of what comes here */
-    struct proof *proofs; /* the device's (n_proofs) */
-    void    *send;        /* of one move; while the moves run */
-    int64_t *send_rows, *recv_rows; /* lines, per device */
-};
-
-static uint32_t device_of(const struct transfer *t, uint32_t slot)
+void transfer_init(struct transfer *t, const struct transfer_ops *ops, struct slots *slots,
+                   struct slots *to, uint32_t *const *stage, const size_t *part_bytes)
 {
-    return moves_device(&t->moves, slot);
-}
-
-/* Of a part with its seal. */
-static size_t row_bytes(const struct transfer *t, int part)
-{
-    return (t->moves.part_bytes[part] + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES + LINE_BYTES;
-}
-
-/* Of all parts of a move, with their seals or without. */
-static size_t move_bytes(const struct transfer *t, const struct move *m, bool sealed)
-{
-    size_t n = 0;
-    for (int part = 0; part < SLOT_PARTS; part++)
-        if (moves_has_part(&t->moves, m, part))
-            n += sealed ? row_bytes(t, part) : t->moves.part_bytes[part];
-    return n;
-}
-
-/* ---- parts ---------------------------------------------------------------------------------- */
-
-static void *part_of(const struct transfer *t, uint32_t layer, uint32_t slot, int part)
-{
-    return shard_slot(t->s, layer, slot % t->slots->n_slots, (enum slot_part)part);
-}
-
-static void checksum(const struct transfer *t, uint64_t *acc_sum, const char *row, int part)
-{
-    assert(t->moves.part_bytes[part] % sizeof(uint64_t) == 0); /* slices are whole half lines */
-    t->s->dev->ops->checksum(t->s->dev, acc_sum, (const uint64_t *)(const void *)row,
-                             (int64_t)(t->moves.part_bytes[part] / sizeof(uint64_t)), 0);
-}
-
-/* But for its checksum, which is 0. */
-static struct seal seal_of(const struct transfer *t, const struct move *m, int part)
-{
-    return (struct seal){.epoch = t->to.epoch, .layer = m->layer, .expert = m->expert,
-                         .part = (uint32_t)part};
-}
-
-/* Where the seal of a part is. */
-static void *seal_at(const struct transfer *t, char *row, int part)
-{
-    return row + row_bytes(t, part) - LINE_BYTES;
-}
-
-/* A bit that the network or the memory turned. */
-static void turn_bit(const struct transfer *t, char *row)
-{
-    struct device *dev = t->s->dev;
-    char byte;
-    dev->ops->to_host(dev, &byte, row, 1);
-    byte ^= 1;
-    dev->ops->to_device(dev, row, &byte, 1);
-}
-
-/* The parts of a move from their slot to packed rows, sealed. */
-static void pack(const struct transfer *t, const struct move *m, char *row)
-{
-    struct device *dev = t->s->dev;
-    for (int part = 0; part < SLOT_PARTS; part++) {
-        if (!moves_has_part(&t->moves, m, part))
-            continue;
-        const struct seal seal = seal_of(t, m, part);
-        dev->ops->copy(dev, row, part_of(t, m->layer, m->from, part), t->moves.part_bytes[part]);
-        dev->ops->to_device(dev, seal_at(t, row, part), &seal, sizeof seal);
-        checksum(t, seal_at(t, row, part), row, part);
-        if (failpoint("move-checksum") < 0)
-            turn_bit(t, row);
-        row += row_bytes(t, part);
-    }
-}
-
-/* What shows whether the parts of a move arrived whole. */
-static void prove(const struct transfer *t, const struct move *m)
-{
-    struct device *dev = t->s->dev;
-    char *row = t->staging + m->at;
-    struct proof *proof = t->proofs + m->proof;
-    for (int part = 0; part < SLOT_PARTS; part++) {
-        if (!moves_has_part(&t->moves, m, part))
-            continue;
-        dev->ops->copy(dev, &proof->seal, seal_at(t, row, part), sizeof proof->seal);
-        checksum(t, &proof->checksum, row, part);
-        proof++;
-        row += row_bytes(t, part);
-    }
-}
-
-/* proofs: the host's. */
-static int check(const struct transfer *t, const struct move *m, const struct proof *proofs,
-                 struct err *err)
-{
-    const struct proof *proof = proofs + m->proof;
-    for (int part = 0; part < SLOT_PARTS; part++) {
-        if (!moves_has_part(&t->moves, m, part))
-            continue;
-        struct seal expected = seal_of(t, m, part);
-        expected.checksum = proof->checksum;
-        if (memcmp(&proof->seal, &expected, sizeof expected) != 0)
-            return err_set(err, -EBADMSG, "placement %u: expert %u of layer %u arrived damaged at "
-                           "rank %u from rank %u", t->to.epoch, m->expert, m->layer,
-                           t->s->coll->rank, t->s->ep.ranks[device_of(t, m->from)]);
-        proof++;
-    }
-    return 0;
-}
-
-/* From staging to where it belongs. */
-static void take(const struct transfer *t, const struct move *m)
-{
-    const char *row = t->staging + m->at;
-    for (int part = 0; part < SLOT_PARTS; part++) {
-        if (!moves_has_part(&t->moves, m, part))
-            continue;
-        t->s->dev->ops->copy(t->s->dev, part_of(t, m->layer, m->to, part), row,
-                             t->moves.part_bytes[part]);
-        row += row_bytes(t, part);
-    }
-}
-
-/* ---- create --------------------------------------------------------------------------------- */
-
-/* The same in every layer that has experts. */
-static void measure_parts(const struct shard *s, const struct slots *slots,
-                          size_t bytes[SLOT_PARTS])
-{
-    for (uint32_t l = 0; l < slots->n_layers; l++)
-        for (int part = 0; slots_is_sparse(slots, l) && part < SLOT_PARTS; part++)
-            bytes[part] = shard_slot_bytes(s, l, (enum slot_part)part);
-}
-
-static size_t largest_move_bytes(const struct transfer *t)
-{
-    return move_bytes(t, &(struct move){.parts = MOVES_WITH_WEIGHTS | MOVES_WITH_STATE}, true);
-}
-
-static bool comes_here(const struct transfer *t, const struct move *m)
-{
-    return device_of(t, m->to) == t->slots->me;
-}
-
-static bool comes_now(const struct transfer *t, const struct move *m)
-{
-    return m->stage == t->next_stage && comes_here(t, m);
-}
-
-/* Where the moves of a stage that come here go, from `at` on, or those that go ahead; returns the
- * end. */
-static size_t place_arrivals(struct transfer *t, bool ahead, uint32_t stage, size_t at)
-{
-    for (uint32_t i = 0; i < t->moves.n; i++) {
-        struct move *m = &t->moves.move[i];
-        if (!comes_here(t, m) || moves_goes_ahead(&t->moves, m) != ahead ||
-            (!ahead && m->stage != stage))
-            continue;
-        m->at = at;
-        m->proof = t->n_proofs;
-        at += move_bytes(t, m, true);
-        for (int part = 0; part < SLOT_PARTS; part++)
-            t->n_proofs += moves_has_part(&t->moves, m, part);
-    }
-    return at;
-}
-
-static size_t place_all_arrivals(struct transfer *t)
-{
-    size_t ahead = place_arrivals(t, true, 0, 0), most = ahead;
-    for (uint32_t k = 0; k < t->moves.n_stages; k++) {
-        size_t end = place_arrivals(t, false, k, ahead);
-        most = end > most ? end : most;
-    }
-    return most;
-}
-
-/* Copies what transfer_create was given; returns the number of stages. */
-static uint32_t copy_stages(struct transfer *t, uint32_t *const *stage)
-{
-    uint32_t last = 0;
-    if (!stage)
-        return 1;
-    t->stage = xcalloc(t->to.n_layers, sizeof *t->stage);
-    for (uint32_t l = 0; l < t->to.n_layers; l++) {
-        uint32_t n_total = placement_n_total(&t->to.layers[l].map);
-        if (!stage[l] || !slots_is_sparse(&t->to, l))
-            continue;
-        t->stage[l] = xmemdup(stage[l], n_total * sizeof *t->stage[l]);
-        for (uint32_t s = 0; s < n_total; s++)
-            last = stage[l][s] > last ? stage[l][s] : last;
-    }
-    return last + 1;
-}
-
-static int take_staging(struct transfer *t, struct err *err)
-{
-    struct device *dev = t->s->dev;
-    size_t n = place_all_arrivals(t);
-    if (n == 0)
-        return 0;
-    t->staging = dev->ops->alloc(dev, n);
-    t->proofs = dev->ops->alloc(dev, t->n_proofs * sizeof *t->proofs);
-    return t->staging && t->proofs
-               ? 0 : err_set(err, -ENOMEM, "no memory for %zu MiB of experts that are to move here",
-                             n >> 20);
-}
-
-int transfer_create(struct shard *s, struct slots *slots, struct slots *to,
-                    uint32_t *const *stage, struct transfer **out, struct err *err)
-{
-    struct transfer *t = xcalloc(1, sizeof *t);
-    size_t part_bytes[SLOT_PARTS] = {0};
-    *t = (struct transfer){
-        .s = s, .slots = slots, .to = *to,
-        .send_rows = xcalloc(slots->n_devices, sizeof *t->send_rows),
-        .recv_rows = xcalloc(slots->n_devices, sizeof *t->recv_rows),
-    };
+    *t = (struct transfer){.ops = ops, .slots = slots, .to = *to};
     *to = (struct slots){0};
-    measure_parts(s, slots, part_bytes);
-    uint32_t n_stages = copy_stages(t, stage);
-    moves_init(&t->moves, slots, &t->to, t->stage, n_stages, part_bytes);
-    int rc = take_staging(t, err);
-    if (rc < 0) {
-        transfer_destroy(t);
-        return rc;
-    }
-    *out = t;
-    return 0;
+    moves_init(&t->moves, slots, &t->to, stage, part_bytes);
+}
+
+void transfer_fini(struct transfer *t)
+{
+    slots_fini(&t->to);
+    moves_fini(&t->moves);
 }
 
 void transfer_destroy(struct transfer *t)
 {
-    if (!t)
-        return;
-    if (t->staging)
-        t->s->dev->ops->free(t->s->dev, t->staging);
-    if (t->proofs)
-        t->s->dev->ops->free(t->s->dev, t->proofs);
-    for (uint32_t l = 0; t->stage && l < t->slots->n_layers; l++)
-        free(t->stage[l]);
-    free(t->stage);
-    slots_fini(&t->to);
-    moves_fini(&t->moves);
-    free(t->send_rows);
-    free(t->recv_rows);
-    free(t);
-}
-
-/* ---- run ------------------------------------------------------------------------------------ */
-
-/* My move of a round that goes out (outward) or comes in, or NULL. */
-static const struct move *find(const struct transfer *t, uint32_t round, bool outward)
-{
-    for (uint32_t i = 0; i < t->moves.n; i++) {
-        const struct move *m = &t->moves.move[i];
-        if (m->round == round && moves_travels(&t->moves, m) &&
-            device_of(t, outward ? m->from : m->to) == t->slots->me)
-            return m;
-    }
-    return NULL;
-}
-
-/* From a slot over the network into staging. */
-static int run_round(struct transfer *t, uint32_t round, struct transfer_result *r,
-                     struct err *err)
-{
-    const struct move *out = find(t, round, true), *in = find(t, round, false);
-    memset(t->send_rows, 0, t->slots->n_devices * sizeof *t->send_rows);
-    memset(t->recv_rows, 0, t->slots->n_devices * sizeof *t->recv_rows);
-    if (out) {
-        pack(t, out, t->send);
-        t->send_rows[device_of(t, out->to)] = (int64_t)(move_bytes(t, out, true) / LINE_BYTES);
-        r->sent_bytes += move_bytes(t, out, false);
-    }
-    if (in)
-        t->recv_rows[device_of(t, in->from)] = (int64_t)(move_bytes(t, in, true) / LINE_BYTES);
-    return coll_all_to_all_rows(t->s->coll, &t->s->ep, t->send, t->send_rows,
-                                in ? t->staging + in->at : NULL, t->recv_rows, LINE_BYTES, err);
-}
-
-static int take_buffer(struct transfer *t, struct err *err)
-{
-    return shard_buffer_take(t->s, largest_move_bytes(t), &t->send, err);
-}
-
-static void return_buffer(struct transfer *t)
-{
-    if (t->send)
-        shard_buffer_return(t->s, t->send);
-    t->send = NULL;
-}
-
-/* What was sent since has arrived, or is on its way no more. */
-static void note_link(struct transfer_result *r, uint64_t sent_before, uint64_t began_ns)
-{
-    if (r->sent_bytes > sent_before)
-        r->link_seconds += (double)(clock_now_ns() - began_ns) / NS_PER_S;
+    if (t)
+        t->ops->destroy(t);
 }
 
 bool transfer_is_ahead(const struct transfer *t)
@@ -367,78 +37,26 @@ int transfer_ahead(struct transfer *t, size_t n_bytes_max, double *out_seconds, 
     *out_seconds = 0;
     if (transfer_is_ahead(t))
         return 0;
-    uint64_t began = clock_now_ns(), sent = t->ahead.sent_bytes;
-    size_t n = n_bytes_max ? n_bytes_max / row_bytes(t, SLOT_FROZEN) : SIZE_MAX;
     uint32_t end = t->moves.first_round[0], left = end - t->next_round;
+    size_t n = n_bytes_max ? n_bytes_max / t->moves.part_bytes[SLOT_FROZEN] : left;
     n = n < 1 ? 1 : n;
     end = n < left ? t->next_round + (uint32_t)n : end;
-    int rc = take_buffer(t, err);
-    t->s->coll->layer = -1;
-    for (; t->next_round < end && rc == 0; t->next_round++)
-        rc = run_round(t, t->next_round, &t->ahead, err);
-    return_buffer(t);
-    t->s->dev->ops->synchronize(t->s->dev);
-    note_link(&t->ahead, sent, began);
-    *out_seconds = (double)(clock_now_ns() - began) / NS_PER_S;
-    if (*out_seconds > t->ahead_s)
-        t->ahead_s = *out_seconds;
-    return rc;
-}
-
-/* Waits for the device. */
-static int check_arrivals(const struct transfer *t, struct err *err)
-{
-    struct device *dev = t->s->dev;
-    struct proof *proofs = xcalloc(t->n_proofs + 1, sizeof *proofs);
-    int rc = 0;
-    for (uint32_t i = 0; i < t->moves.n; i++) {
-        const struct move *m = &t->moves.move[i];
-        if (!comes_now(t, m))
-            continue;
-        if (!moves_travels(&t->moves, m))
-            pack(t, m, t->staging + m->at);
-        prove(t, m);
-    }
-    dev->ops->to_host(dev, proofs, t->proofs, t->n_proofs * sizeof *proofs);
-    for (uint32_t i = 0; i < t->moves.n && rc == 0; i++)
-        if (comes_now(t, &t->moves.move[i]))
-            rc = check(t, &t->moves.move[i], proofs, err);
-    free(proofs);
-    return rc;
-}
-
-/* Everything of this stage that comes here into staging. *out_mine: what this rank found wrong with
- * it. */
-static int run_rounds(struct transfer *t, struct transfer_result *r, int *out_mine,
-                      struct err *mine_err, struct err *err)
-{
-    int rc = take_buffer(t, err), mine = failpoint("before-move");
-    uint32_t first = t->next_round, end = t->moves.first_round[t->next_stage + 1];
-    uint64_t began = clock_now_ns(), sent = r->sent_bytes;
-    if (mine < 0)
-        err_set(mine_err, mine, "rank %u failed before the moves", t->s->coll->rank);
-    t->s->coll->layer = -1;
-    for (uint32_t round = first; round < end && rc == 0; round++) {
-        rc = run_round(t, round, r, err);
-        int failed = round == first ? failpoint("in-move") : 0;
-        if (failed < 0 && mine == 0)
-            mine = err_set(mine_err, failed, "rank %u failed amid the moves", t->s->coll->rank);
-    }
+    int rc = t->ops->ahead(t, end, out_seconds, err);
     t->next_round = end;
-    return_buffer(t);
-    if (rc == 0 && mine == 0)
-        mine = check_arrivals(t, mine_err);
-    note_link(r, sent, began);
-    *out_mine = mine;
     return rc;
 }
 
-/* What is in force from now on: the plan's placement, or what its stages so far make of it. */
-static void put_in_force(struct transfer *t, bool is_last)
+static bool is_last_stage(const struct transfer *t)
+{
+    return t->next_stage + 1 == t->moves.n_stages;
+}
+
+void transfer_put_in_force(struct transfer *t)
 {
     struct slots next = t->to, old = *t->slots;
+    bool is_last = is_last_stage(t);
     if (!is_last)
-        slots_at_stage(t->slots, &t->to, t->stage, t->next_stage, &next);
+        slots_at_stage(t->slots, &t->to, t->moves.stage, t->next_stage, &next);
     slots_set_speed(&next, t->slots->speed); /* what was measured since it was prepared */
     *t->slots = next;
     if (is_last)
@@ -449,24 +67,14 @@ static void put_in_force(struct transfer *t, bool is_last)
 
 int transfer_run(struct transfer *t, struct transfer_result *out, struct err *err)
 {
-    struct transfer_result r = transfer_has_begun(t) ? (struct transfer_result){0} : t->ahead;
-    struct err mine_err = {0};
-    uint64_t began = clock_now_ns();
-    int mine = 0, rc = run_rounds(t, &r, &mine, &mine_err, err);
+    struct transfer_result r = t->ahead;
+    uint32_t end = t->moves.first_round[t->next_stage + 1];
+    r.is_last = is_last_stage(t);
+    int rc = t->ops->run(t, end, &r, err);
     if (rc < 0)
         return rc;
-    if (mine < 0 && err)
-        *err = mine_err;
-    if ((rc = agree(t->s->coll, mine, err)) < 0)
-        return rc;
-    for (uint32_t i = 0; i < t->moves.n; i++)
-        if (comes_now(t, &t->moves.move[i]))
-            take(t, &t->moves.move[i]);
-    r.is_last = t->next_stage + 1 == t->moves.n_stages;
-    put_in_force(t, r.is_last);
-    failpoint("after-move");
-    double seconds = (double)(clock_now_ns() - began) / NS_PER_S;
-    r.seconds = !transfer_has_begun(t) && t->ahead_s > seconds ? t->ahead_s : seconds;
+    t->ahead = (struct transfer_result){0};
+    t->next_round = end;
     t->next_stage++;
     *out = r;
     return 0;

@@ -16,10 +16,10 @@
 struct transfer;
 
 struct transfer_result {
-    uint64_t sent_bytes;  /* by this rank, since the last one */
-    double   seconds;     /* that a step was held up: here, or at a boundary before if longer */
-    double   link_seconds; /* of rounds in which this rank sent */
-    bool     is_last;     /* stage: the plan's placement is in force */
+    uint64_t sent_bytes;   /* by this rank, since the last one; the first has what went ahead */
+    double   seconds;      /* that this boundary held up the step */
+    double   link_seconds; /* of rounds in which this rank sent, as sent_bytes */
+    bool     is_last;      /* stage: the plan's placement is in force */
 };
 
 /* Works out the moves and takes the memory for what comes here. slots is what shard was opened

@@ -13,34 +13,20 @@
 #include "common/mem.h"
 #include "proto/job_map.h"
 #include "proto/job_spec.h"
-#include "proto/message.h"
 #include "worker/plans.h"
-#include "worker/virtual_moves.h"
+#include "worker/virtual_transfer.h"
 #include "worker/window.h"
-
-/* A plan that all ranks are ready for. */
-struct virtual_plan {
-    Ballast__Prepare *message; /* NULL: there is none */
-    struct slots to;
-    uint32_t   **stage;        /* (n_layers), its rows are the message's */
-    struct moves moves;
-    uint32_t n_ahead, n_done;  /* rounds that went ahead; stages carried out */
-    bool     is_agreed;        /* the boundary word has said it */
-    double   pause_s;
-};
 
 struct virtual_experts {
     job_id   job;
     uint32_t attempt, world;
     const struct popularity *popularity;
-    const struct cluster    *cluster;
     struct layout layout;
     struct slots  slots;
     struct window window;
     struct shard_expert_bytes bytes; /* of a whole expert */
-    size_t   part_bytes[SLOT_PARTS]; /* of what one rank holds of it */
-    uint32_t n_sparse, *node;        /* (n_devices) a number for each node */
-    int64_t  n_layer_rows;           /* of all ranks */
+    uint32_t n_sparse, *node; /* (n_devices) a number for each node */
+    int64_t  n_layer_rows;    /* of all ranks */
     double   row_s;
     uint32_t boundary_mib;
 
@@ -53,12 +39,9 @@ struct virtual_experts {
     double   busiest_rows, imbalance;
 
     /* of plans */
-    Ballast__Prepare *arrived; /* the newest, until it is looked at */
-    uint32_t arrived_epoch, n_arrived, aborted, prepared, rejected;
-    struct err why;
-    struct virtual_plan plan;
-    uint64_t *moved_bytes; /* (n_devices) of the last one */
-    double    pause_s;
+    struct plans *plans;
+    struct virtual_place place;
+    uint32_t arrived_epoch, n_arrived; /* the newest, and how many ranks it has reached */
 };
 
 /* ---- as the job says ------------------------------------------------------------------------ */
@@ -90,11 +73,11 @@ static int open_bytes(struct virtual_experts *x, const Ballast__JobSpec *spec,
     bool is_bf16 = strcmp(spec->train_precision, "bf16") == 0;
     size_t elem_bytes = is_bf16 ? 2 : 4, n_cuts = x->layout.degrees.expert_shard;
     size_t trained = map.expert.trained, f32 = trained / n_cuts * sizeof(float);
-    x->part_bytes[SLOT_WEIGHTS] = trained / n_cuts * elem_bytes;
-    x->part_bytes[SLOT_FROZEN] = map.expert.frozen / n_cuts * elem_bytes;
-    x->part_bytes[SLOT_MASTER] = is_bf16 ? f32 : 0;
-    x->part_bytes[SLOT_M] = f32;
-    x->part_bytes[SLOT_V] = map.has_muon ? 0 : f32;
+    x->place.part_bytes[SLOT_WEIGHTS] = trained / n_cuts * elem_bytes;
+    x->place.part_bytes[SLOT_FROZEN] = map.expert.frozen / n_cuts * elem_bytes;
+    x->place.part_bytes[SLOT_MASTER] = is_bf16 ? f32 : 0;
+    x->place.part_bytes[SLOT_M] = f32;
+    x->place.part_bytes[SLOT_V] = map.has_muon ? 0 : f32;
     x->bytes = (struct shard_expert_bytes){
         .weights = (trained + map.expert.frozen) * elem_bytes,
         .frozen = map.expert.frozen * elem_bytes,
@@ -125,7 +108,7 @@ static void open_rows(struct virtual_experts *x, const Ballast__JobSpec *spec,
     x->zeros = xcalloc(m->n_layers, sizeof *x->zeros);
     x->shares = xcalloc(m->n_experts, sizeof *x->shares);
     x->device_rows = xcalloc(x->slots.n_devices, sizeof *x->device_rows);
-    x->moved_bytes = xcalloc(x->slots.n_devices, sizeof *x->moved_bytes);
+    x->place.sent_bytes = xcalloc(x->slots.n_devices, sizeof *x->place.sent_bytes);
     x->routed_after = UINT64_MAX;
 }
 
@@ -138,6 +121,7 @@ static int open_all(struct virtual_experts *x, const Ballast__Start *s, const st
         (rc = open_slots(x, s, m, err)) < 0 || (rc = open_bytes(x, s->spec, m, err)) < 0)
         return rc;
     find_nodes(x, s);
+    x->place.node = x->node;
     open_rows(x, s->spec, m);
     window_init(&x->window, &x->slots, s->spec->rebalance_window_steps, s);
     x->boundary_mib = s->spec->rebalance_boundary_mib;
@@ -157,7 +141,8 @@ int virtual_experts_create(const Ballast__Start *start, const struct popularity 
         x->attempt = start->attempt;
         x->world = (uint32_t)start->n_gang;
         x->popularity = popularity;
-        x->cluster = cluster;
+        x->place.rates = cluster;
+        x->plans = plans_create();
         rc = open_all(x, start, m, err);
     }
     free(m);
@@ -254,7 +239,7 @@ static Ballast__LoadReport *count(struct virtual_experts *x, uint64_t step, doub
                                       .expert_s = (double)n_rows * x->row_s};
     Ballast__LoadReport *r = NULL;
     window_add(&x->window, step, &counters, step_s, x->imbalance);
-    if (x->plan.n_done > 0) /* the placement in force is none that has an epoch */
+    if (plans_has_begun(x->plans)) /* the placement in force is none that has an epoch */
         window_break(&x->window);
     if (!window_is_over(&x->window, step))
         return NULL;
@@ -267,142 +252,48 @@ static Ballast__LoadReport *count(struct virtual_experts *x, uint64_t step, doub
     return r;
 }
 
-/* ---- moves ---------------------------------------------------------------------------------- */
-
-/* The rounds from `first` up to `last`: how long they take together. */
-static double go(struct virtual_experts *x, uint32_t first, uint32_t last)
-{
-    struct virtual_links links = {x->node, x->cluster};
-    struct transfer_result moved = {0};
-    double s = virtual_rounds(&x->plan.moves, &links, first, last, x->moved_bytes, &moved);
-    window_moved(&x->window, &moved);
-    return s;
-}
-
-/* Of what may go ahead as many rounds as the job allows a boundary, one at least. */
-static double go_ahead(struct virtual_experts *x)
-{
-    struct virtual_plan *p = &x->plan;
-    size_t n_bytes = p->moves.part_bytes[SLOT_FROZEN], limit = (size_t)x->boundary_mib << 20;
-    uint32_t most = p->moves.first_round[0] - p->n_ahead, n = most;
-    if (limit > 0 && n_bytes > 0 && limit / n_bytes < most)
-        n = limit > n_bytes ? (uint32_t)(limit / n_bytes) : 1;
-    p->n_ahead += n;
-    return go(x, p->n_ahead - n, p->n_ahead);
-}
-
 /* ---- plans ---------------------------------------------------------------------------------- */
-
-static void drop_plan(struct virtual_experts *x)
-{
-    struct virtual_plan *p = &x->plan;
-    if (!p->message)
-        return;
-    ballast__prepare__free_unpacked(p->message, NULL);
-    slots_fini(&p->to);
-    moves_fini(&p->moves);
-    free(p->stage);
-    *p = (struct virtual_plan){0};
-}
-
-static void drop_arrived(struct virtual_experts *x)
-{
-    if (x->arrived)
-        ballast__prepare__free_unpacked(x->arrived, NULL);
-    x->arrived = NULL;
-}
 
 void virtual_experts_prepare(struct virtual_experts *x, const Ballast__Prepare *prepare)
 {
     uint32_t epoch = prepare->placement->epoch;
     if (epoch > x->arrived_epoch) {
-        drop_arrived(x);
-        x->arrived = message_copy(prepare, NULL);
         x->arrived_epoch = epoch;
         x->n_arrived = 0;
     }
     x->n_arrived += epoch == x->arrived_epoch;
+    if (x->n_arrived == x->world)
+        plans_prepare(x->plans, prepare);
 }
 
-void virtual_experts_abort(struct virtual_experts *x, uint32_t epoch)
+void virtual_experts_abort(struct virtual_experts *x, const Ballast__AbortPlan *abort_plan)
 {
-    x->aborted = epoch > x->aborted ? epoch : x->aborted;
+    plans_abort(x->plans, abort_plan);
 }
 
-static uint32_t count_stages(const Ballast__Placement *p)
+static int make_transfer(void *place, struct slots *slots, struct slots *to,
+                         uint32_t *const *stage, struct transfer **out, struct err *err)
 {
-    uint32_t last = 0;
-    for (size_t i = 0; i < p->n_layers; i++)
-        for (size_t k = 0; k < p->layers[i]->n_stage; k++)
-            last = p->layers[i]->stage[k] > last ? p->layers[i]->stage[k] : last;
-    return last + 1;
+    (void)err;
+    return virtual_transfer_create(place, slots, to, stage, out);
 }
 
-static void take(struct virtual_experts *x)
-{
-    struct virtual_plan p = {.message = x->arrived};
-    uint32_t epoch = x->arrived_epoch;
-    x->arrived = NULL;
-    if (plans_read(p.message, x->aborted, &x->slots, &p.to, &p.stage, &x->why) < 0) {
-        x->rejected = epoch;
-        ballast__prepare__free_unpacked(p.message, NULL);
-        return;
-    }
-    drop_plan(x);
-    moves_init(&p.moves, &x->slots, &p.to, p.stage, count_stages(p.message->placement),
-               x->part_bytes);
-    x->plan = p;
-    x->prepared = epoch;
-}
-
-/* Between stages nothing can stop it. */
-static void look_at_plans(struct virtual_experts *x)
-{
-    if (x->plan.n_done > 0)
-        return;
-    if (x->arrived && x->n_arrived >= x->world)
-        take(x);
-    if (x->plan.message && x->plan.to.epoch <= x->aborted) {
-        err_set(&x->why, -ECANCELED, "plan %u was aborted", x->plan.to.epoch);
-        x->rejected = x->plan.to.epoch;
-        drop_plan(x);
-    }
-}
-
-static void take_stage(struct virtual_experts *x)
-{
-    struct virtual_plan *p = &x->plan;
-    struct slots next;
-    if (p->n_done + 1 < p->moves.n_stages) {
-        slots_at_stage(&x->slots, &p->to, p->stage, p->n_done, &next);
-        slots_fini(&x->slots);
-        x->slots = next;
-    } else {
-        slots_fini(&x->slots);
-        x->slots = p->to;
-        p->to = (struct slots){0};
-    }
-    x->is_placed = false;
-}
-
-/* Its next stage, or what goes ahead of them; how long that holds up the step. */
+/* Its next stage, or what goes ahead of them; returns how long that holds up the step. No virtual
+ * transfer fails. */
 static double carry_out(struct virtual_experts *x, uint64_t step)
 {
-    struct virtual_plan *p = &x->plan;
-    if (p->n_ahead == 0 && p->n_done == 0)
-        memset(x->moved_bytes, 0, x->slots.n_devices * sizeof *x->moved_bytes);
-    if (p->n_ahead < p->moves.first_round[0])
-        return go_ahead(x);
-    double s = go(x, p->moves.first_round[p->n_done], p->moves.first_round[p->n_done + 1]);
-    p->pause_s = s > p->pause_s ? s : p->pause_s;
-    take_stage(x);
+    struct transfer_result moved = {0};
+    double s;
+    if (!plans_ahead(x->plans)) {
+        plans_go_ahead(x->plans, (size_t)x->boundary_mib << 20, &s, NULL);
+        return s;
+    }
+    plans_carry_out(x->plans, &moved, NULL);
+    window_moved(&x->window, &moved);
+    x->is_placed = false;
     if (step % x->window.n_steps != 0)
         window_break(&x->window);
-    if (++p->n_done == p->moves.n_stages) {
-        x->pause_s = p->pause_s;
-        drop_plan(x);
-    }
-    return s;
+    return moved.seconds;
 }
 
 /* ---- steps ---------------------------------------------------------------------------------- */
@@ -416,30 +307,28 @@ void virtual_experts_step(struct virtual_experts *x, uint64_t step, struct virtu
     s.mean_s = VIRTUAL_EXPERT_PART * VIRTUAL_STEP_S;
     s.imbalance = x->imbalance;
     s.load = count(x, step, (1 - VIRTUAL_EXPERT_PART) * VIRTUAL_STEP_S + s.busiest_s);
-    if (x->plan.is_agreed)
+    if (plans_ready(x->plans)) /* at the boundary before, as the word of all would have it */
         s.pause_s = carry_out(x, step);
-    look_at_plans(x);
-    x->plan.is_agreed = x->plan.message != NULL;
+    plans_take(x->plans, x->job, x->attempt, make_transfer, &x->place, &x->slots);
     *out = s;
 }
 
 void virtual_experts_say(const struct virtual_experts *x, uint32_t rank, Ballast__RankState *state)
 {
+    struct plans_facts facts = plans_facts(x->plans);
     state->placement_epoch = x->slots.epoch;
-    state->prepared_epoch = x->prepared;
-    state->rejected_epoch = x->rejected;
-    if (x->rejected)
-        state->plan_text = (char *)x->why.text;
-    state->moved_bytes = x->moved_bytes[rank % x->slots.n_devices];
-    state->pause_s = x->pause_s;
+    state->prepared_epoch = facts.prepared_epoch;
+    state->rejected_epoch = facts.rejected_epoch;
+    state->plan_text = (char *)facts.text;
+    state->moved_bytes = x->place.sent_bytes[rank % x->slots.n_devices];
+    state->pause_s = facts.pause_s;
 }
 
 void virtual_experts_destroy(struct virtual_experts *x)
 {
     if (!x)
         return;
-    drop_plan(x);
-    drop_arrived(x);
+    plans_destroy(x->plans);
     window_fini(&x->window);
     slots_fini(&x->slots);
     layout_fini(&x->layout);
@@ -448,6 +337,6 @@ void virtual_experts_destroy(struct virtual_experts *x)
     free(x->device_rows);
     free(x->rows);
     free(x->zeros);
-    free(x->moved_bytes);
+    free(x->place.sent_bytes);
     free(x);
 }

@@ -25,7 +25,7 @@ void virtual_experts_destroy(struct virtual_experts *x);
 
 /* A PREPARE has reached one more rank; once for each rank and epoch. */
 void virtual_experts_prepare(struct virtual_experts *x, const Ballast__Prepare *prepare);
-void virtual_experts_abort(struct virtual_experts *x, uint32_t epoch);
+void virtual_experts_abort(struct virtual_experts *x, const Ballast__AbortPlan *abort_plan);
 /* What may change in the job's life, from the next window on. */
 void virtual_experts_settings(struct virtual_experts *x, const Ballast__JobSpec *spec);
 
