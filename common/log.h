@@ -7,7 +7,8 @@
 
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 
-/* program stays the caller's and must live as long as logging is used. */
+/* program stays the caller's and must live as long as logging is used. From then on no line waits
+ * for a full pipe; what does not fit is left out, and a later line says how many were. */
 void log_init(const char *program, enum log_level level);
 
 /* Returns -1 for a text that is none of error, warn, info, debug. */

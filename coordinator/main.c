@@ -132,7 +132,7 @@ int main(int argc, char **argv)
         rc = server_run(&config, reload, file, &err);
     }
     if (rc < 0)
-        fprintf(stderr, PROGRAM ": %s\n", err.text);
+        log_error("msg=\"%s\"", err.text);
     fields_fini(&server_config_table, &config);
     return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -1,5 +1,6 @@
 /* test_err.c - the one line of an error */
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -85,6 +87,44 @@ static void warnings_fill_no_disk(void **state)
     assert_true(n_lines <= (int)(101 * seconds) + 3);
 }
 
+/* A pipe, or a socket as of a service, that nobody reads: this test would hang. */
+static void a_full_log_stops_nobody(void **state)
+{
+    (void)state;
+    for (int is_socket = 0; is_socket < 2; is_socket++) {
+        static char text[1 << 20];
+        int ends[2], own = dup(STDERR_FILENO);
+        assert_int_equal(is_socket ? socketpair(AF_UNIX, SOCK_STREAM, 0, ends) : pipe(ends), 0);
+        dup2(ends[1], STDERR_FILENO);
+        log_init("test", LOG_INFO);
+        for (int i = 0; i < 20000; i++)
+            log_info("n=%d msg=\"a line that is in nobody's way and long enough to matter\"", i);
+        fcntl(ends[0], F_SETFL, O_NONBLOCK);
+        size_t n = 0;
+        for (ssize_t got; (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0;)
+            n += (size_t)got;
+        text[n] = '\0';
+        bool was_shared = fcntl(ends[1], F_GETFL) & O_NONBLOCK;
+        int n_lines = 0;
+        for (const char *at = text; (at = strchr(at, '\n')) != NULL; at++)
+            n_lines++;
+        log_info("msg=\"it is read again\"");
+        ssize_t got = read(ends[0], text, sizeof text - 1);
+        dup2(own, STDERR_FILENO);
+        log_init("test", LOG_INFO);
+        close(own);
+        close(ends[0]);
+        close(ends[1]);
+        assert_false(was_shared);
+        assert_true(n_lines > 0 && n_lines < 20000 && got > 0);
+        text[got] = '\0';
+        const char *left = strstr(text, "left_out=");
+        assert_non_null(left);
+        assert_int_equal(atoi(left + 9), 20000 - n_lines);
+        assert_non_null(strstr(left, "it is read again"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -92,6 +132,7 @@ int main(void)
         cmocka_unit_test(no_err_is_fine),
         cmocka_unit_test(foreign_text_steers_no_terminal),
         cmocka_unit_test(warnings_fill_no_disk),
+        cmocka_unit_test(a_full_log_stops_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
