@@ -2,11 +2,11 @@
 #include "common/conf_walk.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "common/mem.h"
 
 static bool is_path(const struct field *f)
@@ -144,11 +144,13 @@ static char *folder_of(const char *file)
 void conf_read_file(struct conf *c, const char *file)
 {
     bool is_stdin = !strcmp(file, "-");
-    int fd = is_stdin ? STDIN_FILENO : open(file, O_RDONLY | O_CLOEXEC);
+    int fd = is_stdin ? STDIN_FILENO : file_open(file, NULL, NULL);
     char *text = NULL;
     ssize_t n = fd < 0 ? -1 : read_bounded(fd, &text);
     if (n < 0) {
-        problems_add(&c->problems, *file ? file : "''", NULL, "%s", strerror(errno));
+        problems_add(&c->problems, *file ? file : "''", NULL, "%s",
+                     fd == -EINVAL ? "not a regular file; - reads what is piped in"
+                                   : strerror(fd < 0 ? -fd : errno));
         c->broken = true;
     } else {
         char *folder = is_stdin ? NULL : folder_of(file);

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "common/file.h"
 #include "common/field.h"
 #include "common/field_text.h"
 
@@ -167,10 +168,8 @@ int csv_open(struct csv *c, const char *path, const struct column *column, uint3
              struct err *err)
 {
     *c = (struct csv){ .path = path, .column = column, .n_columns = n_columns };
-    c->file = fopen(path, "r");
-    if (!c->file)
-        return err_set(err, -errno, "%s: %s", path, strerror(errno));
-    return read_header(c, err);
+    c->file = file_stream(path, err);
+    return c->file ? read_header(c, err) : err->code;
 }
 
 void csv_close(struct csv *c)

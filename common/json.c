@@ -4,7 +4,6 @@
 #include <json-c/json.h>
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "common/field_text.h"
+#include "common/file.h"
 #include "common/json_unique.h"
 #include "common/mem.h"
 
@@ -77,17 +77,13 @@ int json_parse(const char *text, size_t n_bytes, size_t bytes_max, struct json *
     return rc;
 }
 
-static int read_all(int fd, size_t bytes_max, char **out_text, size_t *out_bytes, struct err *err)
+/* Of a file of size bytes. */
+static int read_all(int fd, size_t size, size_t bytes_max, char **out_text, size_t *out_bytes,
+                    struct err *err)
 {
-    struct stat s;
-    if (fstat(fd, &s) < 0)
-        return err_set(err, -errno, "%s", strerror(errno));
-    if (!S_ISREG(s.st_mode))
-        return err_set(err, -EINVAL, "not a regular file");
-    if ((uint64_t)s.st_size > bytes_max)
-        return err_set(err, -EFBIG, "%lld bytes, allowed up to %zu", (long long)s.st_size,
-                       bytes_max);
-    size_t size = (size_t)s.st_size, n = 0;
+    size_t n = 0;
+    if (size > bytes_max)
+        return err_set(err, -EFBIG, "%zu bytes, allowed up to %zu", size, bytes_max);
     char *text = xcalloc(1, size);
     while (n < size) {
         ssize_t got = read(fd, text + n, size - n);
@@ -109,12 +105,13 @@ static int read_all(int fd, size_t bytes_max, char **out_text, size_t *out_bytes
 
 int json_read_file(const char *path, size_t bytes_max, struct json **out, struct err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat s;
+    int fd = file_open(path, &s, err);
     if (fd < 0)
-        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+        return fd;
     char *text = NULL;
     size_t n_bytes = 0;
-    int rc = read_all(fd, bytes_max, &text, &n_bytes, err);
+    int rc = read_all(fd, (size_t)s.st_size, bytes_max, &text, &n_bytes, err);
     close(fd);
     if (rc == 0)
         rc = json_parse(text, n_bytes, bytes_max, out, err);

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "common/link_key.h"
 #include "common/mem.h"
 
@@ -112,13 +113,11 @@ static FILE *open_own(const char *file, mode_t forbidden, const char *what, stru
                       int *out_rc)
 {
     struct stat st;
-    int fd = open(file, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    *out_rc = 0;
-    if (fd < 0 || fstat(fd, &st) < 0)
-        *out_rc = err_set(err, -errno, "%s: %s", file, strerror(errno));
-    else if (!S_ISREG(st.st_mode))
-        *out_rc = err_set(err, -EINVAL, "%s: is no file", file);
-    else if (st.st_uid != geteuid() && st.st_uid != 0)
+    int fd = file_open(file, &st, err);
+    *out_rc = fd < 0 ? fd : 0;
+    if (fd < 0)
+        return NULL;
+    if (st.st_uid != geteuid() && st.st_uid != 0)
         *out_rc = err_set(err, -EACCES, "%s: belongs to user %lu; a file of keys must belong to "
                           "the one who uses it, or root", file, (unsigned long)st.st_uid);
     else if (st.st_mode & forbidden)
@@ -126,7 +125,7 @@ static FILE *open_own(const char *file, mode_t forbidden, const char *what, stru
                           "chmod %s %s", file, (unsigned)(st.st_mode & 07777), what,
                           forbidden & 044 ? "600" : "644", file);
     FILE *f = *out_rc < 0 ? NULL : fdopen(fd, "r");
-    if (!f && fd >= 0)
+    if (!f)
         close(fd);
     if (!f && *out_rc == 0)
         *out_rc = err_set(err, -errno, "%s: %s", file, strerror(errno));

@@ -2,7 +2,6 @@
 #include "common/safetensors_parts.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/bf16.h"
+#include "common/file.h"
 #include "common/json.h"
 
 #define SHARDS_MAX 100000u
@@ -20,16 +20,10 @@
 static int map_file(struct st_file *f, struct err *err)
 {
     struct stat s;
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    int rc = 0;
-
+    int fd = file_open(f->path, &s, err), rc = 0;
     if (fd < 0)
-        return err_set(err, -errno, "%s: %s", f->path, strerror(errno));
-    if (fstat(fd, &s) < 0)
-        rc = err_set(err, -errno, "%s: %s", f->path, strerror(errno));
-    else if (!S_ISREG(s.st_mode))
-        rc = err_set(err, -EINVAL, "%s: not a regular file", f->path);
-    else if (s.st_size > 0) {
+        return fd;
+    if (s.st_size > 0) {
         void *map = mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (map == MAP_FAILED) {
             rc = err_set(err, -errno, "%s: mmap: %s", f->path, strerror(errno));

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "common/json.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
@@ -316,16 +317,16 @@ static int read_line(struct tensor_list *list, char *line, uint32_t number, bool
 static int read_tsv(const char *path, struct tensor_list *list, struct err *err)
 {
     char *line = xcalloc(1, LINE_BYTES_MAX);
-    FILE *f = NULL;
-    struct stat s;
     bool seen_head = false;
+    struct stat s;
     int rc = 0;
-    /* Looked at before it is opened, which waits for a writer where it is a pipe. */
-    if (stat(path, &s) == 0 && (!S_ISREG(s.st_mode) || s.st_size > FILE_BYTES_MAX))
-        rc = err_set(err, -EINVAL, "expected a regular file of at most %u MiB",
-                     FILE_BYTES_MAX >> 20);
-    else if (!(f = fopen(path, "re")))
-        rc = err_set(err, -errno, "%s", strerror(errno));
+    FILE *f = file_stream(path, err);
+    if (!f) {
+        free(line);
+        return err->code;
+    }
+    if (fstat(fileno(f), &s) == 0 && s.st_size > FILE_BYTES_MAX)
+        rc = err_set(err, -EINVAL, "expected a file of at most %u MiB", FILE_BYTES_MAX >> 20);
     list->source = TENSORS_TSV;
     for (uint32_t n = 1; rc == 0 && fgets(line, LINE_BYTES_MAX, f); n++)
         rc = strlen(line) == LINE_BYTES_MAX - 1
@@ -333,8 +334,7 @@ static int read_tsv(const char *path, struct tensor_list *list, struct err *err)
                  : read_line(list, line, n, &seen_head, err);
     if (rc == 0 && list->n_tensors == 0)
         rc = err_set(err, -EINVAL, "no tensors in it");
-    if (f)
-        fclose(f);
+    fclose(f);
     free(line);
     if (rc < 0)
         err_prefix(err, "%s", path);

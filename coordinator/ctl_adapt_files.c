@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/file.h"
 #include "common/folder.h"
 #include "proto/job_spec.h"
 
@@ -68,8 +69,9 @@ static void content_fini(struct content *c)
 /* Somebody may have worked on what is there. What would be the same again is not in the way. */
 static int check_nothing_is_lost(const struct content *c, struct err *err)
 {
-    FILE *f = fopen(c->path, "re");
-    if (!f && (errno == ENOENT || errno == ENOTDIR))
+    struct err why = {0};
+    FILE *f = file_stream(c->path, &why);
+    if (!f && (why.code == -ENOENT || why.code == -ENOTDIR))
         return 0;
     char *there = xcalloc(1, c->n_bytes + 1);
     size_t n = f ? fread(there, 1, c->n_bytes + 1, f) : 0;
@@ -94,11 +96,13 @@ int adapt_files_check(const struct adapt *a, const char *folder, struct err *err
 
 static int write_file(const struct content *c, mode_t mode, struct err *err)
 {
-    FILE *f = fopen(c->path, "we");
+    FILE *f = file_create(c->path, err);
     int rc = 0;
-    if (!f || fwrite(c->text, 1, c->n_bytes, f) != c->n_bytes || fchmod(fileno(f), mode) < 0)
+    if (!f)
+        return err->code;
+    if (fwrite(c->text, 1, c->n_bytes, f) != c->n_bytes || fchmod(fileno(f), mode) < 0)
         rc = err_set(err, -errno, "%s: %s", c->path, strerror(errno));
-    if (f && fclose(f) != 0 && rc == 0)
+    if (fclose(f) != 0 && rc == 0)
         rc = err_set(err, -errno, "%s: %s", c->path, strerror(errno));
     return rc;
 }

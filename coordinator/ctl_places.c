@@ -8,8 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/mem.h"
 #include "common/csv.h"
+#include "common/file.h"
+#include "common/mem.h"
 
 enum { LAYER, DEVICE, EXPERT, SLOT, SHARE, HOME, NODE, N_PLACE_COLUMNS };
 
@@ -225,9 +226,9 @@ void placements_free(struct placement *p, uint32_t n_layers)
 int placements_write(const char *path, const struct loads *l, const struct placement *p,
                      struct err *err)
 {
-    FILE *f = fopen(path, "w");
+    FILE *f = file_create(path, err);
     if (!f)
-        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+        return err->code;
     fprintf(f, "layer,device,slot,expert,share,home\n");
     for (uint32_t k = 0; k < l->n_layers; k++)
         for (uint32_t s = 0; s < placement_n_total(&p[k]); s++) {

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/file.h"
 #include "common/mem.h"
 
 #define FILE_BYTES_MAX (4ull << 30)
@@ -215,11 +216,11 @@ static int read_lines(struct trace *t, const char *text, size_t n_bytes, struct 
 static int read_bytes(const char *path, uint8_t **out, size_t *out_n, struct err *err)
 {
     struct stat s;
-    FILE *f = fopen(path, "rb");
+    FILE *f = file_stream(path, err);
     int rc = 0;
-    if (!f || fstat(fileno(f), &s) < 0)
-        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
-    else if (!S_ISREG(s.st_mode) || (uint64_t)s.st_size > FILE_BYTES_MAX)
+    if (!f)
+        return err->code;
+    if (fstat(fileno(f), &s) < 0 || (uint64_t)s.st_size > FILE_BYTES_MAX)
         rc = err_set(err, -EINVAL, "%s: expected a file of at most 4 GiB", path);
     if (rc == 0) {
         uint8_t *bytes = xcalloc((size_t)s.st_size + 1, 1);
@@ -230,8 +231,7 @@ static int read_bytes(const char *path, uint8_t **out, size_t *out_n, struct err
             free(bytes);
         }
     }
-    if (f)
-        fclose(f);
+    fclose(f);
     return rc;
 }
 
@@ -300,7 +300,7 @@ bool trace_is_one(const char *path)
     char begin[4] = "";
     if (is_folder(path))
         return true;
-    FILE *f = fopen(path, "rb");
+    FILE *f = file_stream(path, NULL);
     if (!f)
         return false; /* whoever reads it says why */
     size_t n = fread(begin, 1, sizeof begin, f);

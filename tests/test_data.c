@@ -150,7 +150,7 @@ static void what_cannot_be_trained_on_is_one_line(void **state)
         {"half a token", "odd.bin", DATA_U16, "odd.bin: 3 bytes are no whole number of 2-byte"},
         {"too little", "short.txt", DATA_BYTES, "data.train: 4 tokens are too few: one sequence "
                                                 "needs 5"},
-        {"a folder", ".", DATA_BYTES, "not a regular file"},
+        {"a folder", ".", DATA_BYTES, "Is a directory"},
         {"a FIFO that nobody writes", "fifo.txt", DATA_BYTES, "fifo.txt: not a regular file"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -200,8 +200,8 @@ static void files_are_named_in_errors(void **state)
     struct err err;
     assert_int_equal(json_read_file("/nonexistent/x.json", 100, &v, &err), -ENOENT);
     assert_string_equal(err.text, "/nonexistent/x.json: No such file or directory");
-    assert_int_equal(json_read_file("/tmp", 100, &v, &err), -EINVAL);
-    assert_string_equal(err.text, "/tmp: not a regular file");
+    assert_int_equal(json_read_file("/tmp", 100, &v, &err), -EISDIR);
+    assert_string_equal(err.text, "/tmp: Is a directory");
 }
 
 int main(void)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "common/hf_config.h"
 #include "common/mem.h"
 
@@ -27,17 +28,18 @@ int ckpt_copy_file(const char *from, const char *to, struct err *err)
 {
     char bytes[65536];
     size_t n;
-    FILE *in = fopen(from, "re"), *out = in ? fopen(to, "we") : NULL;
+    FILE *in = file_stream(from, err), *out = in ? fopen(to, "we") : NULL;
     int rc = 0;
-    if (!in || !out)
-        rc = err_set(err, -errno, "%s: %s", in ? to : from, strerror(errno));
+    if (!in)
+        return err->code;
+    if (!out)
+        rc = err_set(err, -errno, "%s: %s", to, strerror(errno));
     while (rc == 0 && (n = fread(bytes, 1, sizeof bytes, in)) > 0)
         if (fwrite(bytes, 1, n, out) != n)
             rc = err_set(err, -errno, "%s: %s", to, strerror(errno));
     if (rc == 0 && (fflush(out) != 0 || fsync(fileno(out)) < 0))
         rc = err_set(err, -errno, "%s: %s", to, strerror(errno));
-    if (in)
-        fclose(in);
+    fclose(in);
     if (out)
         fclose(out);
     return rc;

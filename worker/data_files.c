@@ -2,7 +2,6 @@
 #include "worker/data_parts.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "common/mem.h"
 
 /* ---- which ---------------------------------------------------------------------------------- */
@@ -45,12 +45,10 @@ static int expand_pattern(const struct data *d, const char *pattern, const char 
 int data_file_map(struct data_file *f, const char *what, struct err *err)
 {
     struct stat st;
-    int rc = 0, fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO would hang */
-    if (fd < 0 || fstat(fd, &st) < 0)
-        rc = err_set(err, -errno, "%s: %s: %s", what, f->path, strerror(errno));
-    else if (!S_ISREG(st.st_mode))
-        rc = err_set(err, -EINVAL, "%s: %s: not a regular file", what, f->path);
-    else if (st.st_size == 0)
+    int rc = 0, fd = file_open(f->path, &st, err);
+    if (fd < 0)
+        return err_prefix(err, "%s", what);
+    if (st.st_size == 0)
         rc = err_set(err, -EINVAL, "%s: %s: empty", what, f->path);
     if (rc == 0) {
         void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
@@ -61,8 +59,7 @@ int data_file_map(struct data_file *f, const char *what, struct err *err)
             f->n_bytes = (size_t)st.st_size;
         }
     }
-    if (fd >= 0)
-        close(fd);
+    close(fd);
     return rc;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "common/file.h"
 #include "common/log.h"
 #include "common/stdio.h"
 #include "common/versions.h"
@@ -108,9 +109,9 @@ static int run_trainer(void)
 /* A file is whole or not there. */
 static int bench_to(const struct bench_options *o, const char *path, struct err *err)
 {
-    FILE *f = path ? fopen(path, "we") : stdout;
+    FILE *f = path ? file_create(path, err) : stdout;
     if (!f)
-        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+        return err->code;
     int rc = bench_cluster(o, f, err);
     if (path && fclose(f) != 0 && rc == 0)
         rc = err_set(err, -errno, "%s: %s", path, strerror(errno));

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/file.h"
 #include "common/json.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -104,7 +105,7 @@ static void begin_file(struct trace *t)
 {
     char *path = xasprintf("%s/rank-%u.json", t->folder, t->rank);
     char *name = xasprintf("rank %u on %s", t->rank, t->node);
-    if ((mkdir(t->folder, 0777) < 0 && errno != EEXIST) || !(t->file = fopen(path, "we"))) {
+    if ((mkdir(t->folder, 0777) < 0 && errno != EEXIST) || !(t->file = file_create(path, NULL))) {
         give_up(t, path);
     } else {
         write_name(t, "[", "process_name", 0, name);

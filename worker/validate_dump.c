@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/file.h"
 #include "common/json.h"
 #include "common/mem.h"
 #include "worker/validate.h"
@@ -118,8 +119,10 @@ static int dump_report(const char *folder, const struct validation *v,
         json_put(o, "packed_grad_norm", json_new_double(v->packed_norm));
     }
     char *text = json_text(o, true);
-    FILE *f = fopen(path, "w");
-    if (!f || fprintf(f, "%s\n", text) < 0)
+    FILE *f = file_create(path, err);
+    if (!f)
+        rc = err->code;
+    else if (fprintf(f, "%s\n", text) < 0)
         rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
     if (f && fclose(f) != 0 && rc == 0)
         rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
