@@ -45,12 +45,14 @@ __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
                  : "memory");
 }
 
-/* At the same barrier of a block of the cluster. */
+/* At the same barrier of a block of the cluster: what this thread has read is read. No fence goes
+ * with it, which would wait for all of a warp's memory in every step: what it wrote to global
+ * memory is not told of. */
 __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint32_t block)
 {
     asm volatile("{\n.reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(
                      shared_address(barrier)),
                  "r"(block)
                  : "memory");

@@ -183,15 +183,18 @@ struct part_shared {
                          stage_bytes = 4 * panel, bytes = stages + 2 * stage_bytes;
 };
 
-/* dS, then P, of all heads and 128 keys. */
+/* dS, then P, of all heads and 128 keys; zeros where a tile of 64 has none of the n. */
 template <int HEADS>
 __device__ __forceinline__ void load_weights(char *to, const tensor_gradients &g, int64_t z,
-                                             int first)
+                                             int first, int n)
 {
-    int64_t at = z * HEADS * g.stride + first;
-    panel_load<HEADS, 16, SPARSE_THREADS>(to, g.ds + at, g.stride, 0, HEADS);
-    panel_load<HEADS, 16, SPARSE_THREADS>(to + 2 * part_shared<HEADS>::panel, g.p + at, g.stride, 0,
-                                          HEADS);
+    constexpr int panel = part_shared<HEADS>::panel;
+#pragma unroll 1 /* for its registers */
+    for (int i = 0; i < PART_KEYS / 64; i++) {
+        int64_t at = z * HEADS * g.stride + first + 64 * i, end = first + 64 * i < n ? HEADS : 0;
+        panel_load<HEADS, 8, SPARSE_THREADS>(to + i * panel, g.ds + at, g.stride, 0, end);
+        panel_load<HEADS, 8, SPARSE_THREADS>(to + (2 + i) * panel, g.p + at, g.stride, 0, end);
+    }
     copy_async_commit();
 }
 
@@ -227,7 +230,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, HEADS == 64 ? 2 : 1)
                      has_rope ? x.q.b_stride : SPARSE_LATENT, true, t, x.n_heads);
     load_part<HEADS>(memory + layout::d_o, d_o, SPARSE_LATENT, has_rope ? d_o : d_o + 128,
                      SPARSE_LATENT, !has_rope, t, x.n_heads);
-    load_weights<HEADS>(stages, g, z, 0);
+    load_weights<HEADS>(stages, g, z, 0, n);
     uint64_t q_low = panel_by_columns(memory, layout::panel);
     uint64_t q_high = panel_by_columns(memory + 2 * layout::panel, layout::panel);
     uint64_t o_low = panel_by_columns(memory + layout::d_o, layout::panel);
@@ -235,7 +238,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, HEADS == 64 ? 2 : 1)
     for (int first = 0, step = 0; first < n; first += PART_KEYS, step++) {
         if (first + PART_KEYS < n) {
             load_weights<HEADS>(stages + (step + 1) % 2 * layout::stage_bytes, g, z,
-                                first + PART_KEYS);
+                                first + PART_KEYS, n);
             copy_async_wait<1>();
         } else {
             copy_async_wait<0>();

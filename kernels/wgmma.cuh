@@ -14,7 +14,6 @@
 
 #include "kernels/cuda_elem.cuh"
 
-#define PANEL_COLUMNS   64
 #define PANEL_ROW_BYTES 128
 
 /* Where 16-byte chunk `chunk` of row `row` lies, chunks counted over neighbouring panels of n_rows

@@ -142,7 +142,7 @@ def fixtures_step(o):
 
 
 def nccl_step(o):
-    ways = [["1"]] if o.rehearse else [["--gpus", "1", "nccl"], ["--gpus", "1", "host"]]
+    ways = [["--ms", "5", "1"]] if o.rehearse else [["--gpus", "1", "nccl"], ["--gpus", "1", "host"]]
     tasks = [Task(" ".join(way), [[os.path.join(TESTS, "bench_coll"), *way]], 8) for way in ways]
     return Step("nccl", "all collectives of one rank", tasks, exit_code)
 

@@ -362,23 +362,70 @@ def phases(rows):
 
 
 def whole_step(o):
-    """step time and tokens/s of the 921 M model on 1 .. N GPUs, bf16, and on N in other ways"""
-    said, counts = [], [n for n in (1, 2, 4, 8) if n <= o.gpus]
-    ways = (("", ()), (" without overlap", ("parallel.overlap=false",)),
-            (" with registered buffers", ("parallel.register_buffers=true",)))
-    with GpuCluster(o, o.gpus) as c:
+    """step time and tokens/s of the 921 M model on 1 .. N ranks, bf16, and on N in other ways"""
+    said, counts = [], [n for n in (1, 2, 4, 8) if n <= o.ranks]
+    one, many = ("GPU", "GPUs") if o.trainers_per_gpu == 1 else ("rank", "ranks")
+    ways = [("", ()), (" without overlap", ("parallel.overlap=false",))]
+    if o.trainers_per_gpu == 1:  # through NCCL
+        ways.append((" with registered buffers", ("parallel.register_buffers=true",)))
+    with GpuCluster(o) as c:
         sequence = write_big(c, o)
         cases = [(n, *ways[0]) for n in counts]
-        cases += [(counts[-1], *way) for way in ways[1:] if o.gpus > 1]
+        cases += [(counts[-1], *way) for way in ways[1:] if o.ranks > 1]
         for n, way, settings in cases:
             rows = run_big(c, o, sequence, n, *settings)
-            said.append(f"{n} GPU{'s' if n > 1 else ''}{way}: "
+            said.append(f"{n} {many if n > 1 else one}{way}: "
                         f"{4 * n * sequence / speed(rows) * 1e3:.1f} ms, "
-                        f"{speed(rows):.0f} tokens/s, "
-                        f"{max(r['memory_bytes'] for r in rows) / 2**30:.1f} GiB a rank")
-            o.tables.append(said[-1] + "; ms by phase: " +
-                            ", ".join(f"{k} {v:.1f}" for k, v in phases(rows).items()))
+                        f"{speed(rows):.0f} tokens/s, {taken(rows)} GiB a rank")
+            o.tables.append(said[-1] + "; " + spent(rows))
     return "; ".join(said)
+
+
+def taken(rows):
+    """GiB: what the largest rank took at most, and its plan."""
+    most, plan = (max(r[k] for r in rows) / 2**30
+                  for k in ("memory_bytes", "memory_planned_bytes"))
+    return f"{most:.2f} of {plan:.2f}"
+
+
+def spent(rows):
+    return "ms by phase: " + ", ".join(f"{k} {v:.1f}" for k, v in phases(rows).items() if v >= 0.05)
+
+
+def memory(o):
+    """what a rank takes of a GPU, and its plan, by model, ranks and what is made again"""
+    ratios = []
+
+    def row(name, rows):
+        ratios.append(max(r["memory_bytes"] for r in rows)
+                      / max(r["memory_planned_bytes"] for r in rows))
+        o.tables.append(f"memory, {name:20} {taken(rows)} GiB taken of planned: {ratios[-1]:.3f}")
+
+    with GpuCluster(o) as c:
+        sequence = write_big(c, o)
+        for n in sorted({1, o.ranks}):
+            for how in ("off", "selective", "full"):
+                row(f"921m {n} {how}", run_big(
+                    c, o, sequence, n, f"parallel.activation_checkpointing={how}", last=12))
+        for name in ("kimi-k3-tiny", "kimi-linear-tiny", "deepseek-v3-tiny", "deepseek-v32-tiny"):
+            for n in sorted({1, o.ranks}):
+                row(f"{name} {n}", run_small(c, name, n))
+    return f"taken of planned: {min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} runs"
+
+
+def run_small(c, name, n):
+    """The metrics of a few steps of a reference model."""
+    target = os.path.join(c.folder, name)
+    if not os.path.isdir(target):
+        os.makedirs(target)
+        for file in ("config.json", "model.safetensors"):
+            source = os.path.join(SHARED, "oracle", name, file)
+            if os.path.exists(source):
+                shutil.copy(source, target)
+    job = c.submit(c.job(name=f"{name}-{n}", steps=8, **degrees(n)), "--set",
+                   f"model.path={name}", "--set", "moe.bias_update=off", *GENTLE)
+    c.wait(job, "DONE", 60)
+    return c.metrics(job)
 
 
 def routing(o):
@@ -393,8 +440,7 @@ def routing(o):
         for name, last, settings in cases:
             rows = run_big(c, o, sequence, o.ranks, *settings, last=last)
             found[name] = speed(rows)
-            o.tables.append(f"{name}: {found[name]:.0f} tokens/s; ms by phase: "
-                            + ", ".join(f"{k} {v:.1f}" for k, v in phases(rows).items()))
+            o.tables.append(f"{name}: {found[name]:.0f} tokens/s; {spent(rows)}")
     return ", ".join(f"{name} {found[name] / found['forced balance']:.3f}"
                      for name in ("real routing", "without moves"))
 
@@ -409,8 +455,8 @@ def hierarchy(o):
         for mode in ("false", "true"):
             found[mode] = run_big(c, o, sequence, o.ranks,
                                   f"parallel.hierarchical_all_to_all={mode}")
-            o.tables.append(f"hierarchical {mode}: {speed(found[mode]):.0f} tokens/s; ms by phase: "
-                            + ", ".join(f"{k} {v:.1f}" for k, v in phases(found[mode]).items()))
+            o.tables.append(f"hierarchical {mode}: {speed(found[mode]):.0f} tokens/s; "
+                            + spent(found[mode]))
     apart = worst(*([r["loss"] for r in found[m]] for m in ("false", "true")))
     expect(apart <= 1e-4, f"losses are {apart:.1e} apart")
     return (f"{speed(found['true']) / speed(found['false']):.3f} of flat's tokens/s as 2 nodes, "
@@ -439,7 +485,7 @@ STEPS = [  # name, what is called, seconds at most
     ("programs", programs, 40), ("collectives", collectives, 100), ("example", example, 110),
     ("kill_worker", kill_worker, 150), ("migrate", migrate, 130), ("invariance", invariance, 130),
     ("whole_step", whole_step, 270), ("routing", routing, 110), ("hierarchy", hierarchy, 90),
-    ("pause", pause, 90),
+    ("pause", pause, 90), ("memory", memory, 200),
 ]
 
 
@@ -523,9 +569,9 @@ def main():
                 result, said, took = "LEFT OUT", "no time was left", 0.0
             else:
                 result, said, took = run_step(call, o, min(seconds, left), log)
-            first = said.splitlines()[0] if said else ""
+            first = " | ".join(filter(None, map(str.strip, said.splitlines())))[:500]
             lines.append((step, result, took, first))
-            print(f"{step:12} {result:8} {took:6.1f} s  {first[:300]}", flush=True)
+            print(f"{step:12} {result:8} {took:6.1f} s  {first}", flush=True)
         table = [f"{'STEP':12} {'RESULT':8} {'TIME':>8}  WHAT"]
         table += [f"{s:12} {r:8} {t:6.1f} s  {w}" for s, r, t, w in lines]
         text = "\n".join(["", *o.tables, *table])
