@@ -1,6 +1,7 @@
 /* test_trainer.c - a run as its daemon sees it: learns, stops, resumes, survives, fails */
 #include "tests/patience.h"
 #include "tests/trial.h"
+#include "worker/bad.h"
 
 #include <float.h>
 
@@ -263,9 +264,9 @@ static void a_nan_is_named_by_the_first_layer_that_has_it(void **state)
     static const struct {
         const char *layer, *down, *text;
     } rows[] = {
-        {"layers.0", "mlp.down_proj.weight", "first in the output of layer 0 (kda)"},
+        {"layers.0", "mlp.down_proj.weight", "first in the output of layer 0 (kda+dense)"},
         {"layers.2", "block_sparse_moe.shared_experts.down_proj.weight",
-         "first in the output of layer 2 (mla)"},
+         "first in the output of layer 2 (mla+moe)"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct trial t;
@@ -286,6 +287,31 @@ static void a_nan_is_named_by_the_first_layer_that_has_it(void **state)
             if (!strstr(t.text[r], rows[i].text))
                 fail_msg("%s: '%s'", rows[i].layer, t.text[r]);
     }
+}
+
+/* In the words of `ballast adapt`. */
+static void a_layer_is_called_by_its_kinds(void **state)
+{
+    (void)state;
+    static const struct {
+        struct layer_spec layer;
+        uint32_t index_top_k;
+        const char *text;
+    } rows[] = {
+        {{ATTENTION_KDA, MLP_DENSE}, 0, "(kda+dense)"},
+        {{ATTENTION_KDA, MLP_MOE}, 64, "(kda+moe)"},
+        {{ATTENTION_MLA, MLP_MOE}, 0, "(mla+moe)"},
+        {{ATTENTION_MLA, MLP_DENSE}, 64, "(mla_sparse+dense)"},
+    };
+    struct run *run = xcalloc(1, sizeof *run);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[BAD_TEXT_BYTES];
+        run->model_spec.n_layers = 2;
+        run->model_spec.layers[1] = rows[i].layer;
+        run->model_spec.index_top_k = rows[i].index_top_k;
+        assert_non_null(strstr(bad_text(run, &(struct bad){2, -1}, text), rows[i].text));
+    }
+    free(run);
 }
 
 /* One rank of two has a loss that is not a number, once: all pass over the batch. */
@@ -495,6 +521,7 @@ int main(void)
         CASE(half_a_model_is_not_begun_anew),
         CASE(a_nan_does_what_the_job_says),
         CASE(a_nan_is_named_by_the_first_layer_that_has_it),
+        CASE(a_layer_is_called_by_its_kinds),
         CASE(a_nan_of_one_rank_costs_a_batch),
         CASE(weights_that_part_are_noticed),
         CASE(a_rank_that_skips_a_collective_is_named),

@@ -44,9 +44,16 @@ int bad_find(struct run *run, uint64_t n_micro, struct bad *out, struct err *err
     return 0;
 }
 
-static const char *kind_of(const struct model_spec *m, int64_t layer)
+/* As `ballast adapt` calls it. */
+static const char *attention_of(const struct model_spec *m, int64_t layer)
 {
-    return m->layers[layer].attention == ATTENTION_KDA ? "kda" : "mla";
+    return m->layers[layer].attention == ATTENTION_KDA ? "kda"
+         : m->index_top_k ? "mla_sparse" : "mla";
+}
+
+static const char *mlp_of(const struct model_spec *m, int64_t layer)
+{
+    return m->layers[layer].mlp == MLP_MOE ? "moe" : "dense";
 }
 
 const char *bad_text(const struct run *run, const struct bad *bad, char out_text[BAD_TEXT_BYTES])
@@ -56,8 +63,8 @@ const char *bad_text(const struct run *run, const struct bad *bad, char out_text
     if (bad->output == 0)
         snprintf(out_text, BAD_TEXT_BYTES, "first in the embedding's output");
     else if (bad->output > 0 && l < n_layers)
-        snprintf(out_text, BAD_TEXT_BYTES, "first in the output of layer %lld (%s)", (long long)l,
-                 kind_of(&run->model_spec, l));
+        snprintf(out_text, BAD_TEXT_BYTES, "first in the output of layer %lld (%s+%s)",
+                 (long long)l, attention_of(&run->model_spec, l), mlp_of(&run->model_spec, l));
     else if (bad->output > 0)
         snprintf(out_text, BAD_TEXT_BYTES, "first in the loss, behind layers that are finite");
     else if (tensor)

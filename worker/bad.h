@@ -17,7 +17,7 @@ struct bad {
  * Collective. */
 int bad_find(struct run *run, uint64_t n_micro, struct bad *out, struct err *err);
 
-/* "the output of layer 3 (mla)"; lives until the next call with the same buffer. */
+/* "the output of layer 3 (mla+moe)"; lives until the next call with the same buffer. */
 #define BAD_TEXT_BYTES 320
 const char *bad_text(const struct run *run, const struct bad *bad, char out_text[BAD_TEXT_BYTES]);
 
