@@ -43,7 +43,7 @@ static bool is_refused(const Ballast__JobSpec *spec, const char *key)
 {
     struct problems problems = {0};
     bool refused = false;
-    job_spec_check_together(spec, &problems);
+    job_spec_check_together(spec, JOB_EXPERTS_UNKNOWN, &problems);
     for (size_t i = 0; i < problems.n; i++)
         refused |= !strcmp(problems.items[i].key, key);
     problems_fini(&problems);

@@ -5,7 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/hf_config.h"
 #include "common/mem.h"
+
+/* Of the job's model; a folder that cannot be read yet is told about later. */
+static uint32_t experts_of(const Ballast__JobSpec *spec)
+{
+    struct model_spec *model = xcalloc(1, sizeof *model);
+    bool is_known = hf_config_read(spec->model_path, model, NULL) == 0;
+    uint32_t n = is_known ? model->n_experts : JOB_EXPERTS_UNKNOWN;
+    free(model);
+    return n;
+}
 
 /* Puts the problems of c and, if there are none, those of the whole job into out; each of the
  * latter gets the place where its key was written. */
@@ -18,7 +29,7 @@ static int finish(struct conf *c, const Ballast__JobSpec *spec, struct problems 
         c->problems = (struct problems){0};
         return rc;
     }
-    rc = job_spec_check_together(spec, &together);
+    rc = job_spec_check_together(spec, experts_of(spec), &together);
     for (size_t i = 0; i < together.n; i++) {
         struct problem *p = &together.items[i];
         free(p->where);

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/job_degrees.h"
+
 #define SEGMENT_MULTIPLE 64u /* tokens of a block inside of ops */
 #define AT(member)   .offset = offsetof(Ballast__JobSpec, member)
 #define LIST(member) AT(member), .count_offset = offsetof(Ballast__JobSpec, n_##member)
@@ -268,38 +270,6 @@ void job_spec_print_unsupported(FILE *out)
 
 /* ---- what keys mean together ---------------------------------------------------------------- */
 
-static void check_divides(const char *key, uint32_t degree, uint32_t n, const char *what,
-                          struct problems *out)
-{
-    char allowed[LAYOUT_DEGREES_TEXT_MAX];
-    layout_degrees_text(n, 0, degree, allowed);
-    if (n % degree != 0)
-        problems_add(out, NULL, key, "%" PRIu32 " does not divide the %" PRIu32 " %s, allowed %s",
-                     degree, n, what, allowed);
-}
-
-static void check_degrees(const Ballast__JobSpec *s, struct problems *out)
-{
-    uint32_t workers = s->parallel_workers, ep = s->parallel_expert_parallel_degree;
-    uint32_t shard = s->parallel_expert_shard_degree;
-    check_divides("parallel.fsdp_shard_degree", s->parallel_fsdp_shard_degree, workers,
-                  "workers", out);
-    check_divides("parallel.expert_parallel_degree", ep, workers, "workers", out);
-    if (workers % ep == 0 && shard)
-        check_divides("parallel.expert_shard_degree", shard, workers / ep,
-                      workers / ep == 1 ? "worker that holds an expert"
-                                        : "workers that hold the same experts", out);
-
-    uint64_t pass = (uint64_t)workers * s->train_micro_batch;
-    uint64_t below = s->train_global_batch / pass * pass;
-    if (s->train_global_batch % pass != 0)
-        problems_add(out, NULL, "train.global_batch",
-                     "%" PRIu32 " is not a multiple of micro_batch x workers = %" PRIu32
-                     " x %" PRIu32 " = %" PRIu64 "; the nearest is %" PRIu64,
-                     s->train_global_batch, s->train_micro_batch, workers, pass,
-                     below ? below : pass);
-}
-
 static void check_schedule(const Ballast__JobSpec *s, struct problems *out)
 {
     if (s->schedule_warmup_steps >= s->train_steps)
@@ -408,11 +378,12 @@ static void check_paths(const Ballast__JobSpec *s, struct problems *out)
                   out);
 }
 
-int job_spec_check_together(const Ballast__JobSpec *spec, struct problems *out)
+int job_spec_check_together(const Ballast__JobSpec *spec, uint32_t n_experts,
+                            struct problems *out)
 {
     size_t before = out->n_total;
     check_supported(spec, out);
-    check_degrees(spec, out);
+    job_degrees_check(spec, n_experts, out);
     check_schedule(spec, out);
     check_indexer(spec, out);
     check_lora(spec, out);
@@ -427,7 +398,7 @@ int job_spec_check(const Ballast__JobSpec *spec, struct problems *out)
     fields_check(&job_spec_table, spec, out);
     if (out->n_total > before)
         return -EINVAL; /* what they mean together needs each of them in its range */
-    return job_spec_check_together(spec, out);
+    return job_spec_check_together(spec, JOB_EXPERTS_UNKNOWN, out);
 }
 
 struct layout_degrees job_spec_degrees(const Ballast__JobSpec *spec)

@@ -16,8 +16,11 @@ extern const struct field_table job_spec_table;
  * the wire (fixed by unpack) and from a file alike; strings may be NULL or empty where optional. */
 int job_spec_check(const Ballast__JobSpec *spec, struct problems *out);
 
-/* The second half of it, for a spec whose fields were checked while they were read. */
-int job_spec_check_together(const Ballast__JobSpec *spec, struct problems *out);
+/* The second half of it, for a spec whose fields were checked while they were read. n_experts: of
+ * the model, 0 for a dense one. */
+#define JOB_EXPERTS_UNKNOWN UINT32_MAX
+int job_spec_check_together(const Ballast__JobSpec *spec, uint32_t n_experts,
+                            struct problems *out);
 
 /* What this version cannot run yet, as rows of markdown: key, what it runs. */
 void job_spec_print_unsupported(FILE *out);

@@ -326,7 +326,8 @@ static void wrong_job_files_contact_nobody(void **state)
     check("submit job.yaml --set parallel.workers=3", 2, "", "is not a multiple of");
     check("submit job.yaml --set parallel.workers=3 --set parallel.expert_parallel_degree=3 "
           "--set train.global_batch=33", 2, "",
-          "--set: key 'parallel.expert_parallel_degree': expert_parallel_degree 3 does not divide");
+          "--set: key 'parallel.expert_parallel_degree': 3 does not divide the 3 workers "
+          "and the model's 8 experts, allowed 1\n");
     check("submit job.yaml --dry-run", 0, "MEMORY PER RANK", "nothing was submitted");
     check("submit job.yaml --dry-run", 0, "EXPERTS OF A LAYER", NULL);
     check("submit job.yaml --dry-run --cluster nowhere.yaml", 2, "", "nowhere.yaml");

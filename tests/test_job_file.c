@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "proto/job_degrees.h"
 #include "proto/job_file.h"
 
 static const char base[] =
@@ -198,7 +199,7 @@ static const struct { const char *shows, *sets[4], *said; } rows[] = {
      "allowed 1, 2, 4"},
     {"experts too", {"parallel.workers=4", "parallel.expert_parallel_degree=8"},
      "--set: key 'parallel.expert_parallel_degree': 8 does not divide the 4 workers, "
-     "allowed 1, 2, 4"},
+     "allowed 1, 2, 4; or parallel.workers: 8"},
     {"a batch that cannot be cut", {"parallel.workers=4", "train.micro_batch=3"},
      "job.yaml: key 'train.global_batch': 32 is not a multiple of micro_batch x workers = "
      "3 x 4 = 12; the nearest is 24"},
@@ -315,6 +316,62 @@ static void the_committed_page_is_the_tables(void **state)
     free(path);
 }
 
+/* Degrees that are right one by one, but not together, are no help. */
+static void whole_layouts_are_told(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *shows;
+        uint32_t workers, fsdp, ep, shard, batch, n_experts;
+        const char *said;
+    } layouts[] = {
+        {"all fit", 6, 3, 2, 3, 12, 16, ""},
+        {"nothing is known of the experts", 6, 1, 4, 0, 24, JOB_EXPERTS_UNKNOWN,
+         "key 'parallel.expert_parallel_degree': 4 does not divide the 6 workers, allowed 1, 2, 3, "
+         "6; or parallel.workers: 4 or 8"},
+        {"6 divides the workers, but no 16 experts", 6, 1, 4, 0, 24, 16,
+         "key 'parallel.expert_parallel_degree': 4 does not divide the 6 workers and the model's "
+         "16 experts, allowed 1, 2; or parallel.workers: 4 or 8"},
+        {"no number of workers helps where experts do not divide", 6, 1, 3, 0, 24, 16,
+         "key 'parallel.expert_parallel_degree': 3 does not divide the 6 workers and the model's "
+         "16 experts, allowed 1, 2"},
+        {"8 workers cannot share the batch", 6, 1, 4, 0, 12, 16,
+         "key 'parallel.expert_parallel_degree': 4 does not divide the 6 workers and the model's "
+         "16 experts, allowed 1, 2; or parallel.workers: 4 or 12"},
+        {"two that are wrong", 6, 4, 4, 0, 24, 16,
+         "key 'parallel.fsdp_shard_degree': 4 does not divide the 6 workers, allowed 1, 2, 3, 6\n"
+         "key 'parallel.expert_parallel_degree': 4 does not divide the 6 workers and the model's "
+         "16 experts, allowed 1, 2; together: fsdp_shard_degree 3, expert_parallel_degree 2; or "
+         "parallel.workers: 4 or 8"},
+        {"a shard degree follows the expert degree", 12, 1, 8, 2, 48, 16,
+         "key 'parallel.expert_parallel_degree': 8 does not divide the 12 workers and the model's "
+         "16 experts, allowed 1, 2, 4; together: expert_parallel_degree 4, expert_shard_degree 1; "
+         "or parallel.workers: 16"},
+        {"one worker for each expert", 4, 1, 4, 2, 8, 16,
+         "key 'parallel.expert_shard_degree': 2 does not divide the 1 worker that holds an expert, "
+         "allowed 1; or parallel.workers: 8"},
+        {"a dense model", 4, 1, 2, 0, 8, 0,
+         "key 'parallel.expert_parallel_degree': 2, but the model has no experts, allowed 1"},
+    };
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        Ballast__JobSpec spec = BALLAST__JOB_SPEC__INIT;
+        struct problems p = {0};
+        spec.parallel_workers = layouts[i].workers;
+        spec.parallel_fsdp_shard_degree = layouts[i].fsdp;
+        spec.parallel_expert_parallel_degree = layouts[i].ep;
+        spec.parallel_expert_shard_degree = layouts[i].shard;
+        spec.train_global_batch = layouts[i].batch;
+        spec.train_micro_batch = 1;
+        job_degrees_check(&spec, layouts[i].n_experts, &p);
+        char *said = problems_text(&p);
+        if (strcmp(said, layouts[i].said) != 0)
+            fail_msg("%s:\n  said     %s\n  expected %s", layouts[i].shows, said,
+                     layouts[i].said);
+        free(said);
+        problems_fini(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,6 +382,7 @@ int main(void)
         cmocka_unit_test(what_is_written_reads_back),
         cmocka_unit_test(the_committed_page_is_the_tables),
         cmocka_unit_test(what_keys_mean_together_is_checked),
+        cmocka_unit_test(whole_layouts_are_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
