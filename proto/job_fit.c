@@ -1,8 +1,9 @@
 /* job_fit.c - tries the settings that change memory but not what is trained, cheapest first
  *
  * A change's cost is a guess at the part of the speed that it takes: recomputing a third of the
- * work, a finer cut more traffic, smaller passes worse products. Sets are tried in all
- * combinations; one is not worth telling where some of its changes are enough and cost no more. */
+ * work, a finer cut more traffic, smaller passes worse products; layers in segments, too, where
+ * those have few rows. Sets are tried in all combinations; one is not worth telling where some of
+ * its changes are enough and cost no more. */
 #include "proto/job_fit.h"
 
 #include <inttypes.h>
@@ -18,16 +19,20 @@
 #define COST_PASS      0.10 /* each halving of the micro-batch */
 #define COST_SPARE     0.02
 #define COST_BLOCKING  0.10 /* 0.03 to 0.21 on two cores */
+#define COST_SEGMENTS  0.03
+#define COST_ROWS      256.0 /* over the tokens of a segment */
+#define SEGMENT_MIN    512u
 #define COST_WORKERS   1.0  /* each doubling: it takes more machines */
 
 enum { RECOMPUTE = 1, FSDP = 2, EP = 4, MICRO = 8, SPARE = 16, WORKERS = 32, BLOCKING = 64,
-       N_MASKS = 128 };
+       SEGMENTS = 128, N_MASKS = 256 };
 
 struct set {
     unsigned changed;
     double   cost;
     uint64_t bytes;
     uint32_t workers, fsdp, ep, micro;
+    uint32_t segment; /* tokens; 0: as it is */
     enum recompute recompute;
 };
 
@@ -37,6 +42,7 @@ struct search {
     struct memory_input in;       /* of it */
     uint64_t most_bytes;
     uint32_t node_ranks;          /* 0: all are on one node, or it does not matter */
+    bool     may_cut;             /* layers may take a pass in segments */
     struct set cheapest[N_MASKS]; /* by the keys that are changed; changed 0: none fits */
     struct set best[N_BEST];
     uint32_t n_best;
@@ -93,6 +99,30 @@ static uint32_t nodes_of(uint32_t ep, uint32_t node_ranks)
     return (ep + node_ranks - 1) / node_ranks + !is_even;
 }
 
+static bool fits_in(const struct search *s, struct memory_input in, uint32_t segment,
+                    uint64_t *out_bytes)
+{
+    in.segment_tokens = segment;
+    *out_bytes = memory_model(&in).total;
+    return *out_bytes <= s->most_bytes;
+}
+
+/* The longest segments with which a set fits that does not without. */
+static void try_segments(struct search *s, struct set x, struct memory_input in)
+{
+    uint64_t now = memory_tokens_at_once(&in);
+    if (!s->may_cut || x.recompute != RECOMPUTE_FULL || now <= SEGMENT_MIN ||
+        !fits_in(s, in, SEGMENT_MIN, &x.bytes))
+        return;
+    for (x.segment = 1u << 31; x.segment >= now;)
+        x.segment /= 2;
+    while (!fits_in(s, in, x.segment, &x.bytes))
+        x.segment /= 2;
+    x.changed |= SEGMENTS;
+    x.cost += COST_SEGMENTS + COST_ROWS / x.segment;
+    keep(s, &x);
+}
+
 static void try_set(struct search *s, struct set x)
 {
     Ballast__JobSpec spec = *s->spec;
@@ -100,7 +130,7 @@ static void try_set(struct search *s, struct set x)
     struct layout layout;
     struct err err;
     uint64_t pass = (uint64_t)x.workers * x.micro;
-    if (!x.changed || spec.train_global_batch % pass != 0)
+    if (spec.train_global_batch % pass != 0)
         return;
     spec.parallel_workers = x.workers;
     spec.parallel_fsdp_shard_degree = x.fsdp;
@@ -117,7 +147,9 @@ static void try_set(struct search *s, struct set x)
     if (s->node_ranks)
         in.n_nodes = nodes_of(x.ep, s->node_ranks);
     x.bytes = memory_model(&in).total;
-    if (x.bytes <= s->most_bytes)
+    if (x.bytes > s->most_bytes)
+        try_segments(s, x, in);
+    else if (x.changed)
         keep(s, &x);
     layout_fini(&layout);
 }
@@ -214,10 +246,33 @@ static void add_set(char *text, const struct set *x)
         add(text, "%sparallel.overlap: false", has_one ? ", " : "");
         has_one = true;
     }
+    if (x->changed & SEGMENTS)
+        add_key(text, &has_one, "parallel.segment_tokens", x->segment);
     if (x->changed & RECOMPUTE)
         add(text, "%sparallel.activation_checkpointing: %s", has_one ? ", " : "",
             recompute_words[x->recompute]);
     add(text, " (%" PRIu64 " MiB a rank)", x->bytes >> 20);
+}
+
+/* Where capacities or the balance loss are of a segment, it would be another training. */
+static bool may_cut(const Ballast__JobSpec *spec, const struct model_spec *model,
+                    const struct job_machine *on)
+{
+    Ballast__JobSpec cut = *spec;
+    struct problems problems = {0};
+    struct tensor_map map;
+    struct memory_input in;
+    const char *key;
+    cut.parallel_segment_tokens = SEGMENT_MIN;
+    cut.parallel_activation_checkpointing = (char *)recompute_words[RECOMPUTE_FULL];
+    bool is_same = spec->moe_capacity_factor <= 0 &&
+                   !(spec->moe_aux_loss > 0 && !strcmp(spec->moe_aux_scope, "micro_batch"));
+    bool may = is_same && job_spec_check_together(&cut, JOB_EXPERTS_UNKNOWN, &problems) == 0 &&
+               job_memory_input(&cut, model, on, &map, &in, &key, NULL) == 0;
+    if (may)
+        tensor_map_fini(&map);
+    problems_fini(&problems);
+    return may;
 }
 
 void job_fit_text(const Ballast__JobSpec *spec, const struct model_spec *model,
@@ -230,6 +285,7 @@ void job_fit_text(const Ballast__JobSpec *spec, const struct model_spec *model,
     struct tensor_map map;
     const char *key;
     if (job_memory_input(spec, model, on, &map, &s.in, &key, NULL) == 0) {
+        s.may_cut = may_cut(spec, model, on);
         try_all(&s);
         choose(&s);
         tensor_map_fini(&map);

@@ -4,7 +4,7 @@
 
 #include "proto/job_memory.h"
 
-#define JOB_FIT_TEXT_MAX 640
+#define JOB_FIT_TEXT_MAX 960
 
 /* The three cheapest sets of changes with which the plan's total is at most most_bytes, each with
  * the bytes of a rank then: "any of these fits: parallel.activation_checkpointing: full (812 MiB);

@@ -347,7 +347,7 @@ static void wrong_job_files_contact_nobody(void **state)
           "100 does not divide the 1024 workers, allowed ..., 64, 128, ...\n");
     check("submit job.yaml --dry-run --set parallel.workers=4 --set train.global_batch=64 "
           "--set parallel.expert_parallel_degree=2 --set parallel.expert_shard_degree=4", 2, "",
-          "4 does not divide the 2 workers that hold the same experts, allowed 1, 2\n");
+          "4 does not divide the 2 workers that hold the same experts, allowed 1, 2; or parallel.workers: 8\n");
     write_file("small.yaml", "name: small\ngpu_memory: 2MB\n");
     check("submit job.yaml --dry-run --cluster small.yaml", 6,
           "which a GPU of small does not have; into its 1.91 MiB ", "nothing was submitted");

@@ -146,11 +146,67 @@ static void no_more_workers_than_it_takes(void **state)
     }
 }
 
+/* Layers in segments, where that is allowed and the training stays what it is. */
+static void segments_are_proposed_where_they_may_be(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *shows;
+        bool has_indexer, has_kda_only;
+        const char *more; /* of the job */
+        bool proposed;
+    } cuts[] = {
+        {"attention over all keys needs them at once", false, false, "", false},
+        {"an indexer chooses them", true, false, "", true},
+        {"no attention but KDA", false, true, "", true},
+        {"capacities would be of a segment", true, false, ", capacity_factor: 1.5", false},
+        {"the balance loss, too", true, false, ", aux_loss: 0.01, aux_scope: micro_batch", false},
+        {"which is of documents", true, false, ", aux_loss: 0.01, aux_scope: sequence", false},
+    };
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+        struct model_spec m = model();
+        struct problems problems = {0};
+        Ballast__JobSpec *spec = NULL;
+        char text[JOB_FIT_TEXT_MAX];
+        if (cuts[i].has_kda_only)
+            m.layers[3].attention = ATTENTION_KDA;
+        if (cuts[i].has_indexer) {
+            m.index_heads = 4;
+            m.index_head_dim = 32;
+            m.index_top_k = 64;
+            m.index_norm_eps = 1e-6f;
+        }
+        snprintf(text, sizeof text, "name: a\nmodel: {path: m}\ndata: {train: [t], "
+                 "sequence_length: 16384}\ntrain: {steps: 9, global_batch: 4}\nparallel: "
+                 "{workers: 4, fsdp_shard_degree: 4, expert_parallel_degree: 4, "
+                 "activation_checkpointing: full, overlap: false}\ncheckpoint: {path: c}\n"
+                 "rebalance: {spare_slots_per_rank: 0}\n"
+                 "moe: {bias_update: off%s}\n", cuts[i].more);
+        assert_int_equal(job_file_read_text("a", "/", text, strlen(text), &spec, &problems), 0);
+        uint64_t most = needs(spec, &m) * 17 / 20;
+        job_fit_text(spec, &m, NULL, most, text);
+        const char *at = strstr(text, "parallel.segment_tokens: ");
+        if (!at != !cuts[i].proposed)
+            fail_msg("%s: %s", cuts[i].shows, text);
+        if (at) { /* which is true, and the next longer one would not do */
+            uint32_t n = (uint32_t)strtoul(at + 25, NULL, 10);
+            if (strncmp(at - 6, "fits: ", 6) || n < 512 || n >= 16384)
+                fail_msg("%s: %s", cuts[i].shows, text);
+            spec->parallel_segment_tokens = n;
+            assert_true(needs(spec, &m) <= most);
+            spec->parallel_segment_tokens = 2 * n;
+            assert_true(needs(spec, &m) > most);
+        }
+        job_file_free(spec);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cheapest_changes_that_fit_are_named),
         cmocka_unit_test(no_more_workers_than_it_takes),
+        cmocka_unit_test(segments_are_proposed_where_they_may_be),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
