@@ -157,9 +157,18 @@ const struct json *json_at(const struct json *array, size_t i)
     return (const struct json *)json_object_array_get_idx(in(array), i);
 }
 
+static _Thread_local struct json *noted; /* keys that were asked for */
+
+void json_note_keys(struct json *set)
+{
+    noted = set;
+}
+
 const struct json *json_get(const struct json *object, const char *key)
 {
     struct json_object *value = NULL;
+    if (noted)
+        json_put(noted, key, json_new_bool(true));
     if (json_kind_of(object) != JSON_OBJECT)
         return NULL;
     json_object_object_get_ex(in(object), key, &value);

@@ -30,6 +30,9 @@ enum json_kind json_kind_of(const struct json *v);
 size_t json_count(const struct json *v); /* elements of an array or object, else 0 */
 const struct json *json_at(const struct json *array, size_t i);
 const struct json *json_get(const struct json *object, const char *key);
+/* From now on the keys that this thread asks json_get for become members of set, an object that
+ * stays the caller's; NULL: of none any more. */
+void json_note_keys(struct json *set);
 
 /* Members in the file's order: for (struct json_iter i = json_iter(o); json_next(&i);) */
 struct json_iter {

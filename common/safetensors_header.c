@@ -11,6 +11,8 @@
 
 #include "common/json.h"
 
+#define LFS_BEGINS "version https://git-lfs.github.com/spec/"
+
 static const struct { const char *name; uint32_t bits; } dtypes[ST_DTYPES] = {
     [ST_BOOL] = { "BOOL", 8 },
     [ST_F4] = { "F4", 4 },
@@ -219,6 +221,9 @@ int st_read_header(struct safetensors *st, const struct st_file *f, struct err *
         return err_set(err, -EINVAL, "%s: %zu bytes are too few for a safetensors file", f->path,
                        f->n_bytes);
     n = read_le64(f->map);
+    if (f->n_bytes > sizeof LFS_BEGINS && !memcmp(f->map, LFS_BEGINS, sizeof LFS_BEGINS - 1))
+        return err_set(err, -EINVAL, "%s: a pointer of Git LFS in place of the file; get it with "
+                       "git lfs pull", f->path);
     if (n > SAFETENSORS_HEADER_BYTES_MAX)
         return err_set(err, -EFBIG, "%s: a header of %" PRIu64 " bytes, allowed up to %u; is it a "
                        "safetensors file?", f->path, n, SAFETENSORS_HEADER_BYTES_MAX);

@@ -112,11 +112,18 @@ static void count(struct adapt *a)
     outline_note(a->outline, "totals are those of the tensors, which differ from the keys'");
 }
 
+bool adapt_tensors_refused(const struct adapt *a)
+{
+    return a->tensors.source == TENSORS_SAFETENSORS && (a->check.n_lines || a->check.n_unknown);
+}
+
 static int read_model(struct adapt *a, struct err *err)
 {
     char *config = xasprintf("%s/config.json", a->model_dir);
+    struct json *asked = json_new_object();
     struct err own = {0};
     int rc = check_links(a->model_dir, err);
+    json_note_keys(asked);
     if (rc == 0 && (rc = outline_read(config, &a->outline, &own)) < 0)
         err_set(err, rc, "%s", own.text);
     /* A broken or missing file stays one; keys that do not tell enough may be made up for. */
@@ -131,6 +138,10 @@ static int read_model(struct adapt *a, struct err *err)
         a->runs = hf_config_read(config, a->spec, &own) == 0;
         snprintf(a->why_not, sizeof a->why_not, "%s", own.text);
     }
+    json_note_keys(NULL);
+    if (a->runs) /* else the engine's reader stopped early */
+        a->keys_not_read = adapt_keys_not_read(config, asked);
+    json_destroy(asked);
     free(config);
     return rc;
 }
@@ -230,6 +241,7 @@ static void adapt_free(struct adapt *a)
 {
     tensor_list_fini(&a->tensors);
     fields_fini(&cluster_table, &a->cluster);
+    json_destroy(a->keys_not_read);
     free(a->outline);
     free(a->all);
     free(a->today);
@@ -247,11 +259,15 @@ static int check_shrunk(struct adapt *a, struct adapt_validation *out, struct er
 }
 
 /* Lines to be typed: a folder with spaces or the like is one word all the same. */
-static void tell_next(struct ctl *c)
+static void tell_next(const struct adapt *a, struct ctl *c)
 {
     const char *quote = strspn(c->out, WORD_OF_A_SHELL) == strlen(c->out) ? "" : "'";
-    ctl_hint(c, "  less %s%s/REPORT.md%s\n  ballast submit %s%s/job.yaml%s --dry-run", quote,
-             c->out, quote, quote, c->out, quote);
+    ctl_hint(c, "  less %s%s/REPORT.md%s", quote, c->out, quote);
+    if (a->runs)
+        ctl_hint(c, "  ballast submit %s%s/job.yaml%s --dry-run --cluster %s%s/cluster.yaml%s",
+                 quote, c->out, quote, quote, c->out, quote);
+    else
+        ctl_hint(c, "  less %s%s/operators-missing.md%s", quote, c->out, quote);
 }
 
 int ctl_adapt(struct ctl *c)
@@ -283,7 +299,7 @@ int ctl_adapt(struct ctl *c)
     else if (code == CTL_OK)
         adapt_print(a);
     if (code == CTL_OK && c->out)
-        tell_next(c);
+        tell_next(a, c);
     if (code == CTL_OK && a->validation && !validation.passed)
         code = CTL_FAILED;
     adapt_validation_fini(&validation);

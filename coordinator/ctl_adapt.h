@@ -5,6 +5,7 @@
 #ifndef COORDINATOR_CTL_ADAPT_H
 #define COORDINATOR_CTL_ADAPT_H
 
+#include "common/json.h"
 #include "common/model_spec.h"
 #include "common/outline_check.h"
 #include "coordinator/ctl.h"
@@ -21,6 +22,7 @@ struct adapt {
     const struct ctl *c;
     char   *model_dir, *name; /* absolute; fit for a job's name */
     struct outline *outline;
+    struct json *keys_not_read; /* texts: keys that no reader asks for; NULL: it does not run */
     struct outline_counts counts;  /* of the outline; total and active of the tensors where known */
     struct tensor_list tensors;
     struct outline_check check;
@@ -68,6 +70,11 @@ void adapt_print(const struct adapt *a);
 bool adapt_is_variant(const struct adapt *a, uint32_t i);
 /* What a rank of the cluster computes on: "GPUs" or "CPU ranks". */
 const char *adapt_devices(const struct adapt *a);
+/* Do the folder's tensors differ from what config.json implies, so that a job would refuse them? */
+bool adapt_tensors_refused(const struct adapt *a);
+/* The keys of a config.json that are not in asked, a set of keys (json_note_keys), and are none of
+ * those that every configuration has for other programs. An array of texts, for json_destroy. */
+struct json *adapt_keys_not_read(const char *path, const struct json *asked);
 /* Why nothing fits: "the least is 150.0 GB a GPU". */
 void adapt_shortfall(const struct adapt *a, char out[160]);
 

@@ -197,11 +197,13 @@ struct json *adapt_json(const struct adapt *a)
     struct json *o = json_new_object(), *today = json_new_object();
     json_put(today, "model_runs", json_new_bool(a->runs));
     json_put(today, "reason", a->runs ? NULL : json_new_string(a->why_not));
+    json_put(today, "tensors_refused", json_new_bool(adapt_tensors_refused(a)));
     json_put(today, "plan_fits", json_new_bool(a->today_fits));
     json_put(today, "memory_by_engine", number_or_null(a->today_bytes != 0, a->today_bytes));
     json_put(today, "plan", a->runs ? plan_json(a, adapt_job_plan(a)) : NULL);
     json_put(o, "model", model_json(a));
     json_put(o, "checkpoint", check_json(a));
+    json_put(o, "keys_not_read", json_copy(a->keys_not_read));
     json_put(o, "operators", operators_json(a));
     json_put(o, "plans", plans_json(a));
     json_put(o, "plans_seen", json_new_u64(a->all->n_seen));

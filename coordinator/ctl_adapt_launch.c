@@ -140,6 +140,9 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
     if (!cluster_is_cpu(&a->cluster))
         fprintf(f, "#SBATCH --gpus-per-node=%" PRIu32 "\n", job_gpus(a));
     fprintf(f,
+        "#SBATCH --signal=TERM@120\n"
+        "# Two minutes before its time is over workers write a checkpoint and end; the same sbatch\n"
+        "# again goes on from there. Add --time, --partition and --account as your site wants.\n"
         "# A worker for every task; the coordinator beside the first. Over several machines the\n"
         "# batch job makes keys of its own.\n"
         "#   ROOTS   folders of all nodes that hold model, data and checkpoints, with commas\n"
@@ -155,6 +158,7 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "run=$here/run-$SLURM_JOB_ID\n"
         "mkdir -p \"$run\"\n"
         "state=${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID # of this machine's disk\n"
+        "rm -rf \"$state\" # a job that is queued again goes on from its checkpoint, once\n"
         "address=ipc://$state.sock\n"
         "listen=$address\n"
         "keys=\n"
@@ -196,7 +200,7 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "fi\n"
         "cat >\"$file\" <<YAML\n");
     write_worker_yaml(f, "", "worker-$SLURM_PROCID", "$(hostname)", "$BALLAST_ADDRESS",
-                      "${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID-$SLURM_LOCALID", "$ROOTS",
+                      "${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID-$SLURM_PROCID", "$ROOTS",
                       "$device");
     fprintf(f,
         "$keys\n"
@@ -208,8 +212,15 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "--cpu-bind=none \\\n"
         "    --output=\"$run/worker-%%t.log\" \"$run/worker\" &\n"
         "workers=$!\n"
-        "trap 'kill \"$workers\" \"$coordinator\" 2>/dev/null || true; wait' EXIT\n\n"
-        "ballast submit \"$here/job.yaml\" --follow\n", device_kind(a));
+        "ballast submit \"$here/job.yaml\" --follow &\n"
+        "job=$!\n"
+        "trap 'kill \"$job\" \"$workers\" \"$coordinator\" 2>/dev/null || true; wait' EXIT\n\n"
+        "wait -n \"$workers\" \"$job\"\n"
+        "if kill -0 \"$job\" 2>/dev/null; then\n"
+        "    echo \"$0: all workers have ended before the job; the next run goes on from its "
+        "checkpoint\" >&2\n"
+        "    exit 1\n"
+        "fi\n", device_kind(a));
 }
 
 static void write_k8s_service(const char *label, FILE *f)

@@ -64,6 +64,13 @@ static void print_model(const struct adapt *a)
         printf("  %s\n", a->check.lines[i]);
     for (uint32_t i = 0; i < o->n_notes; i++)
         printf("inferred     %s\n", o->notes[i]);
+    if (json_count(a->keys_not_read))
+        printf("not read     ");
+    for (size_t i = 0; i < json_count(a->keys_not_read); i++)
+        printf("%s%s", i ? ", " : "", json_as_string(json_at(a->keys_not_read, i)));
+    if (json_count(a->keys_not_read))
+        printf(": keys of config.json that are not known here; if one changes what the model "
+               "computes, that is left out\n");
     if (!a->runs)
         printf("not yet      %s\n", a->why_not);
     putchar('\n');
@@ -158,18 +165,31 @@ static void print_fewest(const struct adapt *a)
             printf("fewest       %u %s of %.0f GB do not hold it with %s weights\n", RANKS_MAX,
                    adapt_devices(a), (double)a->cluster.gpu_memory / 1e9, of);
     }
+}
+
+/* The last word: whether a job can be submitted, and which. */
+static void print_today(const struct adapt *a)
+{
     const struct strategy_plan *p = adapt_job_plan(a);
+    const struct plan_choice *c = &p->choice;
+    double gb = (double)(a->today_bytes ? a->today_bytes : p->memory.total) / 1e9;
+    if (!a->runs) {
+        printf("today        nothing: the engine does not train this model; \"not yet\" above says "
+               "what it waits for\n");
+        return;
+    }
     if (a->job.is_lora && a->tensors.source != TENSORS_SAFETENSORS)
         printf("today        the folder holds no weights, which adapters are trained beside\n");
-    if (a->runs && !a->today_fits)
-        printf("today        nothing that the engine runs fits; the least is %.1f GB each\n",
-               (double)(a->today_bytes ? a->today_bytes : p->memory.total) / 1e9);
-    else if (a->runs)
-        printf("today        the engine runs fsdp %" PRIu32 ", experts %" PRIu32 ", %s: %.1f GB "
-               "each, %.0f tokens/s\n", p->choice.fsdp, p->choice.ep,
-               p->choice.is_f32 ? "f32" : "bf16",
-               (double)(a->today_bytes ? a->today_bytes : p->memory.total) / 1e9,
-               p->time.tokens_per_s);
+    if (adapt_tensors_refused(a))
+        printf("today        a job is refused until the tensors are those of config.json: see the "
+               "lines under \"checkpoint\"\n");
+    if (!a->today_fits)
+        printf("today        nothing that the engine runs fits; the least is %.1f GB each\n", gb);
+    else
+        printf("today        the engine runs fsdp %" PRIu32 ", experts %" PRIu32 " x %" PRIu32
+               ", %s%s: %.1f GB each, %.0f tokens/s\n", c->fsdp, c->ep, c->expert_shard,
+               a->job.is_lora ? base_names[c->base] : c->is_f32 ? "f32" : "bf16",
+               a->job.is_lora ? " base" : "", gb, p->time.tokens_per_s);
 }
 
 void adapt_print(const struct adapt *a)
@@ -178,6 +198,7 @@ void adapt_print(const struct adapt *a)
     print_operators(a);
     print_plans(a);
     print_fewest(a);
+    print_today(a);
     if (a->validation)
         adapt_validation_print(a, a->validation);
 }

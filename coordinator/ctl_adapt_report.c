@@ -59,6 +59,10 @@ static void write_check(const struct adapt *a, FILE *f)
         if (k->n_more)
             fprintf(f, "- and %" PRIu32 " more\n", k->n_more);
     }
+    for (size_t i = 0; i < json_count(a->keys_not_read); i++)
+        fprintf(f, "%s- `%s`\n", i ? "" : "\nKeys of `config.json` that are not known here; what "
+                "one changes of what the model computes is left out:\n\n",
+                json_as_string(json_at(a->keys_not_read, i)));
     for (uint32_t i = 0; i < a->outline->n_notes; i++)
         fprintf(f, "%s- %s\n", i ? "" : "\nInferred:\n\n", a->outline->notes[i]);
 }

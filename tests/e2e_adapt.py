@@ -67,6 +67,7 @@ def counts_are_exact():
         d = adapt(os.path.join(CONFIGS, model))
         m = d["model"]
         has_list = tensors != "-"
+        expect(not d["keys_not_read"], f"{model}: not read: {d['keys_not_read']}")
         for key, wanted, got in (
                 ("total", text, m["parameters_total"]), ("active", active, m["parameters_active"]),
                 ("MTP", mtp if has_list else "-", m["parameters_mtp"]),
@@ -226,12 +227,18 @@ def two_machines_meet_with_keys(folder):
                SLURM_SUBMIT_DIR=out,
                DEVICE="cpu", TMPDIR=folder,
                PATH=f"{os.path.join(folder, 'programs')}:{BIN}:{os.environ['PATH']}")
-    done = subprocess.run([os.path.join(out, "launch-slurm.sbatch")], env=env,
-                          capture_output=True, text=True, timeout=300)
+    os.mkdir(os.path.join(folder, "ballast-7"))  # as an earlier run of the same batch job left it
+    write(os.path.join(folder, "ballast-7"), "state.db", "of another job")
+    script = [os.path.join(out, "launch-slurm.sbatch")]
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=300)
     logs = "".join(open(os.path.join(out, "run-7", n)).read()
                    for n in os.listdir(os.path.join(out, "run-7")) if n.endswith(".log"))
     expect(done.returncode == 0, f"the batch job: {done.stdout}{done.stderr}{logs}{text}")
     expect(f"tcp://0.0.0.0:{port}" in logs, f"it listens elsewhere: {logs}")
+    write(os.path.join(folder, "programs"), "srun", "#!/bin/sh\n")
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=300)
+    expect(done.returncode == 1 and "workers have ended before the job" in done.stderr,
+           f"without workers: {done.returncode} {done.stdout}{done.stderr}")
 
 
 def a_small_model_becomes_a_job(folder):
@@ -252,6 +259,27 @@ def a_small_model_becomes_a_job(folder):
     expect(again["plans"] == d["plans"], "cluster.yaml does not read back as it was")
     text = run("adapt", model, "--cluster", os.path.join(out, "cluster.yaml"))
     expect("latent_attention" in text.stdout and "TOKENS/S" in text.stdout, text.stdout)
+
+
+def what_would_go_wrong_is_said(folder):
+    """A key that nobody knows, tensors of another shape, and a last word that is true."""
+    write(folder, "config.json", dict(SMALL, attention_sinks=True, use_cache=False))
+    d = adapt(folder)
+    expect(d["keys_not_read"] == ["attention_sinks"] and d["today"]["model_runs"], d["today"])
+    expect(not d["today"]["tensors_refused"], d["today"])
+    expect("not read     attention_sinks:" in run("adapt", folder).stdout, "the key is not told")
+    header = {"model.norm.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    write(folder, "model.safetensors", shard(header, 4))
+    expect(adapt(folder)["today"]["tensors_refused"], "a job would not take these tensors")
+    last = run("adapt", folder).stdout.split("today")[1]
+    expect("a job is refused" in last, last)
+    os.remove(os.path.join(folder, "model.safetensors"))
+    write(folder, "config.json", dict(SMALL, hidden_act="gelu"))
+    out = os.path.join(folder, "out")
+    done = run("adapt", folder, "--out", out)
+    expect("today        nothing: the engine does not train" in done.stdout, done.stdout)
+    expect("submit" not in done.stderr and "operators-missing.md" in done.stderr, done.stderr)
+    expect(adapt(folder)["keys_not_read"] is None, "its reader stopped early")
 
 
 # ---- checks and measurements by the worker's program
@@ -400,6 +428,9 @@ def hostile(folder):
                                "model.safetensors": shard(whole, 16)[:-8]}, "model.safetensors"),
         ("a short header", {"config.json": good, "model.safetensors": b"\xff" * 12},
          "model.safetensors"),
+        ("a pointer of Git LFS", {"config.json": good, "model.safetensors":
+                                  b"version https://git-lfs.github.com/spec/v1\noid sha256:0"},
+         "git lfs pull"),
         ("a missing shard", {"config.json": good, "b.safetensors": shard(whole, 16),
                              "model.safetensors.index.json": {"weight_map": {
                                  "a.weight": "b.safetensors", "c": "d.safetensors"}}},
@@ -481,6 +512,7 @@ def main():
         kimi_k3_is_planned(os.path.join(folder, "k3"))
         a_small_model_becomes_a_job(folder)
         two_machines_meet_with_keys(folder)
+        what_would_go_wrong_is_said(os.path.join(folder, "warned"))
         a_shrunk_model_is_checked(os.path.join(folder, "shrunk"))
         a_measured_cluster_is_planned_for(os.path.join(folder, "cluster"))
         an_unknown_family_is_counted_by_its_tensors(os.path.join(folder, "novel"))

@@ -10,8 +10,10 @@ def told_once(c):
     """Nothing has failed, so the budget of restarts is not touched."""
     job = c.submit(c.job(steps=500, checkpoint_every=1000, max_restarts=0))
     c.wait_step(job, 20)
-    victim = c.daemon_of(c.trainers(job)[1])
+    trainer = c.trainers(job)[1]
+    victim = c.daemon_of(trainer)
     process = c.processes.pop(victim)
+    os.kill(trainer, signal.SIGTERM)  # as a batch system does, which tells every process of a task
     process.send_signal(signal.SIGTERM)
     expect(process.wait(20) == 0, f"{victim} ended with {process.returncode}")
     gone = "w" + victim[7:]

@@ -171,6 +171,9 @@ int trainer_main(int fd)
     setvbuf(stdout, NULL, _IOLBF, 0);
     log_init("trainer", LOG_INFO);
     signal(SIGPIPE, SIG_IGN);
+    /* A batch system tells every process of a task to end; the daemon, which is told too, lets a
+     * checkpoint be written first. */
+    signal(SIGTERM, SIG_IGN);
     signal(SIGALRM, end_now);
     rc = channel_open(fd, &events, t, &t->channel, &err);
     if (rc == 0)
