@@ -25,26 +25,25 @@ static uint64_t min(uint64_t a, uint64_t b)
 
 /* ---- what one token takes in a layer; e: bytes of an element --------------------------------- */
 
-/* The recurrence begins a chunk with each sequence; what it has of length tokens, of one token. */
-static uint64_t per_token(uint64_t chunk_bytes, uint64_t length)
+/* The states that the recurrence keeps of n tokens, however many documents they are: before each
+ * chunk but a document's first. */
+static uint64_t kda_states(const struct model_spec *m, uint64_t n, uint64_t e)
 {
-    uint64_t n_chunks = (length + KDA_CHUNK_ROWS - 1) / KDA_CHUNK_ROWS;
-    return length ? (chunk_bytes * n_chunks + length - 1) / length : chunk_bytes / KDA_CHUNK_ROWS;
+    uint64_t n_states = n ? (n - 1) / KDA_CHUNK_ROWS : 0;
+    return e * n_states * m->kda_heads * m->kda_head_dim * m->kda_head_dim;
 }
 
-static struct bytes kda(const struct model_spec *m, uint64_t length, uint64_t e)
+static struct bytes kda(const struct memory_input *in)
 {
-    uint64_t d = m->kda_head_dim, wide = d * m->kda_heads;
-    /* What the recurrence keeps of a chunk: with floats as the CPU does, else as the GPU. */
-    uint64_t square = KDA_CHUNK_ROWS * KDA_CHUNK_ROWS;
-    uint64_t chunk = e == FLOAT_BYTES ? e * (d * d + 2 * square + 2 * KDA_CHUNK_ROWS * d)
-                                      : e * d * d;
+    const struct model_spec *m = in->spec;
+    uint64_t d = m->kda_head_dim, wide = d * m->kda_heads, e = in->elem_bytes;
+    /* What the recurrence keeps of a row beside the states: on a CPU. */
+    uint64_t row = in->on_gpu ? 0 : e * m->kda_heads * (2 * KDA_CHUNK_ROWS + 2 * d);
     uint64_t gate_kept = m->kda_gate_full_rank ? wide : d; /* and f */
     uint64_t gate_again = m->kda_gate_full_rank ? 0 : wide;
     return (struct bytes){
-        /* query, key, value before the convolution, the output; the chunks' states */
-        .kept = e * (4 * wide + gate_kept + d + m->kda_heads) +
-                per_token(m->kda_heads * chunk, length),
+        /* query, key, value before the convolution, the output */
+        .kept = e * (4 * wide + gate_kept + d + m->kda_heads) + row,
         /* the three twice, z, the gated output; decay, three norms per head */
         .again = e * (8 * wide + gate_again) + FLOAT_BYTES * (wide + 3 * m->kda_heads),
         .forward = e * wide,
@@ -140,13 +139,15 @@ static struct layer_bytes layer_bytes(const struct memory_input *in, uint32_t l)
     const struct model_spec *m = in->spec;
     uint64_t e = in->elem_bytes, n = memory_tokens_at_once(in), hidden = e * m->hidden;
     bool is_kda = m->layers[l].attention == ATTENTION_KDA;
-    struct layer_bytes b = {.attention = is_kda ? kda(m, in->sequence_tokens, e) : mla(m, n, e)};
+    struct layer_bytes b = {.attention = is_kda ? kda(in) : mla(m, n, e)};
     bool is_moe = m->layers[l].mlp == MLP_MOE;
     b.feed_forward = is_moe ? moe(in) : dense(m->dense_inter, e);
     b.attention.kept += hidden; /* the sum after it */
     b.attention.again += hidden + FLOAT_BYTES + mix(m, l ? bank_rows(m, l - 1) : 0, e);
     b.feed_forward.again += hidden + FLOAT_BYTES + mix(m, bank_rows(m, l), e);
     b.attention = times(b.attention, n);
+    if (is_kda)
+        b.attention.kept += kda_states(m, n, e);
     b.feed_forward = times(b.feed_forward, n);
     if (is_moe) {
         struct memory_rows n_rows = memory_rows(in);
@@ -154,7 +155,8 @@ static struct layer_bytes layer_bytes(const struct memory_input *in, uint32_t l)
         uint64_t shared = n * dense((uint64_t)m->n_shared_experts * m->expert_inter, e).backward;
         b.feed_forward.again += n_rows.kept * each.again;
         b.feed_forward.forward += n_rows.piece * each.forward;
-        b.feed_forward.backward += max(n_rows.piece * each.backward, shared);
+        uint64_t counts = in->has_sequence_loss ? n * 8 * m->n_experts : 0; /* a document a row */
+        b.feed_forward.backward += max(max(n_rows.piece * each.backward, shared), counts);
     }
     return b;
 }

@@ -255,13 +255,15 @@ static uint64_t muon_bytes(const struct memory_input *in)
 }
 
 /* What the backward of the recurrence takes for its chunks on a GPU: five (rows, d), two (rows,
- * rows), one of them floats, one (d, d), and d floats, of some heads at once. */
+ * rows), one of them floats, one (d, d), and d floats, of some heads at once, and of as many chunks
+ * as one document of all tokens has. */
 static uint64_t kda_bytes(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     uint64_t d = m->kda_head_dim, square = KDA_CHUNK_ROWS * KDA_CHUNK_ROWS, e = in->elem_bytes;
     uint64_t chunk = e * (5 * KDA_CHUNK_ROWS * d + square + d * d) + FLOAT_BYTES * (square + d);
-    uint64_t n_chunks = (memory_tokens_at_once(in) + KDA_CHUNK_ROWS - 1) / KDA_CHUNK_ROWS;
+    uint64_t n_chunks = max((memory_tokens_at_once(in) + KDA_CHUNK_ROWS - 1) / KDA_CHUNK_ROWS,
+                            GPU_KDA_CHUNKS_MIN);
     for (uint32_t l = 0; l < m->n_layers; l++)
         if (m->layers[l].attention == ATTENTION_KDA)
             return n_chunks * min(m->kda_heads, GPU_KDA_HEADS) * chunk;

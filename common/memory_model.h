@@ -1,7 +1,8 @@
 /* memory_model.h - bytes of one rank's device for a training step, before anything is allocated
  *
  * Pure arithmetic over a model's counts, the degrees and the tokens of a pass. It is an upper bound
- * however tokens are routed, but in deterministic mode and where documents are many and short. */
+ * however tokens are routed, but in deterministic mode, and of however many documents they are:
+ * what ops keep and take follows from the number of tokens. */
 #ifndef COMMON_MEMORY_MODEL_H
 #define COMMON_MEMORY_MODEL_H
 
@@ -16,7 +17,6 @@ struct memory_input {
     const struct model_spec *spec;
     struct layout_degrees degrees; /* valid: layout_init took them; auto resolved */
     uint64_t n_tokens;  /* of one pass of one rank: micro_batch x sequence_length */
-    uint64_t sequence_tokens; /* of each of its sequences; 0: one of all */
     uint64_t segment_tokens; /* that layers take at once, with full recomputation; 0: all */
     enum recompute recompute;
     uint32_t elem_bytes; /* of activations and of the weights that they meet: 4 or 2 */
@@ -35,6 +35,7 @@ struct memory_input {
                        * tokens on to others of their node; 0: they do not */
     bool     has_muon;       /* matrices have no second moment, and are gathered for a step */
     bool     has_z_loss, has_capacity; /* of the routers */
+    bool     has_sequence_loss; /* of them, of each document */
     bool     count_margins; /* quantile balancing keeps a histogram per expert and layer */
     bool     is_blocking; /* parallel.overlap: false: no unit comes while another is used */
 };

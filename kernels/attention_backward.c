@@ -102,7 +102,8 @@ static void backward_head(struct cpu_thread *t, const struct attention_backward 
 {
     const int32_t *cu = a->shape->cu_seqlens;
     struct head h = {.index = head, .begin = cu[doc], .end = cu[doc + 1]};
-    h.p = cpu_scratch(t, sizeof(float) * (size_t)(2 * BLOCK * BLOCK + h.end - h.begin));
+    /* As much as one document of all tokens needs, so that no later step takes more. */
+    h.p = cpu_scratch(t, sizeof(float) * (size_t)(2 * BLOCK * BLOCK + a->shape->n_tokens));
     h.ds = h.p + BLOCK * BLOCK;
     h.along = h.ds + BLOCK * BLOCK;
     output_dots(a, &h);

@@ -9,8 +9,8 @@ extern "C" {
 #endif
 
 /* head_dim is 16, 32, 64 or 128; saved is aligned to 16 bytes and keeps one state a chunk and head,
- * as elements. The backward takes as much scratch as some nine tensors of q's shape, but of no more
- * than 32 heads. */
+ * as elements, but of a document's first chunk. The backward takes as much scratch as some nine
+ * tensors of q's shape, but of no more than 32 heads; many short documents go in several turns. */
 size_t cuda_kda_saved_floats(struct device *dev, const struct kda_shape *shape);
 void cuda_kda_forward(struct device *dev, elem_ptr o, float *final_state, float *saved,
                       const_elem_ptr q, const_elem_ptr k, const_elem_ptr v, const float *g,

@@ -380,7 +380,8 @@ struct device_ops {
                               float *acc_d_a_log, const float *dg, const_elem_ptr z,
                               const_elem_ptr dt_bias, const_elem_ptr a_log, int64_t n,
                               int32_t n_heads, int32_t d, bool bounded, float lower_bound);
-    /* Floats that kda_forward leaves in saved for kda_backward (chunk states and more). */
+    /* Floats that kda_forward leaves in saved for kda_backward (chunk states and more): from the
+     * numbers of tokens, heads and channels, however many documents there are. */
     size_t (*kda_saved_floats)(struct device *dev, const struct kda_shape *shape);
     /* q, k (normalised), v, g, o: (n, heads, d); beta (n, heads). initial_state and final_state:
      * (n_docs, heads, d, d) or NULL (zero, not wanted). */
@@ -388,7 +389,7 @@ struct device_ops {
                         const_elem_ptr q, const_elem_ptr k, const_elem_ptr v, const float *g,
                         const_elem_ptr beta, const float *initial_state,
                         const struct kda_shape *shape);
-    /* d_final_state and d_initial_state may be NULL. */
+    /* initial_state as in the forward. d_final_state and d_initial_state may be NULL. */
     void (*kda_backward)(struct device *dev, elem_ptr dq, elem_ptr dk, elem_ptr dv, float *dg,
                          elem_ptr dbeta, float *d_initial_state, const_elem_ptr d_o,
                          const float *d_final_state, const_elem_ptr q, const_elem_ptr k,

@@ -160,11 +160,12 @@ static void select_blocks(void *arg, int64_t begin, int64_t end, struct cpu_thre
 {
     const struct select *s = arg;
     const struct index_shape *shape = s->x.shape;
+    /* Of a whole block that sees all tokens, so that no later step takes more. */
+    int64_t n_floats = (BLOCK_QUERIES + 1) * shape->n_tokens + index_dots(shape, BLOCK_QUERIES);
     for (int64_t i = begin; i < end; i++) {
         struct query_block b = s->blocks[i];
         int64_t n_queries = b.end - b.begin, n_keys = b.end - b.doc_begin;
-        float *scores = cpu_scratch(thread, sizeof(float) * (size_t)((n_queries + 1) * n_keys +
-                                                                     index_dots(shape, n_queries)));
+        float *scores = cpu_scratch(thread, sizeof(float) * (size_t)n_floats);
         uint32_t *keys = (uint32_t *)(scores + n_queries * n_keys);
         if (n_keys > shape->top_k)
             index_block(thread, scores, n_keys, scores + (n_queries + 1) * n_keys, &s->x,

@@ -21,15 +21,6 @@ struct kda_forward {
     const struct kda_shape *shape;
 };
 
-size_t cpu_kda_saved_floats(struct device *dev, const struct kda_shape *shape)
-{
-    (void)dev;
-    size_t n_chunks = 0;
-    for (int32_t doc = 0; doc < shape->n_docs; doc++)
-        n_chunks += (size_t)kda_n_chunks(shape->cu_seqlens[doc + 1] - shape->cu_seqlens[doc]);
-    return n_chunks * shape->n_heads * kda_saved_chunk_floats(shape->head_dim);
-}
-
 static float dot(const float *restrict a, const float *restrict b, int32_t d)
 {
     float sum = 0;
@@ -80,8 +71,8 @@ static void left_blocks(struct cpu_thread *t, struct kda_chunk *c, const struct 
 static void inside_chunk(struct cpu_thread *t, struct kda_chunk *c, const struct kda_saved *s,
                          float scale, float *scratch)
 {
-    memset(s->kk, 0, KDA_CHUNK * KDA_CHUNK * sizeof(float));
-    memset(s->qk, 0, KDA_CHUNK * KDA_CHUNK * sizeof(float));
+    memset(s->kk, 0, (size_t)c->rows * KDA_CHUNK * sizeof(float));
+    memset(s->qk, 0, (size_t)c->rows * KDA_CHUNK * sizeof(float));
     for (int32_t b = 0; b * KDA_BLOCK < c->rows; b++) {
         if (b > 0)
             left_blocks(t, c, s, b, scale, scratch);
@@ -123,7 +114,8 @@ static void chunk_forward(struct cpu_thread *t, const struct kda_forward *f, str
     kda_chunk_load(c, f->shape, head, row, f->q, f->k, f->g, f->beta);
     inside_chunk(t, c, s, f->shape->scale, scratch);
     kda_chunk_solver(c, s->kk);
-    memcpy(s->state, state, (size_t)d * d * sizeof *state);
+    if (s->state)
+        memcpy(s->state, state, (size_t)d * d * sizeof *state);
 
     product(t, answers, d, as_is(c->kq, d), as_is(state, d), 2 * rows, d, d, 1, 0);
     kda_rows_in(s->residual, f->v, f->shape, head, row, rows);
@@ -165,8 +157,8 @@ static void document_forward(struct cpu_thread *t, const struct kda_forward *f, 
         memcpy(state, initial, state_floats * sizeof *state);
     else
         memset(state, 0, state_floats * sizeof *state);
-    for (int32_t row = begin, chunk = 0; row < end; row += KDA_CHUNK, chunk++) {
-        struct kda_saved s = kda_saved_at(f->saved, shape, doc, head, chunk);
+    for (int32_t row = begin; row < end; row += KDA_CHUNK) {
+        struct kda_saved s = kda_saved_at(f->saved, shape, head, row, row == begin);
         c.rows = (int32_t)min_i64(KDA_CHUNK, end - row);
         chunk_forward(t, f, &c, &s, state, work, head, row);
     }

@@ -6,8 +6,8 @@
  *
  *   V' = u - w S;   o = q_start S + qk V';   S <- diag(decay) S + k_end^T V'
  *
- * while the next chunk's matrices are on their way. saved keeps the state before each chunk, as
- * elements. */
+ * while the next chunk's matrices are on their way. saved keeps the state before each chunk but a
+ * document's first, as elements. */
 #include "kernels/cuda_kda.h"
 
 #include <vector>
@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(KDA_THREADS, 1)
             __syncthreads();
         }
 
-        tile_store(states + item.saved * D * D + column, D, shared->state, V, D, SLICE);
+        if (!item.is_first)
+            tile_store(states + item.saved * D * D + column, D, shared->state, V, D, SLICE);
         float sum[2][N_HALF][4]; /* w S, then V'; o */
         strip_clear(sum[0]);
         strip_clear(sum[1]);
@@ -150,31 +151,44 @@ static size_t state_floats(struct device *dev, int32_t d)
 
 size_t cuda_kda_saved_floats(struct device *dev, const struct kda_shape *shape)
 {
-    size_t n_chunks = 0;
-    for (int32_t doc = 0; doc < shape->n_docs; doc++)
-        n_chunks += (size_t)ceil_div(shape->cu_seqlens[doc + 1] - shape->cu_seqlens[doc],
-                                     KDA_CHUNK);
-    return n_chunks * shape->n_heads * state_floats(dev, shape->head_dim);
+    int64_t n = shape->n_tokens;
+    size_t n_states = n > 0 ? (size_t)((n - 1) / KDA_CHUNK) : 0; /* kda_chunk.c says why */
+    return n_states * shape->n_heads * state_floats(dev, shape->head_dim);
 }
 
-kda_view kda_view_of(struct device *dev, const struct kda_shape *shape)
+int64_t kda_chunks_at_once(const struct kda_shape *shape)
 {
-    int32_t d = shape->head_dim, n_docs = shape->n_docs;
+    int64_t n_chunks = ceil_div(shape->n_tokens, KDA_CHUNK);
+    return n_chunks > GPU_KDA_CHUNKS_MIN ? n_chunks : GPU_KDA_CHUNKS_MIN;
+}
+
+kda_view kda_view_of(struct device *dev, const struct kda_shape *shape, int32_t doc,
+                     bool is_aligned)
+{
+    int32_t d = shape->head_dim, end = doc;
     const int32_t *cu = shape->cu_seqlens;
     assert(d == 16 || d == 32 || d == 64 || d == 128);
-    assert(cu[n_docs] == shape->n_tokens);
-    std::vector<int32_t> both(cu, cu + n_docs + 1); /* then first_chunk */
-    both.push_back(0);
-    for (int32_t doc = 0; doc < n_docs; doc++)
-        both.push_back(both.back() + (int32_t)ceil_div(cu[doc + 1] - cu[doc], KDA_CHUNK));
+    assert(cu[shape->n_docs] == shape->n_tokens);
+    std::vector<int32_t> first_chunk(1, 0);
+    for (int64_t n = 0; end < shape->n_docs; end++) {
+        n += ceil_div(cu[end + 1] - cu[end], KDA_CHUNK);
+        if (n > kda_chunks_at_once(shape))
+            break;
+        first_chunk.push_back((int32_t)n);
+    }
+    std::vector<int32_t> both(cu + doc, cu + end + 1);
+    both.insert(both.end(), first_chunk.begin(), first_chunk.end());
     kda_view view = {};
     view.cu_seqlens =
         (const int32_t *)cuda_upload(dev, both.data(), both.size() * sizeof(int32_t));
-    view.first_chunk = view.cu_seqlens + n_docs + 1;
-    view.n_docs = n_docs;
-    view.n_chunks = both.back();
+    view.first_chunk = view.cu_seqlens + first_chunk.size();
+    view.n_docs = end - doc;
+    view.n_chunks = first_chunk.back();
+    view.doc_begin = doc;
+    view.n_all_docs = shape->n_docs;
     view.n_heads = shape->n_heads;
     view.scale = shape->scale;
+    view.is_aligned = is_aligned;
     view.only_ends = shape->only_ends;
     return view;
 }
@@ -205,11 +219,11 @@ static void launch_scan(struct device *dev, const kda_view &view, const kda_scra
 }
 
 template <typename T>
-static void forward(struct device *dev, kda_view view, const kda_inputs &in, int d,
-                    const float *initial_state, float *final_state, T *states, T *o)
+static void forward(struct device *dev, kda_view view, const kda_scratch<T> &scratch,
+                    const kda_inputs &in, int d, const float *initial_state, float *final_state,
+                    T *states, T *o)
 {
-    int32_t at_once = view.n_heads < KDA_HEADS_AT_ONCE ? view.n_heads : KDA_HEADS_AT_ONCE;
-    kda_scratch<T> scratch = take_scratch<T>(dev, (size_t)view.n_chunks * at_once, d);
+    int32_t at_once = kda_heads_at_once(view.n_heads);
     for (int32_t head = 0; head < view.n_heads; head += at_once) {
         view.head_begin = head;
         view.n_active = view.n_heads - head < at_once ? view.n_heads - head : at_once;
@@ -217,6 +231,20 @@ static void forward(struct device *dev, kda_view view, const kda_inputs &in, int
             kda_prepare_forward(dev, view, in, scratch, d);
         KDA_DISPATCH(d, D, launch_scan<T, D>(dev, view, scratch, initial_state, final_state,
                                              states, o));
+    }
+}
+
+template <typename T>
+static void forward_all(struct device *dev, const struct kda_shape *shape, bool is_aligned,
+                        const kda_inputs &in, const float *initial_state, float *final_state,
+                        T *states, T *o)
+{
+    int64_t n_items = kda_chunks_at_once(shape) * kda_heads_at_once(shape->n_heads);
+    kda_scratch<T> scratch = take_scratch<T>(dev, (size_t)n_items, (size_t)shape->head_dim);
+    for (int32_t doc = 0; doc < shape->n_docs;) {
+        kda_view view = kda_view_of(dev, shape, doc, is_aligned);
+        forward<T>(dev, view, scratch, in, shape->head_dim, initial_state, final_state, states, o);
+        doc += view.n_docs;
     }
 }
 
@@ -228,12 +256,11 @@ void cuda_kda_forward(struct device *dev, void *o, float *final_state, float *sa
         return;
     assert(is_aligned16(saved));
     cuda_scratch_begin(dev);
-    kda_view view = kda_view_of(dev, shape);
-    view.is_aligned = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(g) &&
+    bool is_aligned = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(g) &&
                       is_aligned16(o);
-    kda_inputs in = {q, k, v, beta, g, NULL, NULL};
-    ELEM_DISPATCH(dev, T, forward<T>(dev, view, in, shape->head_dim, initial_state, final_state,
-                                     (T *)saved, (T *)o));
+    kda_inputs in = {q, k, v, beta, g, NULL, NULL, NULL};
+    ELEM_DISPATCH(dev, T, forward_all<T>(dev, shape, is_aligned, in, initial_state, final_state,
+                                         (T *)saved, (T *)o));
     cuda_check(dev, "kda_forward", "n=%lld documents=%d heads=%d d=%d",
                (long long)shape->n_tokens, shape->n_docs, shape->n_heads, shape->head_dim);
 }

@@ -15,7 +15,7 @@
 
 struct kda_backward {
     float *dq, *dk, *dv, *dg, *dbeta, *d_initial_state;
-    const float *d_o, *d_final_state, *q, *k, *v, *g, *beta;
+    const float *d_o, *d_final_state, *q, *k, *v, *g, *beta, *initial_state;
     float *saved; /* read only */
     const struct kda_shape *shape;
 };
@@ -30,12 +30,13 @@ struct gradients {
     float *dq, *dk_row, *dk_col; /* the pair terms inside the chunk */
     float *block;            /* (C, d) and (2 blocks, d): scratch of one block */
     float *d_kk, *d_qk;      /* (C, C); d_kk times beta */
+    float *first;            /* (d, d): the state before the document */
     float  dbeta[KDA_CHUNK];
 };
 
 static size_t gradients_floats(int32_t d)
 {
-    return (size_t)d * d + (size_t)(11 * KDA_CHUNK) * d + 2 * KDA_CHUNK * KDA_CHUNK;
+    return 2 * (size_t)d * d + (size_t)(11 * KDA_CHUNK) * d + 2 * KDA_CHUNK * KDA_CHUNK;
 }
 
 static void gradients_carve(struct gradients *a, float *scratch, int32_t d)
@@ -52,6 +53,7 @@ static void gradients_carve(struct gradients *a, float *scratch, int32_t d)
     a->block = a->dk_col + size;
     a->d_kk = a->block + 2 * size;
     a->d_qk = a->d_kk + KDA_CHUNK * KDA_CHUNK;
+    a->first = a->d_qk + KDA_CHUNK * KDA_CHUNK;
 }
 
 /* x (rows, d) <- (I + solve)^-T x, blocks of rows from the last to the first. */
@@ -262,31 +264,40 @@ static void chunk_backward(struct cpu_thread *t, const struct kda_backward *f, s
     product(t, a->d_state, d, transposed(c->kq, d), as_is(a->out, d), d, d, 2 * rows, 1, 1);
 }
 
+/* given NULL: zero. */
+static void copy_state(float *to, const float *given, int32_t d)
+{
+    size_t n_bytes = (size_t)d * d * sizeof *to;
+    if (given)
+        memcpy(to, given, n_bytes);
+    else
+        memset(to, 0, n_bytes);
+}
+
 static void document_backward(struct cpu_thread *t, const struct kda_backward *f, int32_t doc,
                               int32_t head)
 {
     const struct kda_shape *shape = f->shape;
     int32_t d = shape->head_dim, begin = shape->cu_seqlens[doc], end = shape->cu_seqlens[doc + 1];
-    size_t state_bytes = (size_t)d * d * sizeof(float);
-    float *initial = (float *)kda_initial_state(f->d_initial_state, shape, doc, head);
+    float *d_initial = (float *)kda_initial_state(f->d_initial_state, shape, doc, head);
     const float *final = kda_final_state((float *)f->d_final_state, shape, doc, head);
     float *scratch = cpu_scratch(t, (kda_chunk_floats(d) + gradients_floats(d)) * sizeof *scratch);
     struct kda_chunk c;
     struct gradients a;
     kda_chunk_carve(&c, scratch, d);
     gradients_carve(&a, scratch + kda_chunk_floats(d), d);
-    if (final)
-        memcpy(a.d_state, final, state_bytes);
-    else
-        memset(a.d_state, 0, state_bytes);
+    copy_state(a.first, kda_initial_state(f->initial_state, shape, doc, head), d);
+    copy_state(a.d_state, final, d);
     for (int32_t chunk = kda_n_chunks(end - begin) - 1; chunk >= 0; chunk--) {
-        struct kda_saved s = kda_saved_at(f->saved, shape, doc, head, chunk);
         int32_t row = begin + chunk * KDA_CHUNK;
+        struct kda_saved s = kda_saved_at(f->saved, shape, head, row, chunk == 0);
+        if (!s.state)
+            s.state = a.first;
         c.rows = (int32_t)min_i64(KDA_CHUNK, end - row);
         chunk_backward(t, f, &c, &a, &s, head, row);
     }
-    if (initial)
-        memcpy(initial, a.d_state, state_bytes);
+    if (d_initial)
+        memcpy(d_initial, a.d_state, (size_t)d * d * sizeof *d_initial);
 }
 
 static void backward_range(void *arg, int64_t begin, int64_t end, struct cpu_thread *thread)
@@ -303,11 +314,11 @@ void cpu_kda_backward(struct device *dev, float *dq, float *dk, float *dv, float
                       const float *beta, const float *initial_state, const float *saved,
                       const struct kda_shape *shape)
 {
-    (void)initial_state; /* the first chunk's saved state */
     struct kda_backward f = {
         .dq = dq, .dk = dk, .dv = dv, .dg = dg, .dbeta = dbeta,
         .d_initial_state = d_initial_state, .d_o = d_o, .d_final_state = d_final_state, .q = q,
-        .k = k, .v = v, .g = g, .beta = beta, .saved = (float *)saved, .shape = shape,
+        .k = k, .v = v, .g = g, .beta = beta, .initial_state = initial_state,
+        .saved = (float *)saved, .shape = shape,
     };
     cpu_for(dev, (int64_t)shape->n_docs * shape->n_heads, 1, backward_range, &f);
 }

@@ -169,12 +169,11 @@ static void launch_scan(struct device *dev, const kda_view &view, const kda_scra
 }
 
 template <typename T>
-static void backward(struct device *dev, kda_view view, const kda_inputs &in,
-                     const kda_gradients &out, int d, const float *d_final_state,
-                     float *d_initial_state)
+static void backward(struct device *dev, kda_view view, const kda_scratch<T> &scratch,
+                     const kda_inputs &in, const kda_gradients &out, int d,
+                     const float *d_final_state, float *d_initial_state)
 {
-    int32_t at_once = view.n_heads < KDA_HEADS_AT_ONCE ? view.n_heads : KDA_HEADS_AT_ONCE;
-    kda_scratch<T> scratch = take_scratch<T>(dev, (size_t)view.n_chunks * at_once, d);
+    int32_t at_once = kda_heads_at_once(view.n_heads);
     for (int32_t head = 0; head < view.n_heads; head += at_once) {
         view.head_begin = head;
         view.n_active = view.n_heads - head < at_once ? view.n_heads - head : at_once;
@@ -187,24 +186,36 @@ static void backward(struct device *dev, kda_view view, const kda_inputs &in,
     }
 }
 
+template <typename T>
+static void backward_all(struct device *dev, const struct kda_shape *shape, bool is_aligned,
+                         const kda_inputs &in, const kda_gradients &out,
+                         const float *d_final_state, float *d_initial_state)
+{
+    int64_t n_items = kda_chunks_at_once(shape) * kda_heads_at_once(shape->n_heads);
+    kda_scratch<T> scratch = take_scratch<T>(dev, (size_t)n_items, (size_t)shape->head_dim);
+    for (int32_t doc = 0; doc < shape->n_docs;) {
+        kda_view view = kda_view_of(dev, shape, doc, is_aligned);
+        backward<T>(dev, view, scratch, in, out, shape->head_dim, d_final_state, d_initial_state);
+        doc += view.n_docs;
+    }
+}
+
 void cuda_kda_backward(struct device *dev, void *dq, void *dk, void *dv, float *dg, void *dbeta,
                        float *d_initial_state, const void *d_o, const float *d_final_state,
                        const void *q, const void *k, const void *v, const float *g,
                        const void *beta, const float *initial_state, const float *saved,
                        const struct kda_shape *shape)
 {
-    (void)initial_state; /* the first chunk's saved state */
     if (shape->n_docs == 0)
         return;
     assert(is_aligned16(saved));
     cuda_scratch_begin(dev);
-    kda_view view = kda_view_of(dev, shape);
-    view.is_aligned = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(g) &&
+    bool is_aligned = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(g) &&
                       is_aligned16(d_o) && is_aligned16(dv);
-    kda_inputs in = {q, k, v, beta, g, d_o, saved};
+    kda_inputs in = {q, k, v, beta, g, d_o, saved, initial_state};
     kda_gradients out = {dq, dk, dv, dbeta, dg};
-    ELEM_DISPATCH(dev, T, backward<T>(dev, view, in, out, shape->head_dim, d_final_state,
-                                      d_initial_state));
+    ELEM_DISPATCH(dev, T, backward_all<T>(dev, shape, is_aligned, in, out, d_final_state,
+                                          d_initial_state));
     cuda_check(dev, "kda_backward", "n=%lld documents=%d heads=%d d=%d",
                (long long)shape->n_tokens, shape->n_docs, shape->n_heads, shape->head_dim);
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "kernels/ops_cpu.h"
 #include "kernels/vmath.h"
 
 size_t kda_chunk_floats(int32_t d)
@@ -23,22 +24,38 @@ void kda_chunk_carve(struct kda_chunk *c, float *scratch, int32_t d)
     c->total = c->solve + KDA_CHUNK * KDA_CHUNK;
 }
 
-struct kda_saved kda_saved_at(float *saved, const struct kda_shape *shape, int32_t doc,
-                              int32_t head, int32_t chunk)
+/* Chunks that are no document's first begin 64 rows or more after another's begin, and the earliest
+ * of them at row 64: no two in the same 64 rows of all. */
+static int64_t n_states(int64_t n_tokens)
 {
-    const int32_t *cu = shape->cu_seqlens;
-    size_t d = (size_t)shape->head_dim, before = 0;
-#pragma omp simd
-    for (int32_t i = 0; i < doc; i++)
-        before += (size_t)kda_n_chunks(cu[i + 1] - cu[i]) * shape->n_heads;
-    before += (size_t)kda_n_chunks(cu[doc + 1] - cu[doc]) * head + chunk;
-    float *at = saved + before * kda_saved_chunk_floats(shape->head_dim);
-    struct kda_saved s = {.state = at};
-    s.kk = s.state + d * d;
-    s.qk = s.kk + KDA_CHUNK * KDA_CHUNK;
-    s.residual = s.qk + KDA_CHUNK * KDA_CHUNK;
-    s.value = s.residual + KDA_CHUNK * d;
-    return s;
+    return n_tokens > 0 ? (n_tokens - 1) / KDA_CHUNK : 0;
+}
+
+static size_t head_floats(const struct kda_shape *shape)
+{
+    size_t d = (size_t)shape->head_dim;
+    return (size_t)n_states(shape->n_tokens) * d * d +
+           (size_t)shape->n_tokens * (2 * KDA_CHUNK + 2 * d);
+}
+
+size_t cpu_kda_saved_floats(struct device *dev, const struct kda_shape *shape)
+{
+    (void)dev;
+    return (size_t)shape->n_heads * head_floats(shape);
+}
+
+struct kda_saved kda_saved_at(float *saved, const struct kda_shape *shape, int32_t head,
+                              int64_t row, bool is_first)
+{
+    int64_t d = shape->head_dim, n = shape->n_tokens;
+    float *states = saved + (size_t)head * head_floats(shape);
+    float *kk = states + n_states(n) * d * d, *qk = kk + n * KDA_CHUNK;
+    float *residual = qk + n * KDA_CHUNK, *value = residual + n * d;
+    return (struct kda_saved){
+        .state = is_first ? NULL : states + (row / KDA_CHUNK - 1) * d * d,
+        .kk = kk + row * KDA_CHUNK, .qk = qk + row * KDA_CHUNK,
+        .residual = residual + row * d, .value = value + row * d,
+    };
 }
 
 void kda_rows_in(float *dense, const float *x, const struct kda_shape *shape, int32_t head,

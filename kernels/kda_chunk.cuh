@@ -15,11 +15,13 @@
 constexpr int KDA_CHUNK = 64, KDA_EIGHTS = KDA_CHUNK / 8, KDA_THREADS = 256;
 constexpr int KDA_MATRIX = KDA_CHUNK + 4; /* stride of (64, 64) float matrices */
 
-/* What all kernels are told. Heads are done a group at a time, so that scratch stays small. */
+/* What all kernels are told. Heads and documents are done a group at a time, so that scratch stays
+ * small; what is counted here is of a group. */
 struct kda_view {
-    const int32_t *cu_seqlens;  /* (n_docs + 1), device */
-    const int32_t *first_chunk; /* (n_docs + 1), device: chunks of all earlier documents */
+    const int32_t *cu_seqlens;  /* (n_docs + 1), device; rows of all tokens */
+    const int32_t *first_chunk; /* (n_docs + 1), device: chunks of the group's earlier documents */
     int32_t n_docs, n_chunks;
+    int32_t doc_begin, n_all_docs; /* documents before the group, and of the call */
     int32_t n_heads;              /* of the tensors */
     int32_t head_begin, n_active; /* the group's heads */
     float   scale;
@@ -30,25 +32,26 @@ struct kda_view {
 /* Where a document's state of a head of the group lies. */
 __device__ __forceinline__ int64_t kda_state_at(const kda_view &view, int doc, int head)
 {
-    int64_t of_doc = view.only_ends ? 0 : (int64_t)doc * view.n_heads;
+    int64_t of_doc = view.only_ends ? 0 : (int64_t)(view.doc_begin + doc) * view.n_heads;
     return of_doc + view.head_begin + head;
 }
 
 __device__ __forceinline__ bool kda_has_initial(const kda_view &view, int doc)
 {
-    return !view.only_ends || doc == 0;
+    return !view.only_ends || view.doc_begin + doc == 0;
 }
 
 __device__ __forceinline__ bool kda_has_final(const kda_view &view, int doc)
 {
-    return !view.only_ends || doc == view.n_docs - 1;
+    return !view.only_ends || view.doc_begin + doc == view.n_all_docs - 1;
 }
 
 struct kda_item {
     int64_t row;  /* its first token */
     int32_t rows; /* 1 .. KDA_CHUNK */
-    int32_t head;
-    int64_t saved; /* its place among all heads' items */
+    int32_t head, doc;
+    bool    is_first; /* of its document: its state is the given one or zero, and not saved */
+    int64_t saved;    /* else the place of its state: as in kda_chunk.c, and the heads' in turn */
 };
 
 /* Matrices of the items of a group, from scratch; (64, d) each unless said. */
@@ -73,7 +76,9 @@ __device__ __forceinline__ kda_item kda_item_at(const kda_view &view, int chunk,
     item.row = view.cu_seqlens[doc] + (int64_t)first * KDA_CHUNK;
     item.rows = (int)min((int64_t)KDA_CHUNK, end - item.row);
     item.head = view.head_begin + head;
-    item.saved = (int64_t)chunk * view.n_heads + item.head;
+    item.doc = doc;
+    item.is_first = first == 0;
+    item.saved = (item.row / KDA_CHUNK - 1) * view.n_heads + item.head;
     return item;
 }
 
@@ -186,8 +191,27 @@ __device__ __forceinline__ void kda_level(float (&factor)[8], const kda_eight &e
 struct kda_inputs {
     const void  *q, *k, *v, *beta;
     const float *g;
-    const void  *d_o, *states; /* backward: (n, heads, d); the states before each item */
+    const void  *d_o, *states; /* backward: (n, heads, d); what the forward saved */
+    const float *initial_state; /* backward: may be NULL */
 };
+
+/* Rows first .. first + n_rows - 1 of the state before the item, to shared memory. For all threads
+ * of a block, who see it after copy_async_wait and a barrier. */
+template <typename T, int D>
+__device__ __forceinline__ void kda_load_state(T *to, int stride, const kda_view &view,
+                                               const kda_inputs &in, const kda_item &item,
+                                               int first, int n_rows)
+{
+    if (!item.is_first) {
+        const T *from = (const T *)in.states + item.saved * D * D + first * D;
+        tile_copy_async(to, stride, from, D, n_rows, D, n_rows);
+        return;
+    }
+    bool is_given = in.initial_state && kda_has_initial(view, item.doc);
+    int64_t at = kda_state_at(view, item.doc, item.head - view.head_begin) * D * D + first * D;
+    for (int i = (int)threadIdx.x; i < n_rows * D; i += (int)blockDim.x)
+        store(to + i / D * stride + i % D, is_given ? in.initial_state[at + i] : 0);
+}
 
 /* Fills w, u, q_start, k_end, qk and decay. */
 template <typename T>
@@ -213,7 +237,10 @@ void kda_gradients_launch(struct device *dev, const kda_view &view, const kda_in
 /* ---- on the host ---- */
 
 /* Heads done at once: with four blocks a head and document, these fill the device. */
-constexpr int32_t KDA_HEADS_AT_ONCE = GPU_KDA_HEADS;
+static inline int32_t kda_heads_at_once(int32_t n_heads)
+{
+    return n_heads < GPU_KDA_HEADS ? n_heads : GPU_KDA_HEADS;
+}
 
 /* Runs the statements with D the head dimension. */
 #define KDA_DISPATCH(d, D, ...)                                                                    \
@@ -238,8 +265,12 @@ constexpr int32_t KDA_HEADS_AT_ONCE = GPU_KDA_HEADS;
         }                                                                                          \
     } while (0)
 
-/* The shape as kernels see it, heads and alignment not yet chosen. Asserts that the kernels can do
- * it. */
-kda_view kda_view_of(struct device *dev, const struct kda_shape *shape);
+/* Chunks whose scratch is taken at once: as many as one document of all tokens has, or a few. */
+int64_t kda_chunks_at_once(const struct kda_shape *shape);
+
+/* The documents from doc on whose chunks are no more, as kernels see them; heads are not yet
+ * chosen. Asserts that the kernels can do it. */
+kda_view kda_view_of(struct device *dev, const struct kda_shape *shape, int32_t doc,
+                     bool is_aligned);
 
 #endif

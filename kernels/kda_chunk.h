@@ -17,13 +17,15 @@
 #define KDA_BLOCK  16
 #define KDA_BLOCKS (KDA_CHUNK / KDA_BLOCK)
 
-/* Kept by the forward for each document, head and chunk, in this order. */
+/* Kept by the forward for each head and chunk, rows of it that there are. How much that is follows
+ * from the number of tokens alone, however many documents they are. */
 struct kda_saved {
-    float *state;    /* (d, d) before the chunk: key rows, value columns */
-    float *kk;       /* (C, C) k_r . k_i decay(i -> r) for i < r, else 0 */
-    float *qk;       /* (C, C) s q_r . k_i decay(i -> r) for i <= r, else 0 */
-    float *residual; /* (C, d) v - what the decayed state already answers */
-    float *value;    /* (C, d) the values that are written, V' */
+    float *state;    /* (d, d) before the chunk: key rows, value columns. NULL before a document's
+                      * first, whose state is the given one or zero */
+    float *kk;       /* (rows, C) k_r . k_i decay(i -> r) for i < r, else 0 */
+    float *qk;       /* (rows, C) s q_r . k_i decay(i -> r) for i <= r, else 0 */
+    float *residual; /* (rows, d) v - what the decayed state already answers */
+    float *value;    /* (rows, d) the values that are written, V' */
 };
 
 /* One chunk's rows of one head, and scratch; all (C, d) unless said. */
@@ -42,20 +44,16 @@ struct kda_chunk {
     float  beta[KDA_CHUNK];
 };
 
-static inline size_t kda_saved_chunk_floats(int32_t d)
-{
-    return (size_t)d * d + 2 * KDA_CHUNK * KDA_CHUNK + 2 * (size_t)KDA_CHUNK * d;
-}
-
 /* Floats that kda_chunk_carve uses. */
 size_t kda_chunk_floats(int32_t d);
 
 /* Lays the chunk's buffers out in scratch. */
 void kda_chunk_carve(struct kda_chunk *c, float *scratch, int32_t d);
 
-/* Where chunk `chunk` of (document, head) is in saved. */
-struct kda_saved kda_saved_at(float *saved, const struct kda_shape *shape, int32_t doc,
-                              int32_t head, int32_t chunk);
+/* Where in saved what of head belongs to the chunk is whose first row is row. is_first: of its
+ * document. */
+struct kda_saved kda_saved_at(float *saved, const struct kda_shape *shape, int32_t head,
+                              int64_t row, bool is_first);
 
 /* Reads rows [row, row + c->rows) of head and forms the decays, kq included. */
 void kda_chunk_load(struct kda_chunk *c, const struct kda_shape *shape, int32_t head, int64_t row,

@@ -179,17 +179,17 @@ __device__ __forceinline__ void level_products(const gradients_block<T, D> &b)
     }
 }
 
-/* Channels first .. first + WIDTH - 1. state and d_state: their rows. */
+/* Channels first .. first + WIDTH - 1. d_state: of the state after the item. */
 template <typename T, int D>
 __device__ __forceinline__ void channels_pass(const gradients_block<T, D> &b, const kda_inputs &in,
-                                              const kda_gradients &out, const T *state,
+                                              const kda_gradients &out, const kda_view &view,
                                               const T *d_state, int first, float (&of_beta)[8])
 {
     constexpr int WIDTH = width_of<D>, S = stride_of<T>(D);
     bool active = threadIdx.x < KDA_EIGHTS * WIDTH;
     channel c;
     c.e.eight = (int)threadIdx.x / WIDTH, c.e.channel = (int)threadIdx.x % WIDTH;
-    tile_copy_async(b.shared->slices, S, state + first * D, D, WIDTH, D, WIDTH);
+    kda_load_state<T, D>(b.shared->slices, S, view, in, b.item, first, WIDTH);
     tile_copy_async(b.shared->slices + WIDTH * S, S, d_state + first * D, D, WIDTH, D, WIDTH);
     copy_async_commit();
     if (active) {
@@ -272,8 +272,7 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 ? 2 : 1)
 
     float of_beta[8] = {};
     for (int first = 0; first < D; first += WIDTH)
-        channels_pass(b, in, out, (const T *)in.states + b.item.saved * D * D,
-                      scratch.d_state + index * D * D, first, of_beta);
+        channels_pass(b, in, out, view, scratch.d_state + index * D * D, first, of_beta);
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         float sum = warp_reduce<op_sum, float, WIDTH>(of_beta[r]);

@@ -375,7 +375,7 @@ __global__ void __launch_bounds__(KDA_THREADS, sizeof(T) == 2 ? 2 : 1)
         tile_store(out.qk + index * square, KDA_CHUNK, b.shared->qk, M, KDA_CHUNK, KDA_CHUNK);
     if (BACKWARD) {
         __syncthreads(); /* kk and inverse are no longer needed */
-        tile_copy_async(state, S, (const T *)in.states + b.item.saved * D * D, D, D, D, D);
+        kda_load_state<T, D>(state, S, view, in, b.item, 0, D);
         copy_async_commit();
     }
     copy_async_wait<0>();

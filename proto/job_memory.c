@@ -30,7 +30,6 @@ int job_memory_input(const Ballast__JobSpec *spec, const struct model_spec *mode
     *out = (struct memory_input){
         .spec = model, .map = out_map,
         .n_tokens = (uint64_t)spec->train_micro_batch * spec->data_sequence_length,
-        .sequence_tokens = spec->data_sequence_length,
         .segment_tokens = spec->parallel_segment_tokens,
         .recompute = recompute_of(spec->parallel_activation_checkpointing),
         .elem_bytes = is_narrow ? 2 : 4, .on_gpu = on ? on->on_gpu : is_narrow,
@@ -40,6 +39,7 @@ int job_memory_input(const Ballast__JobSpec *spec, const struct model_spec *mode
                          !strcmp(spec->moe_bias_update, "quantile"),
         .has_muon = out_map->has_muon,
         .has_z_loss = spec->moe_z_loss > 0, .has_capacity = spec->moe_capacity_factor > 0,
+        .has_sequence_loss = spec->moe_aux_loss > 0 && !strcmp(spec->moe_aux_scope, "sequence"),
         .n_spare = spec->rebalance_spare_slots_per_rank,
         .is_blocking = !spec->parallel_overlap,
     };

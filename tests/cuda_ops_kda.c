@@ -11,8 +11,9 @@
 /* And dg is a sum of differences: of ten million elements one is off by half their mean size. */
 #define TOLERANCE_BF16_BACKWARD 4e-2
 
-/* A shape's documents; EIGHT are of random lengths, EVEN eight of the same. */
-enum { ONE, PACKED, WITH_EMPTY, EIGHT, EVEN };
+/* A shape's documents; EIGHT are of random lengths, EVEN eight of the same, SHORT of 1 to 20
+ * tokens: more chunks than are done at once. */
+enum { ONE, PACKED, WITH_EMPTY, EIGHT, EVEN, SHORT };
 
 /* How fast the state decays. */
 enum { NEVER, SLOW, USUAL, FAST, AT_ONCE, OF_EVERY_SIZE };
@@ -25,6 +26,18 @@ struct kda_case {
     const float *g, *state;
 };
 
+static const int32_t *short_documents(struct trial *t, int64_t n, int32_t *out_n_docs)
+{
+    int32_t *cu = trial_host(t, (size_t)(n + 1) * sizeof *cu), n_docs = 0;
+    cu[0] = 0;
+    for (; cu[n_docs] < n; n_docs++) {
+        int64_t end = cu[n_docs] + 1 + n_docs * 7 % 20;
+        cu[n_docs + 1] = (int32_t)(end < n ? end : n);
+    }
+    *out_n_docs = n_docs;
+    return cu;
+}
+
 static const int32_t *documents(struct trial *t, int64_t n, int64_t kind, int32_t *out_n_docs)
 {
     static const int32_t with_empty[] = {0, 0, 70, 71, 71, 135};
@@ -33,6 +46,7 @@ static const int32_t *documents(struct trial *t, int64_t n, int64_t kind, int32_
     case PACKED: *out_n_docs = 5; return packed;
     case WITH_EMPTY: *out_n_docs = 5; return with_empty;
     case EIGHT: *out_n_docs = 8; return trial_documents(t, n, 8);
+    case SHORT: return short_documents(t, n, out_n_docs);
     }
     int32_t n_docs = kind == EVEN ? 8 : 1;
     int32_t *cu = trial_host(t, (size_t)(n_docs + 1) * sizeof *cu);
@@ -181,12 +195,15 @@ static const struct op_case cases[] = {
     BOTH({90, ONE, 2, 128, AT_ONCE, 1}),
     BOTH({130, ONE, 2, 64, OF_EVERY_SIZE, 1}),
     BOTH({70, ONE, 35, 16, USUAL, 1}),
+    BOTH({300, SHORT, 2, 32, USUAL, 1}),
+    BOTH({300, SHORT, 3, 128, FAST, 0}),
     BOTH({700, EIGHT, 96, 128, FAST, 1}, CASE_LARGE),
     BOTH({2500, ONE, 32, 128, USUAL, 1}, CASE_LARGE),
     BOTH({8192, ONE, 32, 128, USUAL, 0}, CASE_BENCH),
     BOTH({65536, ONE, 32, 128, USUAL, 0}, CASE_BENCH),
     BOTH({8192, EIGHT, 32, 128, USUAL, 0}, CASE_BENCH),
     BOTH({8192, EVEN, 32, 128, USUAL, 0}, CASE_BENCH),
+    BOTH({8192, SHORT, 32, 128, USUAL, 0}, CASE_BENCH),
     BOTH({8192, ONE, 96, 128, USUAL, 0}, CASE_BENCH),
     BOTH({16384, EVEN, 8, 128, USUAL, 0}, CASE_BENCH),
 };

@@ -21,6 +21,7 @@ static const struct kda_case cases[] = {
     {"one more than a chunk", 1, {65}, 1, 32, 2, true},
     {"several chunks and a tail", 1, {200}, 2, 20, 0.2f, true},
     {"packed documents", 5, {1, 70, 16, 128, 3}, 3, 16, 1, true},
+    {"documents that begin all over the chunks", 6, {65, 1, 66, 130, 64, 67}, 2, 8, 1, true},
     {"an empty document", 3, {4, 0, 33}, 1, 8, 1, true},
     {"nothing decays", 1, {90}, 1, 16, 0, true},
     {"everything decays at once", 1, {90}, 1, 16, 200, true},
@@ -224,6 +225,25 @@ static void states_are_optional(void **state)
     dev->ops->close(dev);
 }
 
+/* So that a plan of tokens holds for all documents; where they lie the other tests see. */
+static void what_is_kept_follows_from_the_tokens(void **state)
+{
+    (void)state;
+    struct device *dev = test_device(1, true);
+    int32_t cu[201];
+    for (int32_t n = 1; n <= 200; n++) {
+        struct kda_shape shape = {n, cu, 1, 3, 16, 0.25f, false};
+        for (int32_t i = 0; i <= n; i++)
+            cu[i] = i;
+        shape.n_docs = n; /* of a token each */
+        size_t n_floats = dev->ops->kda_saved_floats(dev, &shape);
+        shape.n_docs = 1;
+        cu[1] = n;
+        assert_int_equal(dev->ops->kda_saved_floats(dev, &shape), n_floats);
+    }
+    dev->ops->close(dev);
+}
+
 /* ---- the reference files ---- */
 
 static const struct {
@@ -373,6 +393,7 @@ int main(void)
         cmocka_unit_test(chunks_are_the_recurrence),
         cmocka_unit_test(backward_is_the_derivative),
         cmocka_unit_test(states_are_optional),
+        cmocka_unit_test(what_is_kept_follows_from_the_tokens),
         cmocka_unit_test(agrees_with_the_reference_files),
     };
     rng.state = test_seed();

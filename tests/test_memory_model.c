@@ -2,6 +2,7 @@
  *
  * Bodies run on the ranks' threads, where cmocka cannot fail: they return an error with a line. */
 #include <errno.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,6 +22,7 @@
 #define TOLERANCE 0.05 /* of each part */
 #define N_TOKENS  256  /* of a document */
 #define DOCS_MAX  8
+#define CUT_MAX   8    /* lengths in turn */
 
 static struct model_spec kimi(void)
 {
@@ -57,14 +59,17 @@ static const struct row {
     uint32_t n_docs;     /* 0: one */
     uint32_t doc_tokens; /* of each; 0: N_TOKENS */
     bool to_the_first;   /* all tokens choose the first experts */
+    bool cut_otherwise;  /* later steps have other documents */
     bool deterministic;
     uint32_t segment_tokens; /* then there is an indexer */
+    enum aux_scope aux_scope;
+    float aux_loss;
 } rows[] = {
-    {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, false},
+    {"one rank", {1, 1, 1, 1}, RECOMPUTE_OFF, .cut_otherwise = true},
     {"one rank, layers computed again", {1, 1, 1, 1}, RECOMPUTE_FULL, true},
     {"one rank, some made again", {1, 1, 1, 1}, RECOMPUTE_SELECTIVE, false},
     {"all cut", {4, 4, 4, 1}, RECOMPUTE_OFF, false},
-    {"all cut, some made again", {4, 4, 4, 1}, RECOMPUTE_SELECTIVE, false},
+    {"all cut, some made again", {4, 4, 4, 1}, RECOMPUTE_SELECTIVE, .cut_otherwise = true},
     {"halves and replicas", {4, 2, 2, 1}, RECOMPUTE_FULL, false},
     {"experts cut again", {4, 2, 2, 2}, RECOMPUTE_OFF, true},
     {"the same, one unit after another", {4, 2, 2, 2}, RECOMPUTE_OFF, .is_blocking = true},
@@ -99,9 +104,17 @@ static const struct row {
      .to_the_first = true},
     {"all on one rank, nothing made again", {2, 2, 2, 1}, RECOMPUTE_OFF, .n_docs = 8,
      .to_the_first = true},
-    {"in segments", {1, 1, 1, 1}, RECOMPUTE_FULL, .segment_tokens = 128},
+    {"in segments", {1, 1, 1, 1}, RECOMPUTE_FULL, .segment_tokens = 128, .cut_otherwise = true},
     {"in segments, all cut", {4, 4, 2, 2}, RECOMPUTE_FULL, .segment_tokens = 64},
-    {"short sequences", {1, 1, 1, 1}, RECOMPUTE_OFF, .n_docs = 8, .doc_tokens = 48},
+    {"sequences of one token", {1, 1, 1, 1}, RECOMPUTE_OFF, .n_docs = 8, .doc_tokens = 1},
+    {"of 7", {2, 2, 2, 1}, RECOMPUTE_SELECTIVE, .n_docs = 8, .doc_tokens = 7},
+    {"of 16", {1, 1, 1, 1}, RECOMPUTE_OFF, .n_docs = 8, .doc_tokens = 16, .lora = &adapters,
+     .cut_otherwise = true},
+    {"of 48", {1, 1, 1, 1}, RECOMPUTE_OFF, .n_docs = 8, .doc_tokens = 48},
+    {"of 63", {4, 2, 2, 2}, RECOMPUTE_FULL, .n_docs = 2, .doc_tokens = 63},
+    {"of 65", {1, 1, 1, 1}, RECOMPUTE_OFF, .n_docs = 3, .doc_tokens = 65},
+    {"a loss of each document", {1, 1, 1, 1}, RECOMPUTE_SELECTIVE, .aux_loss = 0.01f,
+     .aux_scope = AUX_SEQUENCE, .cut_otherwise = true},
     {"Muon", {1, 1, 1, 1}, RECOMPUTE_FULL, .muon = true},
     {"Muon, all cut", {4, 4, 2, 2}, RECOMPUTE_FULL, .muon = true},
     {"Muon and adapters", {2, 2, 2, 1}, RECOMPUTE_FULL, .lora = &adapters, .muon = true},
@@ -126,7 +139,57 @@ static uint32_t doc_tokens(const struct row *row)
     return row->doc_tokens ? row->doc_tokens : N_TOKENS;
 }
 
-/* One step, so that every buffer has been taken; then the parts of rank 0, which has the first
+/* How a pass's tokens may be cut in documents: lengths in turn; 0: all that are left. */
+static const struct cut {
+    const char *shows;
+    int32_t     lengths[CUT_MAX];
+} cuts[] = {
+    {"one document", {0}},
+    {"of 5 to 20", {5, 17, 20, 9, 12, 6, 14, 11}},
+    {"of all lengths", {1, 70, 16, 128, 3, 64, 65, 2}},
+    {"each token", {1, 1, 1, 1, 1, 1, 1, 1}},
+};
+
+static int32_t cut(const struct cut *c, int32_t n_tokens, int32_t *out_cu_seqlens)
+{
+    int32_t n_docs = 0;
+    for (int32_t at = 0; at < n_tokens; n_docs++) {
+        int32_t n = c->lengths[n_docs % CUT_MAX];
+        at = n == 0 || n > n_tokens - at ? n_tokens : at + n;
+        out_cu_seqlens[n_docs + 1] = at;
+    }
+    return n_docs;
+}
+
+static uint64_t count_allocs(const struct stack *s)
+{
+    struct device_memory m;
+    s->dev->ops->memory(s->dev, &m);
+    return m.n_allocs;
+}
+
+/* Later steps take what the first has taken, however their documents are cut. */
+static int step_otherwise(struct stack *s, const struct row *row, struct model_batch *batch,
+                          struct err *err)
+{
+    static _Thread_local int32_t cu_seqlens[DOCS_MAX * N_TOKENS + 1];
+    uint64_t n_allocs = count_allocs(s);
+    size_t n_bytes = model_activation_bytes(s->model);
+    struct model_loss loss;
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < sizeof cuts / sizeof *cuts; i++) {
+        batch->n_docs = cut(&cuts[i], (int32_t)batch->n_tokens, cu_seqlens);
+        batch->cu_seqlens = cu_seqlens;
+        rc = model_step(s->model, batch, true, &loss, err);
+        if (rc == 0 && (count_allocs(s) != n_allocs || model_activation_bytes(s->model) != n_bytes))
+            rc = err_set(err, -EBADMSG, "%s: documents cut otherwise, %s, take more: %" PRIu64
+                         " allocations, not %" PRIu64, row->shows, cuts[i].shows, count_allocs(s),
+                         n_allocs);
+    }
+    return rc;
+}
+
+/* Steps, so that every buffer has been taken; then the parts of rank 0, which has the first
  * experts. */
 static int compare(struct stack *s, void *arg, struct err *err)
 {
@@ -137,7 +200,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
         dense += map->units[u].trained;
     struct memory_plan plan = memory_model(&(struct memory_input){
         .spec = s->config->spec, .degrees = row->degrees, .elem_bytes = 4,
-        .n_tokens = n_docs(row) * doc_tokens(row), .sequence_tokens = doc_tokens(row),
+        .n_tokens = n_docs(row) * doc_tokens(row), .has_sequence_loss = row->aux_loss > 0,
         .dense_adapters = dense, .expert_adapters = row->lora ? map->expert.trained : 0,
         .packing = row->packing, .map = map, .has_muon = row->muon,
         .lora_rank = row->lora ? row->lora->r : 0,
@@ -163,6 +226,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
         return rc;
     struct model_batch batch = {tokens, tokens, cu_seqlens, n_tokens, (int32_t)n_docs(row)};
     if ((rc = model_step(s->model, &batch, true, &loss, err)) < 0 ||
+        (row->cut_otherwise && (rc = step_otherwise(s, row, &batch, err)) < 0) ||
         (rc = shard_sum_replicas(s->shard, err)) < 0 || /* ends what the step has begun */
         (rc = s->coll->ops->barrier(s->coll, &s->coll->world_group, err)) < 0 || s->rank)
         return rc;
@@ -202,6 +266,7 @@ static void the_plan_is_near_what_is_taken(void **state)
             .count_margins = row.count_margins, .unpacks_experts = row.unpacks_experts,
             .n_spare = row.n_spare, .is_blocking = row.is_blocking, .n_nodes = row.n_nodes,
             .hierarchical = row.n_nodes > 0,
+            .rules = {.aux_loss = row.aux_loss, .aux_scope = row.aux_scope},
         };
         if (stack_run(&config, compare, &row, &err) < 0)
             fail_msg("%s", err.text);

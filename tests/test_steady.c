@@ -1,7 +1,7 @@
 /* test_steady.c - after its first step a run takes no more memory, whatever its steps are made of
  *
- * Tokens, and with them the routing, differ from step to step; their number and that of documents
- * stay. Between steps there are validations and checkpoints. Bodies run on the ranks' threads,
+ * Tokens, and with them the routing, and documents differ from step to step; the number of tokens
+ * stays. Between steps there are validations and checkpoints. Bodies run on the ranks' threads,
  * where cmocka cannot fail: they return an error. */
 #include <errno.h>
 #include <setjmp.h>
@@ -25,7 +25,6 @@
 #include "tests/folder.h"
 
 #define N_TOKENS 48
-#define N_DOCS   3
 #define N_STEPS  4
 
 static const char *const targets[] = {"q_b_proj", "o_proj", "experts", "gate", "lm_head"};
@@ -88,13 +87,14 @@ static int skew(struct stack *s, struct err *err)
 
 static int model_of(struct stack *s, int step, bool backward, struct err *err)
 {
-    int32_t tokens[N_TOKENS], cu_seqlens[N_DOCS + 1];
-    struct model_batch batch = {tokens, tokens, cu_seqlens, N_TOKENS, N_DOCS};
+    static const int32_t docs[] = {3, 5, 1, N_TOKENS}; /* the shortest come late */
+    int32_t n_docs = docs[step % 8 / 2], tokens[N_TOKENS], cu_seqlens[N_TOKENS + 1];
+    struct model_batch batch = {tokens, tokens, cu_seqlens, N_TOKENS, n_docs};
     struct model_loss loss;
     for (int i = 0; i < N_TOKENS; i++)
         tokens[i] = (i * i * 7 + i * (31 + step) + step * 17 + (int)s->rank * 13) % 64;
-    for (int i = 0; i <= N_DOCS; i++)
-        cu_seqlens[i] = i * N_TOKENS / N_DOCS;
+    for (int i = 0; i <= n_docs; i++)
+        cu_seqlens[i] = i * N_TOKENS / n_docs;
     return model_step(s->model, &batch, backward, &loss, err);
 }
 

@@ -6,7 +6,7 @@
  * collectives.
  *
  * Memory is planned by activations.h and taken at open: a step allocates nothing unless it holds
- * more tokens or documents than any step before. */
+ * more tokens than any step before, in however many documents. */
 #ifndef WORKER_MODEL_H
 #define WORKER_MODEL_H
 

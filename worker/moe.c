@@ -140,6 +140,7 @@ void moe_count_backward(struct pass *p, const struct moe *e, bool is_again)
     moe_trip_count_backward(p, e);
     if (shared.inter)
         mlp_backward(p, NULL, &shared, NULL, NULL, 1, &s);
+    moe_router_count_backward(p, e);
     activations_release(p->act, mark);
 }
 

@@ -141,7 +141,9 @@ void moe_route(struct pass *p, struct moe *e, uint32_t layer, const struct unit_
                const elem *x, struct moe_saved *s);
 /* (n, top_k): where choices go. */
 const int32_t *moe_choices_sent(const struct moe *e, const struct moe_saved *s);
-/* d_logits (n, n_experts) from d_weights (n, top_k) and the router's losses. */
+/* d_logits (n, n_experts) from d_weights (n, top_k) and the router's losses. While counting: what
+ * it takes at most, however many documents there are, and gives back. */
+void moe_router_count_backward(struct pass *p, const struct moe *e);
 void moe_router_backward(struct pass *p, struct moe *e, uint32_t layer, float *d_logits,
                          const float *d_weights, const struct moe_saved *s);
 

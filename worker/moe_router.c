@@ -149,22 +149,42 @@ const int32_t *moe_choices_sent(const struct moe *e, const struct moe_saved *s)
 
 /* ---- backward ------------------------------------------------------------------------------- */
 
+static bool is_by_document(const struct moe *e)
+{
+    return e->rules.aux_loss > 0 && e->rules.aux_scope == AUX_SEQUENCE;
+}
+
+/* (n, n_experts), aligned for any type. */
+static int64_t *take_counts(struct pass *p, int64_t n)
+{
+    return (int64_t *)activations_take_i32(p->act, 2 * n * p->spec->n_experts);
+}
+
+/* Each row may be a document of its own. */
+void moe_router_count_backward(struct pass *p, const struct moe *e)
+{
+    struct activations_mark mark = activations_mark(p->act);
+
+    if (is_by_document(e))
+        take_counts(p, p->n);
+    activations_release(p->act, mark);
+}
+
 /* Counts over the global batch were taken before; others are made of the scores. */
 static void aux_loss(struct pass *p, struct moe *e, uint32_t layer, float *d_logits,
                      const struct moe_saved *s, const struct router_shape *shape)
 {
     const int32_t all_rows[2] = { 0, (int32_t)p->n };
-    bool by_document = e->rules.aux_scope == AUX_SEQUENCE;
-    const int32_t *rows = by_document ? p->cu_seqlens : all_rows;
-    int32_t n_segments = by_document ? p->n_docs : 1;
-    int64_t n_counts = (int64_t)n_segments * p->spec->n_experts;
+    const int32_t *rows = is_by_document(e) ? p->cu_seqlens : all_rows;
+    int32_t n_segments = is_by_document(e) ? p->n_docs : 1;
+    size_t n_bytes = (size_t)n_segments * p->spec->n_experts * sizeof(int64_t);
     struct activations_mark mark = activations_mark(p->act);
     int64_t *counts = e->choices + layer * p->spec->n_experts;
 
     if (e->rules.aux_scope != AUX_GLOBAL) {
-        counts = (int64_t *)activations_take_i32(p->act, 2 * n_counts); /* aligned for any type */
+        counts = take_counts(p, n_segments);
         if (counts) {
-            p->dev->ops->zero(p->dev, counts, (size_t)n_counts * sizeof *counts);
+            p->dev->ops->zero(p->dev, counts, n_bytes);
             p->dev->ops->router_segment_counts(p->dev, counts, s->scores, rows, n_segments, shape);
         }
     }
