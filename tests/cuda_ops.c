@@ -6,9 +6,10 @@
  *
  * One line per op and type of element: cases, the worst relative error, where it was, the
  * tolerance. --small leaves out a model's own shapes, for tools under which all is slow, and lets
- * --bench time the small ones; --shape leaves out all but one, as it is printed. --list names the ops, or the shapes that --bench times. Exit 1 where
- * an error is above its tolerance or bytes beside a tensor changed. With --device cpu it compares
- * the cpu with itself, which proves the cases and must find no error. */
+ * --bench time the small ones; --shape leaves out all but one, as it is printed. --list names the
+ * ops, or the shapes that --bench times. Exit 1 where an error is above its tolerance or bytes
+ * beside a tensor changed, 2 where no case is meant. With --device cpu it compares the cpu with
+ * itself, which proves the cases and must find no error. */
 #include "tests/cuda_ops_trial.h"
 
 #include <assert.h>
@@ -266,6 +267,16 @@ static void list(const struct options *o)
         }
 }
 
+/* Whether a case is what --op and --shape ask for. */
+static bool names_a_case(const struct options *o)
+{
+    for (const struct op_family *f = families; f; f = f->next)
+        for (size_t i = 0; i < f->n_cases; i++)
+            if ((!o->op || !strcmp(o->op, f->cases[i].op)) && has_shape(o, &f->cases[i]))
+                return true;
+    return false;
+}
+
 static bool run_all(const struct options *o, struct device *dev, struct device *cpu)
 {
     bool is_well = true;
@@ -336,6 +347,8 @@ int main(int argc, char **argv)
         list(&o);
         return 0;
     }
+    if (!names_a_case(&o))
+        trial_fail("no case has that --op and --shape; --list names the ops");
     if (o.f32)
         is_well = run_elem(&o, ELEM_F32) && is_well;
     if (o.bf16)

@@ -196,11 +196,22 @@ def find_sanitizer():
 # Findings that are not ours: cuBLAS's kernels race with themselves, and what they write through the
 # copy engine initcheck does not see (the op's results are compared all the same).
 OF_CUBLAS = re.compile(r"(Read|Write) access at nvjet_\w+")
-WRITTEN_BY_CUBLAS = {"initcheck": ("muon", "newton_schulz")}
+WRITTEN_BY_CUBLAS = {"initcheck": ("muon", "newton_schulz", "linear_cross_entropy")}
+# Shapes that are over in time, where all the small ones are not.
+NARROW = {
+    ("racecheck", "index_loss"): (
+        "12, 2, 32, 128, 20, 16, 512, 64", "33, 1, 3, 16, 8, 2, 16, 4",
+        "120, 1, 64, 128, 64, 96, 512, 64, 50"),
+    ("initcheck", "sparse_attention_backward"): (
+        "12, 2, 64, 512, 64, 20", "33, 1, 2, 16, 4, 8"),
+    ("initcheck", "linear_cross_entropy"): ("33, 40, 257", "33, 40, 264, 1, 8"),
+}
 
 
 def judge_sanitizer(task):
     """What the tool found first, or what went wrong without it."""
+    if len(re.findall(r" [1-9]\d* cases ", task.text)) < len(task.commands):
+        return judge_ops(task) or "nothing was compared"
     lines = [re.sub(r"^=+ ?", "", line).strip() for line in task.text.splitlines()
              if line.startswith("=====")]
     findings = [line for line in lines if line and not re.match(
@@ -217,11 +228,15 @@ def judge_sanitizer(task):
 def sanitizer_step(o, tool):
     program = find_sanitizer()
     how = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
-    ops = o.ops[:3] if o.rehearse else o.ops
+    ops = [op for op in o.ops if op in o.ops[:3] or (tool, op) in NARROW] if o.rehearse else o.ops
     f32 = WRITTEN_BY_CUBLAS.get(tool, ())
-    tasks = [Task(op, [(how if program else []) + cuda_ops(
-                  o, "--small", "--op", op, *(("--elem", "f32") if op in f32 else ()))],
-                  3 * HEAVY.get(op, 5), 240) for op in ops]
+    tasks = []
+    for op in ops:
+        words = ["--small", "--op", op, *(("--elem", "f32") if op in f32 else ())]
+        shapes = NARROW.get((tool, op))
+        tasks.append(Task(op, [(how if program else []) + cuda_ops(o, *words, *shape)
+                               for shape in ([("--shape", s) for s in shapes] if shapes else [()])],
+                          3 * HEAVY.get(op, 5), 240, True))
     judge = judge_sanitizer
     if not program and not o.rehearse:
         def judge(task):
