@@ -277,10 +277,7 @@ int keyring_read(const char *file, struct keyring *out, struct err *err)
             rc = err_set(err, -EINVAL, "%s: more than %u keys", file, KEYRING_MAX);
             break;
         }
-        if (k.n == n_alloc) {
-            n_alloc = n_alloc ? 2 * n_alloc : 16;
-            k.keys = xrealloc(k.keys, n_alloc * sizeof *k.keys);
-        }
+        k.keys = xgrow(k.keys, k.n, &n_alloc, sizeof *k.keys);
         k.keys[k.n++] = one;
     }
     fclose(f);

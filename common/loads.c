@@ -36,10 +36,7 @@ static int read_load_rows(struct csv *c, struct load_row **out_rows, size_t *out
     struct load_row *row = NULL;
     int rc;
     while ((rc = csv_row(c, v, err)) > 0) {
-        if (n == cap) {
-            cap = cap ? cap * 2 : 1024;
-            row = xrealloc(row, cap * sizeof *row);
-        }
+        row = xgrow(row, n, &cap, sizeof *row);
         row[n++] = (struct load_row){ isnan(v[3]) ? 0 : (int64_t)v[3], (uint32_t)v[0],
                                       (uint32_t)v[1], v[2], c->n_line };
     }

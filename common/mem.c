@@ -46,6 +46,14 @@ void *xrealloc(void *old, size_t size)
     return p;
 }
 
+void *xgrow(void *items, size_t n, size_t *n_alloc, size_t item_bytes)
+{
+    if (n < *n_alloc)
+        return items;
+    *n_alloc = *n_alloc ? 2 * *n_alloc : 16;
+    return xrealloc(items, *n_alloc * item_bytes);
+}
+
 void *xmemdup(const void *bytes, size_t n_bytes)
 {
     void *p = xcalloc(1, n_bytes);
@@ -97,6 +105,16 @@ void *arena_memdup(struct arena *a, const void *bytes, size_t n_bytes)
     if (n_bytes)
         memcpy(p, bytes, n_bytes);
     return p;
+}
+
+void *arena_grow(struct arena *a, void *items, size_t n, size_t item_bytes)
+{
+    if (n & (n - 1)) /* full are 0 and the powers of two */
+        return items;
+    void *larger = arena_alloc(a, (n ? 2 * n : 1) * item_bytes);
+    if (n)
+        memcpy(larger, items, n * item_bytes);
+    return larger;
 }
 
 char *arena_strdup(struct arena *a, const char *text)

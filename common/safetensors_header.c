@@ -140,10 +140,7 @@ static int read_tensor(struct safetensors *st, const struct st_file *f, const ui
     }
     v.data = data + begin;
     v.tensor.name = arena_strdup(&st->names, name);
-    if (st->n_views == st->views_cap) {
-        st->views_cap = st->views_cap ? st->views_cap * 2 : 256;
-        st->views = xrealloc(st->views, st->views_cap * sizeof *st->views);
-    }
+    st->views = xgrow(st->views, st->n_views, &st->views_cap, sizeof *st->views);
     st->views[st->n_views++] = v;
     return 0;
 }

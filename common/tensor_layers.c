@@ -63,10 +63,7 @@ static struct tensor_entry *add(struct builder *b, enum tensor_role role, const 
                                 uint64_t d2)
 {
     struct tensor_map *map = b->map;
-    if (map->n_entries == b->entries_cap) {
-        b->entries_cap = b->entries_cap ? b->entries_cap * 2 : 256;
-        map->entries = xrealloc(map->entries, b->entries_cap * sizeof *map->entries);
-    }
+    map->entries = xgrow(map->entries, map->n_entries, &b->entries_cap, sizeof *map->entries);
     struct tensor_entry *e = &map->entries[map->n_entries++];
     *e = (struct tensor_entry){
         .name = (const char *)name_add(b, suffix),

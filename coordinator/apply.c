@@ -47,10 +47,7 @@ static void enter_queue(struct coord *c, struct job *j)
 {
     size_t i = waiting_index(c, j);
     j->is_waiting = true;
-    if (c->n_waiting == c->n_waiting_alloc) {
-        c->n_waiting_alloc = c->n_waiting_alloc ? 2 * c->n_waiting_alloc : 64;
-        c->waiting = xrealloc(c->waiting, c->n_waiting_alloc * sizeof *c->waiting);
-    }
+    c->waiting = xgrow(c->waiting, c->n_waiting, &c->n_waiting_alloc, sizeof *c->waiting);
     memmove(c->waiting + i + 1, c->waiting + i, (c->n_waiting - i) * sizeof *c->waiting);
     c->waiting[i] = j;
     c->n_waiting++;

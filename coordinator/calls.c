@@ -260,10 +260,7 @@ void call_job_wait(struct coord *c, struct turn *t, uint64_t peer, const Ballast
         answer_wait(c, t, peer, e, j, states);
         return;
     }
-    if (c->n_waits == c->n_waits_alloc) {
-        c->n_waits_alloc = c->n_waits_alloc ? 2 * c->n_waits_alloc : 16;
-        c->waits = xrealloc(c->waits, c->n_waits_alloc * sizeof *c->waits);
-    }
+    c->waits = xgrow(c->waits, c->n_waits, &c->n_waits_alloc, sizeof *c->waits);
     struct pending_wait *w = &c->waits[c->n_waits++];
     *w = (struct pending_wait){.peer = peer, .job = j->id, .states = states,
                                .deadline_ns = t->now_ns + wait_ms * NS_PER_MS};

@@ -25,10 +25,7 @@ static int read_place_rows(struct csv *c, struct place_row **out, size_t *out_n,
     struct place_row *row = NULL, r;
     int rc;
     while ((rc = csv_row(c, r.v, err)) > 0) {
-        if (n == cap) {
-            cap = cap ? cap * 2 : 1024;
-            row = xrealloc(row, cap * sizeof *row);
-        }
+        row = xgrow(row, n, &cap, sizeof *row);
         r.line = c->n_line;
         row[n++] = r;
     }

@@ -23,8 +23,9 @@ struct machine {
     const uint8_t *code;
     size_t      n_code, at;
     struct torch_file *f;
-    uint32_t   *stack, n_stack, stack_alloc;
-    uint32_t   *mark, n_marks, mark_alloc; /* heights of the stack */
+    uint32_t   *stack, n_stack;
+    uint32_t   *mark, n_marks; /* heights of the stack */
+    size_t      stack_alloc, mark_alloc;
     uint32_t   *memo, n_memo;              /* values by number, NO_VALUE */
     struct err *err;
 };
@@ -36,10 +37,7 @@ static int refuse(struct machine *m, const char *what)
 
 static int push(struct machine *m, uint32_t value)
 {
-    if (m->n_stack == m->stack_alloc) {
-        m->stack_alloc = m->stack_alloc ? 2 * m->stack_alloc : 64;
-        m->stack = xrealloc(m->stack, m->stack_alloc * sizeof *m->stack);
-    }
+    m->stack = xgrow(m->stack, m->n_stack, &m->stack_alloc, sizeof *m->stack);
     m->stack[m->n_stack++] = value;
     return 0;
 }
@@ -49,10 +47,7 @@ static int push_new(struct machine *m, struct torch_value v)
     struct torch_file *f = m->f;
     if (f->n_values == VALUES_MAX)
         return refuse(m, "too many values");
-    if (f->n_values == f->n_alloc) {
-        f->n_alloc = f->n_alloc ? 2 * f->n_alloc : 64;
-        f->value = xrealloc(f->value, f->n_alloc * sizeof *f->value);
-    }
+    f->value = xgrow(f->value, f->n_values, &f->n_alloc, sizeof *f->value);
     f->value[f->n_values] = v;
     return push(m, f->n_values++);
 }
@@ -74,10 +69,7 @@ static struct torch_value *top(struct machine *m, enum torch_kind kind, uint32_t
 
 static void append(struct torch_value *v, uint32_t item)
 {
-    if (v->n_items == v->n_alloc) {
-        v->n_alloc = v->n_alloc ? 2 * v->n_alloc : 8;
-        v->item = xrealloc(v->item, v->n_alloc * sizeof *v->item);
-    }
+    v->item = xgrow(v->item, v->n_items, &v->n_alloc, sizeof *v->item);
     v->item[v->n_items++] = item;
 }
 
@@ -155,10 +147,7 @@ static bool is_text(const struct torch_value *v, enum torch_kind kind, const cha
 
 static int set_mark(struct machine *m)
 {
-    if (m->n_marks == m->mark_alloc) {
-        m->mark_alloc = m->mark_alloc ? 2 * m->mark_alloc : 16;
-        m->mark = xrealloc(m->mark, m->mark_alloc * sizeof *m->mark);
-    }
+    m->mark = xgrow(m->mark, m->n_marks, &m->mark_alloc, sizeof *m->mark);
     m->mark[m->n_marks++] = m->n_stack;
     return 0;
 }

@@ -22,7 +22,8 @@ struct torch_value {
     const char *text;      /* not terminated, in the file */
     size_t      n_text;
     uint32_t   *item;      /* values; of a dictionary key, value, key, value */
-    uint32_t    n_items, n_alloc;
+    uint32_t    n_items;
+    size_t      n_alloc;
     uint32_t    n_dims;
     int64_t     shape[TORCH_DIMS_MAX], stride[TORCH_DIMS_MAX], offset;
     const uint8_t *bytes;  /* of a storage or tensor */
@@ -32,7 +33,8 @@ struct torch_value {
 
 struct torch_file {
     struct torch_value *value;
-    uint32_t n_values, n_alloc, root;
+    uint32_t n_values, root;
+    size_t   n_alloc;
 };
 
 /* bytes are kept until torch_close. -EINVAL: not such a file, or one with what is not a value. */

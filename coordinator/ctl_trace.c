@@ -36,10 +36,7 @@ int trace_fail(const struct trace *t, struct err *err, const char *format, ...)
 double *trace_add(struct trace *t, uint64_t step, uint32_t layer, uint32_t rank,
                   uint32_t n_experts)
 {
-    if (t->n_records == t->n_alloc) {
-        t->n_alloc = t->n_alloc ? 2 * t->n_alloc : 256;
-        t->record = xrealloc(t->record, t->n_alloc * sizeof *t->record);
-    }
+    t->record = xgrow(t->record, t->n_records, &t->n_alloc, sizeof *t->record);
     struct trace_record *r = &t->record[t->n_records++];
     *r = (struct trace_record){ step, layer, rank, n_experts,
                                 xcalloc(n_experts, sizeof *r->load) };

@@ -118,10 +118,7 @@ void emit_progress(struct coord *c, struct turn *t, struct job *j, uint64_t chec
 /* The tick tells the jobs that come after it. */
 static void note_ended(struct coord *c, job_id id)
 {
-    if (c->n_ended == c->n_ended_alloc) {
-        c->n_ended_alloc = c->n_ended_alloc ? 2 * c->n_ended_alloc : 16;
-        c->ended = xrealloc(c->ended, c->n_ended_alloc * sizeof *c->ended);
-    }
+    c->ended = xgrow(c->ended, c->n_ended, &c->n_ended_alloc, sizeof *c->ended);
     c->ended[c->n_ended++] = id;
 }
 

@@ -297,10 +297,7 @@ struct job *job_table_find(const struct job_table *t, job_id id)
 
 void job_table_add(struct job_table *t, struct job *j)
 {
-    if (t->n == t->n_alloc) {
-        t->n_alloc = t->n_alloc ? 2 * t->n_alloc : 64;
-        t->jobs = xrealloc(t->jobs, t->n_alloc * sizeof *t->jobs);
-    }
+    t->jobs = xgrow(t->jobs, t->n, &t->n_alloc, sizeof *t->jobs);
     size_t i = job_table_above(t, j->id);
     memmove(t->jobs + i + 1, t->jobs + i, (t->n - i) * sizeof *t->jobs);
     t->jobs[i] = j;

@@ -27,10 +27,7 @@ static void list(struct coord *c, struct job *j)
     core_wake_at(c, c->now_ns);
     if (j->rebalance.is_listed)
         return;
-    if (c->n_placing == c->n_placing_alloc) {
-        c->n_placing_alloc = c->n_placing_alloc ? 2 * c->n_placing_alloc : 16;
-        c->placing = xrealloc(c->placing, c->n_placing_alloc * sizeof *c->placing);
-    }
+    c->placing = xgrow(c->placing, c->n_placing, &c->n_placing_alloc, sizeof *c->placing);
     c->placing[c->n_placing++] = j->id;
     j->rebalance.is_listed = true;
 }

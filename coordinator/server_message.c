@@ -141,10 +141,7 @@ static void on_turn_end(void *context)
 static void on_peer_gone(void *context, link_peer peer)
 {
     struct server *s = context;
-    if (s->n_gone == s->n_gone_alloc) {
-        s->n_gone_alloc = s->n_gone_alloc ? 2 * s->n_gone_alloc : 64;
-        s->gone = xrealloc(s->gone, s->n_gone_alloc * sizeof *s->gone);
-    }
+    s->gone = xgrow(s->gone, s->n_gone, &s->n_gone_alloc, sizeof *s->gone);
     s->gone[s->n_gone++] = peer; /* the core hears it at the next turn */
     query_forget_peer(s, peer);
 }

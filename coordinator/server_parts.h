@@ -28,7 +28,7 @@ struct query;
 struct turn_work {
     struct work       work;
     struct turn       turn;
-    struct store_log *logs; /* owned */
+    struct store_log *logs; /* in the turn's arena */
     size_t            n_logs;
     struct query     *answered; /* owned: their reads hold what the turn's answers point to */
     struct turn_work *next;

@@ -28,8 +28,7 @@ struct turn_work *turn_get(struct server *s)
 
 void turn_add_log(struct turn_work *w, link_peer peer, const Ballast__LogChunk *chunk)
 {
-    if (!(w->n_logs & (w->n_logs - 1))) /* doubles at powers of two */
-        w->logs = xrealloc(w->logs, (w->n_logs ? 2 * w->n_logs : 1) * sizeof *w->logs);
+    w->logs = arena_grow(&w->turn.arena, w->logs, w->n_logs, sizeof *w->logs);
     w->logs[w->n_logs++] = (struct store_log){.chunk = chunk, .peer = peer};
 }
 
@@ -40,7 +39,6 @@ void turn_free(struct turn_work *w)
         query_free(q);
     }
     turn_fini(&w->turn);
-    free(w->logs);
     free(w);
 }
 

@@ -57,21 +57,10 @@ static inline double real_at(sqlite3_stmt *s, int column)
                                                          : sqlite3_column_double(s, column);
 }
 
-/* Room for one more item of a list in an arena: doubles at powers of two. */
-static inline void *grown(struct arena *a, void *items, size_t n, size_t item_bytes)
-{
-    if (n & (n - 1) || n == 1)
-        return items;
-    void *more = arena_alloc(a, (n ? 2 * n : 2) * item_bytes);
-    if (n)
-        memcpy(more, items, n * item_bytes);
-    return more;
-}
-
-#define PUSH(arena, items, n, item)                                                            \
-    do {                                                                                       \
-        (items) = grown((arena), (items), (n), sizeof *(items));                               \
-        (items)[(n)++] = (item);                                                               \
+#define PUSH(arena, items, n, item)                                                             \
+    do {                                                                                        \
+        (items) = arena_grow((arena), (items), (n), sizeof *(items));                           \
+        (items)[(n)++] = (item);                                                                \
     } while (0)
 
 #endif

@@ -5,17 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Room for one more item of a list in the arena; the old list is left to the arena. */
-static void *grow(struct turn *t, void *items, size_t n, size_t item_bytes)
-{
-    if (n && (n & (n - 1)))
-        return items;
-    void *larger = arena_alloc(&t->arena, (n ? 2 * n : 1) * item_bytes);
-    if (n)
-        memcpy(larger, items, n * item_bytes);
-    return larger;
-}
-
 void turn_fini(struct turn *t)
 {
     arena_fini(&t->arena);
@@ -24,7 +13,7 @@ void turn_fini(struct turn *t)
 
 static struct outgoing *add_outgoing(struct turn *t, uint64_t peer)
 {
-    t->out = grow(t, t->out, t->n_out, sizeof *t->out);
+    t->out = arena_grow(&t->arena, t->out, t->n_out, sizeof *t->out);
     struct outgoing *o = &t->out[t->n_out++];
     *o = (struct outgoing){.peer = peer};
     ballast__envelope__init(&o->envelope);
@@ -81,19 +70,19 @@ void turn_notice(struct turn *t, uint64_t peer, uint64_t worker_epoch, Ballast__
 
 void turn_record(struct turn *t, Ballast__Record *record)
 {
-    t->records = grow(t, t->records, t->n_records, sizeof *t->records);
+    t->records = arena_grow(&t->arena, t->records, t->n_records, sizeof *t->records);
     t->records[t->n_records++] = record;
 }
 
 void turn_store_steps(struct turn *t, job_id job, const Ballast__StepReports *reports)
 {
-    t->steps = grow(t, t->steps, t->n_steps, sizeof *t->steps);
+    t->steps = arena_grow(&t->arena, t->steps, t->n_steps, sizeof *t->steps);
     t->steps[t->n_steps++] = (struct turn_steps){.job = job, .reports = reports};
 }
 
 void turn_store_load(struct turn *t, job_id job, const Ballast__LoadReport *report)
 {
-    t->loads = grow(t, t->loads, t->n_loads, sizeof *t->loads);
+    t->loads = arena_grow(&t->arena, t->loads, t->n_loads, sizeof *t->loads);
     t->loads[t->n_loads++] = (struct turn_load){.job = job, .report = report};
 }
 
@@ -104,6 +93,6 @@ void turn_note(struct turn *t, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    t->notes = grow(t, t->notes, t->n_notes, sizeof *t->notes);
+    t->notes = arena_grow(&t->arena, t->notes, t->n_notes, sizeof *t->notes);
     t->notes[t->n_notes++] = arena_strdup(&t->arena, text);
 }

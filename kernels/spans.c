@@ -24,7 +24,8 @@ struct open_span {
 
 struct spans {
     struct mark *marks; /* number i is the device's mark i + 1 */
-    uint32_t n_marks, n_alloc;
+    uint32_t n_marks;
+    size_t   n_alloc;
     double   seconds[SPAN_KINDS_MAX];
     struct open_span stack[DEPTH_MAX]; /* as of the last mark that was read */
     uint32_t depth, n_open; /* of the stack; of marks that are not read yet, too */
@@ -53,10 +54,7 @@ void spans_close(struct device *dev)
 static void mark(struct device *dev, struct mark m)
 {
     struct spans *s = dev->spans;
-    if (s->n_marks == s->n_alloc) {
-        s->n_alloc = s->n_alloc ? 2 * s->n_alloc : 256;
-        s->marks = xrealloc(s->marks, s->n_alloc * sizeof *s->marks);
-    }
+    s->marks = xgrow(s->marks, s->n_marks, &s->n_alloc, sizeof *s->marks);
     s->marks[s->n_marks++] = m;
     dev->ops->mark(dev, s->n_marks);
 }

@@ -96,10 +96,7 @@ static void store_commit(struct sim *s, const struct turn *t)
 {
     struct sim_store *store = &s->store;
     for (size_t i = 0; i < t->n_records; i++) {
-        if (store->n_log == store->n_alloc) {
-            store->n_alloc = store->n_alloc ? 2 * store->n_alloc : 64;
-            store->log = xrealloc(store->log, store->n_alloc * sizeof *store->log);
-        }
+        store->log = xgrow(store->log, store->n_log, &store->n_alloc, sizeof *store->log);
         Ballast__Record *r = store->log[store->n_log++] = message_copy(t->records[i], NULL);
         struct err err = {0};
         s->counts.n_records++;
@@ -238,10 +235,7 @@ static void finish_turn(struct sim *s, struct sim_pending *p)
         free_pending(p);
         return;
     }
-    if (s->n_pending == s->n_pending_alloc) {
-        s->n_pending_alloc = s->n_pending_alloc ? 2 * s->n_pending_alloc : 16;
-        s->pending = xrealloc(s->pending, s->n_pending_alloc * sizeof *s->pending);
-    }
+    s->pending = xgrow(s->pending, s->n_pending, &s->n_pending_alloc, sizeof *s->pending);
     s->pending[s->n_pending++] = p;
     uint64_t at_ns = s->now_ns + 1 + (s->net.slow > 0 ? sim_random(s, s->commit_delay_ns)
                                                       : s->commit_delay_ns);
@@ -311,10 +305,7 @@ static void run_turn(struct sim *s, struct sim_event *e)
 
 void coord_sim_receive(struct sim *s, struct sim_packet *p)
 {
-    if (s->n_inbox == s->n_inbox_alloc) {
-        s->n_inbox_alloc = s->n_inbox_alloc ? 2 * s->n_inbox_alloc : 16;
-        s->inbox = xrealloc(s->inbox, s->n_inbox_alloc * sizeof *s->inbox);
-    }
+    s->inbox = xgrow(s->inbox, s->n_inbox, &s->n_inbox_alloc, sizeof *s->inbox);
     s->inbox[s->n_inbox++] = p;
     schedule_turn(s, s->now_ns + (s->net.slow > 0 ? sim_random(s, 3 * NS_PER_MS) : 0));
 }

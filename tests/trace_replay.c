@@ -21,16 +21,14 @@ void trace_read(const char *path, struct trace *out)
     struct trace t = { 0 };
     unsigned window, layer, expert, first_layer = 0, n_layers = 0, n_experts = 0;
     double load;
-    uint32_t n = 0, cap = 0;
+    uint32_t n = 0;
+    size_t cap = 0;
     char head[64];
     FILE *f = fopen(path, "r");
     if (!f || !fgets(head, sizeof head, f) || strcmp(head, "window,layer,expert,load\n"))
         give_up(path, 1, f ? "expected the columns window,layer,expert,load" : strerror(errno));
     while (fscanf(f, "%u,%u,%u,%lf", &window, &layer, &expert, &load) == 4) {
-        if (n == cap) {
-            cap = cap ? 2 * cap : 4096;
-            t.load = xrealloc(t.load, cap * sizeof *t.load);
-        }
+        t.load = xgrow(t.load, n, &cap, sizeof *t.load);
         if (n == 0)
             first_layer = layer;
         if (window == 0) {

@@ -17,13 +17,7 @@ void agent_turn_fini(struct agent_turn *t)
 struct effect *agent_effect(struct agent_turn *t, enum effect_kind kind,
                             const struct attempt *x)
 {
-    size_t n = t->n_effects;
-    if (!(n & (n - 1))) { /* 0 or a power of two: full */
-        struct effect *larger = arena_alloc(&t->arena, (n ? 2 * n : 1) * sizeof *larger);
-        if (n)
-            memcpy(larger, t->effects, n * sizeof *larger);
-        t->effects = larger;
-    }
+    t->effects = arena_grow(&t->arena, t->effects, t->n_effects, sizeof *t->effects);
     struct effect *e = &t->effects[t->n_effects++];
     *e = (struct effect){.kind = kind};
     if (x) {

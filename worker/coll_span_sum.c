@@ -254,10 +254,7 @@ static struct task *list_tasks(const struct sum *x, size_t *out_n)
         for (uint32_t run = 0; run < s->n_runs; run++) {
             if (responsible(x, k, run) != x->c.g->me)
                 continue;
-            if (n == room) {
-                room = room ? 2 * room : 64;
-                tasks = xrealloc(tasks, room * sizeof *tasks);
-            }
+            tasks = xgrow(tasks, n, &room, sizeof *tasks);
             tasks[n++] = (struct task){(uint32_t)k, run};
         }
     *out_n = n;

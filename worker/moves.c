@@ -9,10 +9,7 @@
 
 static void push_move(struct moves *m, struct move x)
 {
-    if (m->n == m->n_alloc) {
-        m->n_alloc = m->n_alloc ? 2 * m->n_alloc : 64;
-        m->move = xrealloc(m->move, m->n_alloc * sizeof *m->move);
-    }
+    m->move = xgrow(m->move, m->n, &m->n_alloc, sizeof *m->move);
     m->move[m->n++] = x;
 }
 

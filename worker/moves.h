@@ -22,7 +22,8 @@ struct move {
 
 struct moves {
     struct move *move;
-    uint32_t n, n_alloc, n_devices, n_slots;
+    uint32_t n, n_devices, n_slots;
+    size_t   n_alloc;
     size_t   part_bytes[SLOT_PARTS]; /* 0: there is no such part */
     uint32_t n_layers, n_stages;
     uint32_t **stage; /* (n_layers) of each slot, see placement_at_stage; NULL: whole at stage 0 */
