@@ -5,15 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/hash.h"
 #include "common/mem.h"
 
 #define N_BUCKETS_MIN 64
 
 static size_t hash_id(const uint8_t *id, size_t n_id)
 {
-    uint64_t h = 0xcbf29ce484222325ull; /* FNV-1a */
-    for (size_t i = 0; i < n_id; i++)
-        h = (h ^ id[i]) * 0x100000001b3ull;
+    uint64_t h = hash_fnv(HASH_FNV, id, n_id);
     return (size_t)(h ^ h >> 32);
 }
 

@@ -13,6 +13,7 @@
 
 #include "common/file.h"
 #include "common/json.h"
+#include "common/hash.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
 
@@ -26,13 +27,9 @@
 
 static uint64_t hash_of(const char *name, const char *dtype, const uint64_t *dims, uint32_t n)
 {
-    uint64_t h = 1469598103934665603ull;
-    for (; *name; name++)
-        h = (h ^ (uint8_t)*name) * 1099511628211ull;
-    for (; *dtype; dtype++)
-        h = (h ^ (uint8_t)*dtype) * 1099511628211ull;
-    for (uint32_t i = 0; i < n; i++)
-        h = (h ^ dims[i]) * 1099511628211ull;
+    uint64_t h = hash_fnv(HASH_FNV, name, strlen(name));
+    h = hash_fnv(h, dtype, strlen(dtype));
+    h = hash_fnv(h, dims, n * sizeof *dims);
     return h ^ h >> 29;
 }
 
@@ -51,10 +48,7 @@ static int group_of(struct tensor_list *list, const char *name, const char *dtyp
     if (list->n_groups == GROUPS_MAX)
         return err_set(err, -EFBIG, "more than %u different names and shapes of tensors",
                        GROUPS_MAX);
-    if (list->n_groups == list->cap) {
-        list->cap = list->cap ? 2 * list->cap : 128;
-        list->groups = xrealloc(list->groups, list->cap * sizeof *list->groups);
-    }
+    list->groups = xgrow(list->groups, list->n_groups, &list->cap, sizeof *list->groups);
     struct tensor_group *g = &list->groups[list->n_groups++];
     *g = (struct tensor_group){.name = xstrdup(name), .n_dims = n_dims};
     snprintf(g->dtype, sizeof g->dtype, "%s", dtype);

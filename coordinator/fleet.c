@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/hash.h"
+#include "common/mem.h"
 #include "proto/gpu.h"
 
 void fleet_init(struct fleet *f, const struct fleet_config *config)
@@ -39,9 +41,7 @@ void fleet_fini(struct fleet *f)
 
 static uint64_t hash_name(const char *name)
 {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (; *name; name++)
-        h = (h ^ (uint8_t)*name) * 0x100000001b3u;
+    uint64_t h = hash_fnv(HASH_FNV, name, strlen(name));
     return h ^ h >> 29;
 }
 
@@ -141,10 +141,7 @@ struct worker *fleet_add(struct fleet *f, const char *name)
             return NULL;
         worker_destroy(f->workers[i]);
     } else {
-        if (f->n == f->n_alloc) {
-            f->n_alloc = f->n_alloc ? 2 * f->n_alloc : 64;
-            f->workers = xrealloc(f->workers, f->n_alloc * sizeof *f->workers);
-        }
+        f->workers = xgrow(f->workers, f->n, &f->n_alloc, sizeof *f->workers);
         f->n++;
     }
     f->workers[i] = fresh_worker(name, (uint32_t)i);

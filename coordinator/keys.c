@@ -4,33 +4,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/hash.h"
 #include "common/mem.h"
-
-#define FNV_BASIS 0xcbf29ce484222325u
-
-static uint64_t fnv(uint64_t h, const void *bytes, size_t n_bytes)
-{
-    for (const uint8_t *p = bytes, *end = p + n_bytes; p < end; p++)
-        h = (h ^ *p) * 0x100000001b3u;
-    return h;
-}
 
 void keys_digest(const void *bytes, size_t n_bytes, uint8_t out_digest[DIGEST_BYTES])
 {
-    uint64_t pair[2] = {fnv(FNV_BASIS, bytes, n_bytes), 0};
-    pair[1] = fnv(fnv(~FNV_BASIS, pair, sizeof pair[0]), bytes, n_bytes);
+    uint64_t pair[2] = {hash_fnv(HASH_FNV, bytes, n_bytes), 0};
+    pair[1] = hash_fnv(hash_fnv(~HASH_FNV, pair, sizeof pair[0]), bytes, n_bytes);
     memcpy(out_digest, pair, DIGEST_BYTES);
 }
 
 static uint64_t user_hash(const char *user)
 {
-    return fnv(FNV_BASIS, user, strlen(user));
+    return hash_fnv(HASH_FNV, user, strlen(user));
 }
 
 /* The slot of the key, or the empty one where it would go. */
 static struct key_entry *slot(const struct keys *k, uint64_t user, const uint8_t *key)
 {
-    uint64_t h = fnv(user, key, IDEMPOTENCY_KEY_BYTES);
+    uint64_t h = hash_fnv(user, key, IDEMPOTENCY_KEY_BYTES);
     for (size_t i = (h ^ h >> 32) & (k->n_slots - 1);; i = (i + 1) & (k->n_slots - 1)) {
         struct key_entry *e = &k->slots[i];
         if (!e->job || (e->user_hash == user && !memcmp(e->key, key, sizeof e->key)))

@@ -14,6 +14,7 @@
 
 #include <cublasLt.h>
 
+#include "common/hash.h"
 #include "common/mem.h"
 #include "kernels/cuda_state.h"
 
@@ -205,10 +206,7 @@ static void answer_init(const struct cuda *cuda, const char *op, const struct cu
 
 static uint64_t hash_of(const struct key *key)
 {
-    const unsigned char *bytes = (const unsigned char *)key;
-    uint64_t h = 14695981039346656037ull;
-    for (size_t i = 0; i < sizeof *key; i++)
-        h = (h ^ bytes[i]) * 1099511628211ull;
+    uint64_t h = hash_fnv(HASH_FNV, key, sizeof *key);
     return h ^ h >> 32;
 }
 

@@ -30,12 +30,12 @@ void trial_fail(const char *text)
 
 static uint64_t random_bits(struct trial *t)
 {
-    return mix_word(t->state->random += 0x9e3779b97f4a7c15ull);
+    return mix_next(&t->state->random);
 }
 
 double trial_uniform(struct trial *t)
 {
-    return (double)(random_bits(t) >> 11) * 0x1p-53;
+    return mix_unit(random_bits(t));
 }
 
 /* The sum of four uniforms has nearly a normal's shape. */

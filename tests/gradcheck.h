@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "common/mem.h"
+#include "common/mix.h"
 #include "kernels/device.h"
 
 #define GRADCHECK_STEP      (1.0 / 32)
@@ -32,16 +33,13 @@ struct random {
 
 static inline uint64_t random_bits(struct random *r)
 {
-    uint64_t z = r->state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return z ^ z >> 31;
+    return mix_next(&r->state);
 }
 
 /* In [0, 1). */
 static inline double random_uniform(struct random *r)
 {
-    return (double)(random_bits(r) >> 11) * 0x1p-53;
+    return mix_unit(random_bits(r));
 }
 
 /* About normal: twelve uniforms less 6. */

@@ -2,7 +2,7 @@
 #ifndef TESTS_NOISE_H
 #define TESTS_NOISE_H
 
-#include <stdint.h>
+#include "common/mix.h"
 
 static inline double noise(uint64_t tensor, uint64_t i)
 {
@@ -10,7 +10,7 @@ static inline double noise(uint64_t tensor, uint64_t i)
     uint64_t z = tensor * 0x9e3779b97f4a7c15ull + i * 0xd1b54a32d192ed03ull;
     for (int k = 0; k < 12; k++) {
         z = (z ^ z >> 31) * 0xbf58476d1ce4e5b9ull + 0x94d049bb133111ebull;
-        sum += (double)(z >> 11) * 0x1p-53;
+        sum += mix_unit(z);
     }
     return sum;
 }

@@ -11,13 +11,13 @@
 
 uint64_t sim_random(struct sim *s, uint64_t below)
 {
-    uint64_t z = mix_word(s->random += 0x9e3779b97f4a7c15u);
+    uint64_t z = mix_next(&s->random);
     return below ? z % below : z;
 }
 
 bool sim_chance(struct sim *s, double p)
 {
-    return p > 0 && (double)(sim_random(s, 0) >> 11) * 0x1p-53 < p;
+    return p > 0 && mix_unit(sim_random(s, 0)) < p;
 }
 
 void sim_say(struct sim *s, const char *format, ...)
@@ -68,10 +68,7 @@ static void swap(struct sim_event *a, struct sim_event *b)
 void sim_at(struct sim *s, uint64_t at_ns, void (*run)(struct sim *, struct sim_event *),
             uint64_t a, uint64_t b, void *data)
 {
-    if (s->n_heap == s->n_heap_alloc) {
-        s->n_heap_alloc = s->n_heap_alloc ? 2 * s->n_heap_alloc : 256;
-        s->heap = xrealloc(s->heap, s->n_heap_alloc * sizeof *s->heap);
-    }
+    s->heap = xgrow(s->heap, s->n_heap, &s->n_heap_alloc, sizeof *s->heap);
     size_t i = s->n_heap++;
     s->heap[i] = (struct sim_event){
         .at_ns = at_ns > s->now_ns ? at_ns : s->now_ns, .order = s->next_order++, .run = run,

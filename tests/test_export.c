@@ -15,6 +15,7 @@
 #include "common/bf16.h"
 #include "common/hf_config.h"
 #include "common/mem.h"
+#include "common/mix.h"
 #include "common/safetensors.h"
 #include "kernels/fp8.h"
 #include "kernels/mxfp4.h"
@@ -52,7 +53,7 @@ static float value(uint64_t tensor, uint64_t i)
 {
     uint64_t z = (tensor * 1000003 + i) * 0x9e3779b97f4a7c15ull;
     z = (z ^ z >> 29) * 0xbf58476d1ce4e5b9ull;
-    return (float)((double)(z >> 11) * 0x1p-53 - 0.5);
+    return (float)(mix_unit(z) - 0.5);
 }
 
 /* ---- a base of many forms ------------------------------------------------------------------- */

@@ -9,13 +9,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/mix.h"
 #include "coordinator/forecast.h"
 
 enum { E = 32, WINDOWS = 24 };
 
 static double noise(uint64_t x)
 {
-    return (double)(scenario_hash(x) >> 11) * 0x1p-53 * 2 - 1;
+    return mix_unit(scenario_hash(x)) * 2 - 1;
 }
 
 /* Zipf-like loads; what moves them differs by case. */

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/mix.h"
 #include "coordinator/coord.h"
 #include "proto/check.h"
 #include "tests/a_job.h"
@@ -42,11 +43,7 @@ struct bench {
 
 static uint64_t draw(struct bench *b)
 {
-    b->random += 0x9e3779b97f4a7c15u; /* splitmix64 */
-    uint64_t x = b->random;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
+    return mix_next(&b->random);
 }
 
 static uint64_t below(struct bench *b, uint64_t n)

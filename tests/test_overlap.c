@@ -11,6 +11,7 @@
 
 #include "common/lora_map.h"
 #include "common/mem.h"
+#include "common/mix.h"
 #include "tests/a_model.h"
 #include "worker/optim.h"
 #include "worker/stack.h"
@@ -120,7 +121,7 @@ static float initial(const struct tensor_entry *e, uint64_t i)
         return (float)((i * 5 + z) % 8) * 3;
     z = (z + i) * 0x9e3779b97f4a7c15ull;
     z = (z ^ z >> 31) * 0xbf58476d1ce4e5b9ull;
-    float noise = (float)((double)(z >> 11) * 0x1p-53 - 0.5) * 0.4f;
+    float noise = (float)(mix_unit(z) - 0.5) * 0.4f;
     return e->init == INIT_ONES ? 1 + noise : noise;
 }
 

@@ -1,17 +1,16 @@
 /* ckpt_init.c - initial weights, each a function of (seed, tensor, element) and of no layout */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "common/hash.h"
 #include "common/mem.h"
 #include "common/mix.h"
 #include "worker/ckpt.h"
 
 static uint64_t key_of(uint64_t seed, const char *name)
 {
-    uint64_t key = 0xcbf29ce484222325u; /* FNV-1a */
-    for (const char *p = name; *p; p++)
-        key = (key ^ (uint8_t)*p) * 0x100000001b3u;
-    return mix_word(key ^ mix_word(seed + 0x9e3779b97f4a7c15u));
+    return mix_word(hash_fnv(HASH_FNV, name, strlen(name)) ^ mix_word(seed + 0x9e3779b97f4a7c15u));
 }
 
 /* In (0, 1), number k of element i. */

@@ -42,7 +42,7 @@ int popularity_check(const struct popularity *p, uint32_t n_experts, struct err 
 static double chance(const struct popularity *p, uint32_t layer, uint32_t expert, uint64_t what)
 {
     uint64_t place = (uint64_t)layer << 32 | expert;
-    return (double)(mix_at(mix_at(p->seed, what), place) >> 11) * 0x1p-53;
+    return mix_unit(mix_at(mix_at(p->seed, what), place));
 }
 
 static double normal(const struct popularity *p, uint32_t layer, uint32_t expert, uint64_t what)

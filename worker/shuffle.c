@@ -8,7 +8,7 @@
 
 static uint32_t draw(uint64_t *state, uint32_t below)
 {
-    return (uint32_t)(mix_word(*state += 0x9e3779b97f4a7c15u) % below);
+    return (uint32_t)(mix_next(state) % below);
 }
 
 static void shuffle_layer(struct placement *map, uint64_t *state)

@@ -56,7 +56,7 @@ static struct token_rows make_rows(uint32_t n_rows, uint32_t length, uint32_t vo
         r.cu_seqlens[d] = (int32_t)(d * length / n_docs);
     uint64_t last = 0;
     for (size_t i = 0; i < (size_t)n_rows * length; i++) {
-        bool follows = i % length && (double)(draw(&seed) >> 11) * 0x1p-53 < RULE_SHARE;
+        bool follows = i % length && mix_unit(draw(&seed)) < RULE_SHARE;
         last = follows ? (5 * last + 7) % n : draw(&seed) % n;
         r.tokens[i] = (int32_t)last;
     }
