@@ -9,6 +9,7 @@
 
 #include "common/mem.h"
 #include "coordinator/store.h"
+#include "tests/folder.h"
 
 /* ---- a store whose batches are waited for ---------------------------------------------------- */
 
@@ -46,10 +47,8 @@ static inline void bench_open(struct bench *b)
 
 static inline void bench_remove(struct bench *b)
 {
-    char command[128];
     store_close(b->store);
-    snprintf(command, sizeof command, "rm -rf %s", b->folder);
-    assert_int_equal(system(command), 0);
+    remove_tree(b->folder);
 }
 
 /* Waits until batches are said to be back, and takes them. */

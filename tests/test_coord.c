@@ -1,94 +1,20 @@
 /* test_coord.c - the coordinator's core, message by message */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-#include "coordinator/coord.h"
+#include "tests/a_core.h"
 #include "tests/a_job.h"
 
-#define M(x) BALLAST__METHOD__METHOD_##x
-#define PHASE(x) BALLAST__RANK_PHASE__RANK_##x
 #define JOB(x) BALLAST__JOB_STATE__JOB_##x
 
 enum { CLIENT = 1, W1 = 11, W2 = 12, OTHER = 13 }; /* connections */
 
-/* One coordinator, its log, and the newest turn. */
-struct bench {
-    struct coord    *c;
-    struct turn      turn;
-    uint64_t         now_ns, seq[32];
-    bool             is_limited; /* the user, to his own jobs */
-    const char      *user;
-    Ballast__Record *log[512];
-    size_t           n_log;
-};
-
-static void keep_records(struct bench *b)
-{
-    for (size_t i = 0; i < b->turn.n_records; i++) {
-        size_t n = ballast__record__get_packed_size(b->turn.records[i]);
-        uint8_t *bytes = xcalloc(1, n);
-        ballast__record__pack(b->turn.records[i], bytes);
-        assert_true(b->n_log < 512);
-        b->log[b->n_log++] = ballast__record__unpack(NULL, n, bytes);
-        free(bytes);
-    }
-    coord_committed(b->c, coord_last_seq(b->c));
-}
-
-static void begin(struct bench *b)
-{
-    turn_fini(&b->turn);
-    coord_begin(b->c, &b->turn, b->now_ns, (int64_t)b->now_ns);
-}
-
-static void finish(struct bench *b)
-{
-    coord_tick(b->c, &b->turn);
-    keep_records(b);
-}
-
-static void start(struct bench *b)
-{
-    struct coord_config config = coord_config_default();
-    struct err err;
-    config.version = "test";
-    b->c = coord_create(&config);
-    for (size_t i = 0; i < b->n_log; i++)
-        assert_int_equal(coord_apply(b->c, b->log[i], &err), 0);
-    begin(b);
-    coord_start(b->c, &b->turn);
-    finish(b);
-}
-
 static int setup(void **state)
 {
-    struct bench *b = xcalloc(1, sizeof *b);
-    b->now_ns = 1000 * NS_PER_S;
-    start(b);
-    *state = b;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct bench *b = *state;
-    turn_fini(&b->turn);
-    coord_destroy(b->c);
-    for (size_t i = 0; i < b->n_log; i++)
-        ballast__record__free_unpacked(b->log[i], NULL);
-    free(b);
+    *state = bench_create();
     return 0;
 }
 
 static void restart(struct bench *b)
 {
-    turn_fini(&b->turn);
-    coord_destroy(b->c);
+    stop(b);
     start(b);
 }
 
@@ -106,55 +32,10 @@ static void pass(struct bench *b, double seconds)
     finish(b);
 }
 
-/* What the shell does before a request about a job that has ended. */
-static void recall(struct bench *b, job_id job)
-{
-    Ballast__Record *records[512];
-    size_t n = 0;
-    struct err err;
-    for (size_t i = 0; i < b->n_log; i++)
-        if (b->log[i]->job_id == job)
-            records[n++] = b->log[i];
-    assert_int_equal(coord_recall(b->c, records, n, &err), 0);
-}
-
-static uint64_t life_of[32];
-
-static void message_with(struct bench *b, uint64_t peer, Ballast__Method method, uint8_t key,
-                         const ProtobufCMessage *payload)
-{
-    Ballast__Envelope e = BALLAST__ENVELOPE__INIT;
-    uint8_t bytes[IDEMPOTENCY_KEY_BYTES];
-    memset(bytes, key, sizeof bytes);
-    bool is_request = method < M(HEARTBEAT);
-    e.kind = is_request ? BALLAST__KIND__KIND_REQUEST : BALLAST__KIND__KIND_NOTICE;
-    e.method = method;
-    e.request_id = 1;
-    e.worker_epoch = life_of[peer];
-    e.seq = ++b->seq[peer];
-    if (key)
-        e.idempotency_key = (ProtobufCBinaryData){.len = sizeof bytes, .data = bytes};
-    begin(b);
-    for (job_id job; (job = coord_wants_job(b->c, method, payload));)
-        recall(b, job);
-    b->turn.is_limited = b->is_limited;
-    coord_message(b->c, &b->turn, peer, b->user ? b->user : "ann", &e, payload);
-    finish(b);
-}
-
 static void message(struct bench *b, uint64_t peer, Ballast__Method method,
                     const ProtobufCMessage *payload)
 {
     message_with(b, peer, method, 7, payload);
-}
-
-/* The nth message of that method to that peer in the newest turn, or NULL. */
-static const struct outgoing *sent(const struct bench *b, uint64_t peer, Ballast__Method method)
-{
-    for (size_t i = 0; i < b->turn.n_out; i++)
-        if (b->turn.out[i].peer == peer && b->turn.out[i].envelope.method == method)
-            return &b->turn.out[i];
-    return NULL;
 }
 
 static Ballast__Code code(const struct bench *b, uint64_t peer, Ballast__Method method)
@@ -174,7 +55,7 @@ static void hello_with(struct bench *b, uint64_t peer, const char *name, uint64_
     h.memory_bytes = 8ull << 30;
     h.ranks = &rank;
     h.n_ranks = rank != NULL;
-    life_of[peer] = life;
+    b->life[peer] = life;
     message(b, peer, M(HELLO), &h.base);
 }
 
@@ -345,7 +226,7 @@ static void a_job_must_fit_where_its_experts_lie_on_several_nodes(void **state)
         h.node = (char *)nodes[i];
         h.machine = "m1";
         h.memory_bytes = 8ull << 30;
-        life_of[W1 + i] = 1;
+        b->life[W1 + i] = 1;
         message(b, W1 + i, M(HELLO), &h.base);
     }
     Ballast__JobSpec spec = a_spec(4);

@@ -1,91 +1,21 @@
 /* test_rebalance.c - experts of one job: its loads, plans, calls and records, message by message */
+#include "tests/a_core.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
-#include "coordinator/coord.h"
-
-#define M(x) BALLAST__METHOD__METHOD_##x
-#define PHASE(x) BALLAST__RANK_PHASE__RANK_##x
 #define WHAT(x) BALLAST__RECORD__WHAT_##x
 #define CODE(x) BALLAST__CODE__##x
 
-enum { CLIENT = 1, W0 = 10, W1 = 11, WINDOW = 10, RECORDS_MAX = 256 };
+enum { CLIENT = 1, W0 = 10, W1 = 11, WINDOW = 10 };
 
-struct bench {
-    struct coord      *c;
-    struct turn        turn;
-    uint64_t           now_ns, seq[2];
-    Ballast__RankState rank[2]; /* as the workers say it */
-    Ballast__Record   *log[RECORDS_MAX];
-    size_t             n_log, n_before; /* n_before: before the newest message */
-};
-
-static void begin(struct bench *b)
-{
-    turn_fini(&b->turn);
-    coord_begin(b->c, &b->turn, b->now_ns, (int64_t)b->now_ns);
-}
-
-static void finish(struct bench *b)
-{
-    coord_tick(b->c, &b->turn);
-    for (size_t i = 0; i < b->turn.n_records; i++) {
-        size_t n = ballast__record__get_packed_size(b->turn.records[i]);
-        uint8_t *bytes = xcalloc(1, n);
-        ballast__record__pack(b->turn.records[i], bytes);
-        assert_true(b->n_log < RECORDS_MAX);
-        b->log[b->n_log++] = ballast__record__unpack(NULL, n, bytes);
-        free(bytes);
-    }
-    coord_committed(b->c, coord_last_seq(b->c));
-}
-
-static void start(struct bench *b)
-{
-    struct coord_config config = coord_config_default();
-    struct err err;
-    b->c = coord_create(&config);
-    for (size_t i = 0; i < b->n_log; i++)
-        assert_int_equal(coord_apply(b->c, b->log[i], &err), 0);
-    begin(b);
-    coord_start(b->c, &b->turn);
-    finish(b);
-}
+static Ballast__RankState ranks[2]; /* as the workers say it */
 
 static void message(struct bench *b, uint64_t peer, Ballast__Method method, uint8_t key,
                     const ProtobufCMessage *payload)
 {
-    Ballast__Envelope e = BALLAST__ENVELOPE__INIT;
-    uint8_t bytes[IDEMPOTENCY_KEY_BYTES];
-    memset(bytes, key, sizeof bytes);
-    e.kind = method < M(HEARTBEAT) ? BALLAST__KIND__KIND_REQUEST : BALLAST__KIND__KIND_NOTICE;
-    e.method = method;
-    e.request_id = 1;
-    if (peer >= W0) {
-        e.worker_epoch = peer;
-        e.seq = ++b->seq[peer - W0];
-    }
-    if (key)
-        e.idempotency_key = (ProtobufCBinaryData){.len = sizeof bytes, .data = bytes};
     b->now_ns += NS_PER_MS;
     b->n_before = b->n_log;
-    begin(b);
-    coord_message(b->c, &b->turn, peer, "ann", &e, payload);
-    finish(b);
-}
-
-static const struct outgoing *sent(const struct bench *b, uint64_t peer, Ballast__Method method)
-{
-    for (size_t i = 0; i < b->turn.n_out; i++)
-        if (b->turn.out[i].peer == peer && b->turn.out[i].envelope.method == method)
-            return &b->turn.out[i];
-    return NULL;
+    message_with(b, peer, method, key, payload);
 }
 
 /* The newest message made a record of that kind: it, else NULL. */
@@ -100,18 +30,19 @@ static const Ballast__Record *recorded(const struct bench *b, Ballast__Record__W
 static void hello(struct bench *b, uint64_t peer, bool holds_rank)
 {
     Ballast__Hello h = BALLAST__HELLO__INIT;
-    Ballast__RankState *rank = &b->rank[peer - W0];
+    Ballast__RankState *rank = &ranks[peer - W0];
     h.name = peer == W0 ? "w0" : "w1";
     h.node = "n1";
     h.ranks = &rank;
     h.n_ranks = holds_rank;
+    b->life[peer] = peer;
     message(b, peer, M(HELLO), 0, &h.base);
 }
 
 /* The rank's newest state. */
 static void say(struct bench *b, uint64_t peer)
 {
-    message(b, peer, M(RANK_STATE), 0, &b->rank[peer - W0].base);
+    message(b, peer, M(RANK_STATE), 0, &ranks[peer - W0].base);
 }
 
 static void pass(struct bench *b, double seconds)
@@ -140,7 +71,7 @@ static void submit(struct bench *b, bool is_auto, uint32_t n_devices)
 static void run(struct bench *b, uint32_t attempt)
 {
     for (uint64_t peer = W0; peer <= W1; peer++) {
-        Ballast__RankState *r = &b->rank[peer - W0];
+        Ballast__RankState *r = &ranks[peer - W0];
         ballast__rank_state__init(r);
         r->job_id = 1;
         r->attempt = attempt;
@@ -152,9 +83,7 @@ static void run(struct bench *b, uint32_t attempt)
 
 static int setup_running(void **state, bool is_auto)
 {
-    struct bench *b = xcalloc(1, sizeof *b);
-    b->now_ns = 1000 * NS_PER_S;
-    start(b);
+    struct bench *b = bench_create();
     submit(b, is_auto, 2);
     hello(b, W0, false);
     hello(b, W1, false);
@@ -173,21 +102,9 @@ static int setup_auto(void **state)
     return setup_running(state, true);
 }
 
-static int teardown(void **state)
-{
-    struct bench *b = *state;
-    turn_fini(&b->turn);
-    coord_destroy(b->c);
-    for (size_t i = 0; i < b->n_log; i++)
-        ballast__record__free_unpacked(b->log[i], NULL);
-    free(b);
-    return 0;
-}
-
 static void restart(struct bench *b)
 {
-    turn_fini(&b->turn);
-    coord_destroy(b->c);
+    stop(b);
     start(b);
     hello(b, W0, true);
     hello(b, W1, true);
@@ -205,7 +122,7 @@ static void loads(struct bench *b, uint64_t from_window, uint64_t to_window, uin
         layer.tokens = tokens;
         layer.n_tokens = r.n_experts = 4;
         r.job_id = 1;
-        r.attempt = b->rank[0].attempt;
+        r.attempt = ranks[0].attempt;
         r.first_step = (w - 1) * WINDOW + 1;
         r.last_step = w * WINDOW;
         r.n_nodes = 1;
@@ -248,10 +165,7 @@ static const char *reason(const struct bench *b, Ballast__Method method)
 
 static void what_cannot_be_is_said(void **state)
 {
-    struct bench *b = xcalloc(1, sizeof *b);
-    *state = b;
-    b->now_ns = 1000 * NS_PER_S;
-    start(b);
+    struct bench *b = *state = bench_create();
     assert_int_equal(call(b, M(REBALANCE_PLAN), 0, 0, false), CODE(NOT_FOUND));
     submit(b, true, 1);
     assert_int_equal(call(b, M(REBALANCE_PLAN), 0, 0, false), CODE(FAILED_PRECONDITION));
@@ -372,9 +286,9 @@ static void a_placement_of_a_person_is_carried_out(void **state)
     assert_int_equal(l->home[0], 0);
     assert_int_equal(l->home[2], 2); /* its old device has it no more */
     assert_int_equal(plan->n_moves, 2);
-    b->rank[1].rejected_epoch = 1;
+    ranks[1].rejected_epoch = 1;
     say(b, W1);
-    b->rank[0].rejected_epoch = 1;
+    ranks[0].rejected_epoch = 1;
     say(b, W0);
     assert_int_equal(call(b, M(REBALANCE_PLAN), 0, 0, false), CODE(OK)); /* the planner's */
     assert_int_equal(reply(b, M(REBALANCE_PLAN))->n_moves, 0);
@@ -407,7 +321,7 @@ static void automatic_mode_is_switched_at_once(void **state)
 static void prepared(struct bench *b, uint32_t epoch)
 {
     for (uint64_t peer = W0; peer <= W1; peer++) {
-        b->rank[peer - W0].prepared_epoch = epoch;
+        ranks[peer - W0].prepared_epoch = epoch;
         say(b, peer);
     }
 }
@@ -415,9 +329,9 @@ static void prepared(struct bench *b, uint32_t epoch)
 static void migrated(struct bench *b, uint32_t epoch)
 {
     for (uint64_t peer = W0; peer <= W1; peer++) {
-        b->rank[peer - W0].placement_epoch = epoch;
-        b->rank[peer - W0].moved_bytes = 100 * peer;
-        b->rank[peer - W0].pause_s = 0.01 * (double)peer;
+        ranks[peer - W0].placement_epoch = epoch;
+        ranks[peer - W0].moved_bytes = 100 * peer;
+        ranks[peer - W0].pause_s = 0.01 * (double)peer;
         say(b, peer);
     }
 }
@@ -443,10 +357,10 @@ static void a_plan_comes_into_force_and_its_gain_is_seen(void **state)
     assert_float_equal(r->gain_s, 0.02, 1e-9);
     assert_float_equal(r->imbalance_after, 1.01, 1e-9);
 
-    b->rank[1].phase = PHASE(FAILED); /* the next attempt starts with that placement */
-    b->rank[1].retryable = true;
+    ranks[1].phase = PHASE(FAILED); /* the next attempt starts with that placement */
+    ranks[1].retryable = true;
     say(b, W1);
-    b->rank[0].phase = PHASE(STOPPED);
+    ranks[0].phase = PHASE(STOPPED);
     say(b, W0);
     pass(b, 2);
     begin(b);
@@ -466,7 +380,7 @@ static void prepare_is_repeated_until_it_is_answered(void **state)
     pass(b, 2.5);
     say(b, W1);
     assert_non_null(sent(b, W1, M(PREPARE)));
-    b->rank[1].prepared_epoch = 1;
+    ranks[1].prepared_epoch = 1;
     pass(b, 2.5);
     say(b, W1);
     assert_null(sent(b, W1, M(PREPARE)));
@@ -476,17 +390,17 @@ static void a_refusal_frees_the_others(void **state)
 {
     struct bench *b = *state;
     loads(b, 1, 1, 0, 5000000);
-    b->rank[0].prepared_epoch = 1;
+    ranks[0].prepared_epoch = 1;
     say(b, W0);
-    b->rank[1].rejected_epoch = 1;
-    b->rank[1].plan_text = "no memory for 4096 bytes";
+    ranks[1].rejected_epoch = 1;
+    ranks[1].plan_text = "no memory for 4096 bytes";
     say(b, W1);
     assert_string_equal(recorded(b, WHAT(PLAN_ENDED))->plan_ended->reason,
                         "rank 1 on worker w1: no memory for 4096 bytes");
     assert_non_null(sent(b, W0, M(ABORT_PLAN)));
     assert_null(sent(b, W1, M(ABORT_PLAN)));
     assert_int_equal(call(b, M(REBALANCE_PLAN), 0, 0, false), CODE(FAILED_PRECONDITION));
-    b->rank[0].rejected_epoch = 1;
+    ranks[0].rejected_epoch = 1;
     say(b, W0);
     assert_int_equal(call(b, M(REBALANCE_PLAN), 0, 0, false), CODE(OK));
     loads(b, 2, 2, 0, 5000000);
@@ -500,10 +414,10 @@ static void a_new_coordinator_carries_the_plan_on(void **state)
     struct bench *b = *state;
     loads(b, 1, 1, 0, 5000000);
     prepared(b, 1);
-    b->rank[1].prepared_epoch = 0; /* it never heard of it */
+    ranks[1].prepared_epoch = 0; /* it never heard of it */
     restart(b);
     assert_non_null(sent(b, W1, M(PREPARE)));
-    b->rank[1].prepared_epoch = 1;
+    ranks[1].prepared_epoch = 1;
     restart(b);
     assert_null(sent(b, W1, M(PREPARE)));
     migrated(b, 1);
@@ -514,7 +428,7 @@ static void a_rank_that_is_late_is_told_to_give_up(void **state)
 {
     struct bench *b = *state;
     loads(b, 1, 1, 0, 5000000);
-    b->rank[0].prepared_epoch = 1;
+    ranks[0].prepared_epoch = 1;
     for (int i = 0; i < 12; i++) { /* both live, one does not answer */
         say(b, W0);
         say(b, W1);

@@ -1,10 +1,5 @@
 /* test_store_load.c - expert load over virtual weeks: every token is covered once, old ones go */
-#include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/a_tables.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -34,19 +29,13 @@ struct bench {
 
 static void bench_make(struct bench *b)
 {
-    struct err err = {0};
     *b = (struct bench){.folder = "/tmp/test_store_load.XXXXXX", .now_ns = 1000 * HOUR_NS};
-    assert_non_null(mkdtemp(b->folder));
-    if (tables_open(&b->t, b->folder, &err) < 0)
-        fail_msg("%s", err.text);
+    tables_make(&b->t, b->folder);
 }
 
 static void bench_remove(struct bench *b)
 {
-    char command[128];
-    tables_close(&b->t);
-    snprintf(command, sizeof command, "rm -rf %s", b->folder);
-    assert_int_equal(system(command), 0);
+    tables_remove(&b->t, b->folder);
 }
 
 struct report {
@@ -121,14 +110,12 @@ static int tend(struct bench *b)
 /* The first cell of a person's query. */
 static char *ask(struct bench *b, const char *format, ...)
 {
-    struct store_read r = {.kind = STORE_SQL, .limit = 1000};
     char sql[512];
     va_list args;
     va_start(args, format);
     vsnprintf(sql, sizeof sql, format, args);
     va_end(args);
-    r.sql = sql;
-    read_run(&b->t, &r);
+    struct store_read r = ask_tables(&b->t, sql, 1000);
     if (r.rc < 0)
         fail_msg("%s: %s", sql, r.err.text);
     assert_true(r.n_rows > 0);

@@ -1,10 +1,5 @@
 /* test_store_query.c - people's SQL: what it sees, what it may not, and that it always ends */
-#include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/a_tables.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,11 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/clock.h"
 #include "coordinator/store_bind.h"
 #include "coordinator/store_load.h"
 #include "proto/check.h"
-#include "tests/patience.h"
 
 #define S_NS ((int64_t)NS_PER_S)
 #define A10  "aaaaaaaaaa"
@@ -129,11 +122,8 @@ static void say_reports(struct bench *b, uint32_t n)
 
 static void bench_make(struct bench *b, uint32_t n_steps)
 {
-    struct err err = {0};
     *b = (struct bench){.folder = "/tmp/test_store_query.XXXXXX"};
-    assert_non_null(mkdtemp(b->folder));
-    if (tables_open(&b->t, b->folder, &err) < 0)
-        fail_msg("%s", err.text);
+    tables_make(&b->t, b->folder);
     say_job(b, 1, "hybrid");
     say_job(b, 2, "tiny\xff\x01");
     say_plans(b);
@@ -142,13 +132,16 @@ static void bench_make(struct bench *b, uint32_t n_steps)
 
 static void bench_remove(struct bench *b)
 {
-    char command[128];
-    tables_close(&b->t);
-    snprintf(command, sizeof command, "rm -rf %s", b->folder);
-    assert_int_equal(system(command), 0);
+    tables_remove(&b->t, b->folder);
 }
 
 static struct store_read ask(struct bench *b, const char *sql, uint32_t limit)
+{
+    return ask_tables(&b->t, sql, limit);
+}
+
+/* With the time that a person's statement has. */
+static struct store_read ask_once(struct bench *b, const char *sql, uint32_t limit)
 {
     struct store_read r = {.kind = STORE_SQL, .sql = sql, .limit = limit};
     read_run(&b->t, &r);
@@ -304,7 +297,7 @@ static void what_takes_too_much_is_ended(void **state)
     bench_make(&b, 1000);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         uint64_t from_ns = clock_now_ns();
-        struct store_read r = ask(&b, rows[i].sql, 100);
+        struct store_read r = ask_once(&b, rows[i].sql, 100);
         /* A slow machine runs out of time first, one with a sanitizer out of memory. */
         if (r.rc != rows[i].rc && r.rc != -ETIMEDOUT && r.rc != -ENOMEM)
             fail_msg("%s: rc %d '%s'", rows[i].sql, r.rc, r.err.text);
