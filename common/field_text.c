@@ -43,6 +43,16 @@ int text_integer(const char *text, uint64_t *out_magnitude, bool *out_negative)
     return 0;
 }
 
+bool text_count(const char *text, uint64_t min, uint64_t max, uint64_t *out)
+{
+    uint64_t x;
+    bool is_negative;
+    if (text_integer(text, &x, &is_negative) < 0 || (is_negative && x > 0) || x < min || x > max)
+        return false;
+    *out = x;
+    return true;
+}
+
 bool text_bool(const char *text, uint64_t *out)
 {
     static const char *const words[] = {"false", "true", "no", "yes", "off", "on"};

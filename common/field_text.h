@@ -9,6 +9,8 @@
 
 /* 300, -2, 1e6. Returns 0, -EINVAL (not a whole number) or -ERANGE (beyond 64 bits). */
 int  text_integer(const char *text, uint64_t *out_magnitude, bool *out_negative);
+/* A whole number of that range. */
+bool text_count(const char *text, uint64_t min, uint64_t max, uint64_t *out);
 bool text_double(const char *text, double *out);
 /* true, yes, on and their opposites; 0 or 1. */
 bool text_bool(const char *text, uint64_t *out);

@@ -2,6 +2,7 @@
 #include "tests/gradcheck.h"
 
 #include <errno.h>
+#include <getopt.h>
 
 #include "common/json.h"
 #include "worker/bench.h"
@@ -91,12 +92,36 @@ static void every_case_leaves_finite_numbers(void **state)
     dev->ops->close(dev);
 }
 
+static void wrong_options_are_usage_errors(void **state)
+{
+    static const char *const rows[][4] = {
+        {"bench", "--ranks", "2"},   {"bench", "--cluster", "--ranks", "65"},
+        {"bench", "--ranks", "0"},   {"bench", "--threads", "-1"},
+        {"bench", "--threads", "x"}, {"bench", "rms_norm"},
+        {"bench", "--fast"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *argv[5] = {NULL};
+        int argc = 0;
+        while (argc < 4 && rows[i][argc]) {
+            argv[argc] = xstrdup(rows[i][argc]);
+            argc++;
+        }
+        optind = 0; /* getopt begins anew */
+        assert_int_equal(bench_main(argc, argv), 2);
+        while (argc)
+            free(argv[--argc]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_object_a_line),
         cmocka_unit_test(unknown_names_are_refused),
         cmocka_unit_test(every_case_leaves_finite_numbers),
+        cmocka_unit_test(wrong_options_are_usage_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,6 +30,9 @@ int bench_run(const struct bench_options *o, FILE *out, struct err *err);
  * "cuda", a GPU of its own, and writes a cluster.yaml to out. */
 int bench_cluster(const struct bench_options *o, FILE *out, struct err *err);
 
+/* The command; argv[0] is "bench". Returns the exit code. */
+int bench_main(int argc, char **argv);
+
 struct bench_case;
 struct device;
 

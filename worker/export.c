@@ -379,7 +379,7 @@ int export_merged(const char *model_path, const char *adapter_path, const char *
 
 static int usage_error(const char *text)
 {
-    fprintf(stderr, "ballast-worker export: %s\n%s", text, usage);
+    fprintf(stderr, "ballast-worker export: %s; see ballast-worker export --help\n", text);
     return 2;
 }
 

@@ -2,12 +2,13 @@
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
-#include "common/file.h"
+#include "common/field_text.h"
 #include "common/log.h"
 #include "common/stdio.h"
 #include "common/versions.h"
@@ -23,6 +24,7 @@
 enum { EXIT_USAGE = 2 };
 
 #define STACK_BYTES_MIN (1u << 20)
+#define SEED_MAX        9999u
 
 static const char usage[] =
     "ballast-worker - runs the ranks of training jobs on one device\n"
@@ -33,9 +35,7 @@ static const char usage[] =
     "  ballast-worker --version | --help | --help-config\n"
     "  ballast-worker validate MODEL_DIR --expect FIXTURE_DIR ...   see validate --help\n"
     "  ballast-worker export MODEL_DIR --lora ADAPTER_DIR --out DIR   merges an adapter\n"
-    "  ballast-worker bench [--op NAME] [--device DEVICE] [--threads N] [--json]\n"
-    "  ballast-worker bench --cluster [--ranks N] [--threads N] [--device cpu|cuda] [--out FILE]\n"
-    "                                     measures this machine for ballast adapt --cluster FILE\n"
+    "  ballast-worker bench ...   times every op, or measures a cluster.yaml; see bench --help\n"
     "\n"
     "  --config FILE    what it is called, where its coordinator is, what jobs may read\n"
     "  --device DEVICE  instead of the file's device\n"
@@ -52,15 +52,20 @@ static const char usage[] =
     "  ballast-worker --config deploy/worker.yaml\n"
     "  ballast-worker --config /etc/ballast/worker.yaml --device cuda:1\n"
     "  ballast-worker --config worker.yaml --check-config\n"
-    "  ballast-worker bench --op rms_norm --json\n"
-    "  ballast-worker bench --cluster --ranks 2 --threads 1 --out cluster.yaml\n"
     "\n"
     "SIGTERM stops its trainer (after a checkpoint, within a bound) and ends; a second one ends\n"
     "at once. SIGUSR1 writes its state to the log.\n";
 
-static int usage_error(const char *what)
+static int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+static int usage_error(const char *format, ...)
 {
-    fprintf(stderr, "ballast-worker: %s; see ballast-worker --help\n", what);
+    va_list args;
+    va_start(args, format);
+    fputs("ballast-worker: ", stderr);
+    vfprintf(stderr, format, args);
+    fputs("; see ballast-worker --help\n", stderr);
+    va_end(args);
     return EXIT_USAGE;
 }
 
@@ -106,86 +111,14 @@ static int run_trainer(void)
     return trainer_main(CHANNEL_FD);
 }
 
-/* A file is whole or not there. */
-static int bench_to(const struct bench_options *o, const char *path, struct err *err)
-{
-    FILE *f = path ? file_create(path, err) : stdout;
-    if (!f)
-        return err->code;
-    int rc = bench_cluster(o, f, err);
-    if (path && fclose(f) != 0 && rc == 0)
-        rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
-    if (path && rc < 0)
-        remove(path);
-    return rc;
-}
+struct options {
+    const char *file, *device;
+    bool is_check;
+    struct simulate_options simulate;
+};
 
-static bool parse_count(const char *text, uint32_t most, uint32_t *out)
-{
-    if (!*text || strspn(text, "0123456789") != strlen(text) || strlen(text) > 4)
-        return false;
-    *out = (uint32_t)atoi(text);
-    return *out <= most;
-}
-
-static int bench_main(int argc, char **argv)
-{
-    static const struct option options[] = {
-        {"op", required_argument, NULL, 'o'},      {"device", required_argument, NULL, 'd'},
-        {"threads", required_argument, NULL, 't'}, {"json", no_argument, NULL, 'j'},
-        {"cluster", no_argument, NULL, 'c'},       {"ranks", required_argument, NULL, 'r'},
-        {"out", required_argument, NULL, 'f'},     {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    struct bench_options o = {.n_ranks = 1};
-    const char *path = NULL;
-    bool is_cluster = false;
-    struct err err = {0};
-    int option;
-    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-        switch (option) {
-        case 'o':
-            o.op = optarg;
-            break;
-        case 'd':
-            o.device = optarg;
-            break;
-        case 't':
-            if (!parse_count(optarg, 9999, &o.n_threads))
-                return usage_error("bench: --threads takes a whole number");
-            break;
-        case 'r':
-            if (!parse_count(optarg, RANKS_HERE_MAX, &o.n_ranks) || o.n_ranks == 0)
-                return usage_error("bench: --ranks takes a whole number from 1 to 64");
-            break;
-        case 'c':
-            is_cluster = true;
-            break;
-        case 'f':
-            path = optarg;
-            break;
-        case 'j':
-            o.json = true;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return EXIT_SUCCESS;
-        default:
-            return EXIT_USAGE; /* getopt has said what is wrong */
-        }
-    }
-    if (optind < argc)
-        return usage_error("bench takes options only");
-    if (!is_cluster && (o.n_ranks > 1 || path))
-        return usage_error("bench: --ranks and --out go with --cluster");
-    if ((is_cluster ? bench_to(&o, path, &err) : bench_run(&o, stdout, &err)) < 0) {
-        fprintf(stderr, "ballast-worker: %s\n", err.text);
-        return EXIT_FAILURE;
-    }
-    return EXIT_SUCCESS;
-}
-
-int main(int argc, char **argv)
+/* Returns an exit code where it ends with them, else -1. */
+static int parse_options(int argc, char **argv, struct options *o)
 {
     static const struct option options[] = {
         {"config", required_argument, NULL, 'c'},    {"device", required_argument, NULL, 'd'},
@@ -197,46 +130,24 @@ int main(int argc, char **argv)
         {"simulate-cluster", required_argument, NULL, 'K'},
         {NULL, 0, NULL, 0},
     };
-    const char *file = NULL, *device = NULL;
-    bool is_check = false;
-    struct simulate_options simulate = {.seed = 1};
-    uint32_t seed = 0;
-    int option;
-
-    stdio_hold_places();
-    if (argc > 1 && !strcmp(argv[1], "--trainer"))
-        return run_trainer();
-    if (argc > 1 && !strcmp(argv[1], "validate"))
-        return validate_main(argc - 1, argv + 1);
-    if (argc > 1 && !strcmp(argv[1], "export"))
-        return export_main(argc - 1, argv + 1);
-    if (argc > 1 && !strcmp(argv[1], "bench"))
-        return bench_main(argc - 1, argv + 1);
-    while ((option = getopt_long(argc, argv, "hV", options, NULL)) != -1) {
+    bool has_seed = false;
+    uint64_t n;
+    for (int option; (option = getopt_long(argc, argv, "hV", options, NULL)) != -1;)
         switch (option) {
-        case 'c':
-            file = optarg;
-            break;
-        case 'd':
-            device = optarg;
-            break;
-        case 'C':
-            is_check = true;
-            break;
+        case 'c': o->file = optarg; break;
+        case 'd': o->device = optarg; break;
+        case 'C': o->is_check = true; break;
+        case 'L': o->simulate.loads_file = optarg; break;
+        case 'K': o->simulate.cluster_file = optarg; break;
         case 'S':
-            if (!parse_count(optarg, SIMULATED_MAX, &simulate.n) || simulate.n == 0)
-                return usage_error("--simulate takes a whole number from 1 to 4096");
-            break;
-        case 'L':
-            simulate.loads_file = optarg;
+            if (!text_count(optarg, 1, SIMULATED_MAX, &n))
+                return usage_error("--simulate takes a whole number from 1 to %u", SIMULATED_MAX);
+            o->simulate.n = (uint32_t)n;
             break;
         case 'E':
-            if (!parse_count(optarg, 9999, &seed))
-                return usage_error("--simulate-seed takes a whole number up to 9999");
-            simulate.seed = seed;
-            break;
-        case 'K':
-            simulate.cluster_file = optarg;
+            if (!text_count(optarg, 0, SEED_MAX, &o->simulate.seed))
+                return usage_error("--simulate-seed takes a whole number up to %u", SEED_MAX);
+            has_seed = true;
             break;
         case 'h':
             fputs(usage, stdout);
@@ -250,12 +161,27 @@ int main(int argc, char **argv)
         default:
             return EXIT_USAGE; /* getopt has said what is wrong */
         }
-    }
     if (optind < argc)
-        return usage_error("an argument that is no option");
-    if (!file)
+        return usage_error("'%s' is no option", argv[optind]);
+    if (!o->file)
         return usage_error("--config FILE is missing");
-    if (!simulate.n && (simulate.loads_file || simulate.cluster_file || seed))
+    if (!o->simulate.n && (o->simulate.loads_file || o->simulate.cluster_file || has_seed))
         return usage_error("--simulate-loads, -seed and -cluster go with --simulate N");
-    return run_daemon(file, device, is_check, &simulate);
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {.simulate.seed = 1};
+    stdio_hold_places();
+    if (argc > 1 && !strcmp(argv[1], "--trainer"))
+        return run_trainer();
+    if (argc > 1 && !strcmp(argv[1], "validate"))
+        return validate_main(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "export"))
+        return export_main(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "bench"))
+        return bench_main(argc - 1, argv + 1);
+    int code = parse_options(argc, argv, &o);
+    return code >= 0 ? code : run_daemon(o.file, o.device, o.is_check, &o.simulate);
 }

@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/field_text.h"
 #include "common/hf_config.h"
 #include "common/mem.h"
 
@@ -56,27 +58,16 @@ struct options {
 
 /* ---- options -------------------------------------------------------------------------------- */
 
-static int parse_number(const char *text, long max, long *out)
-{
-    char *end;
-    errno = 0;
-    long x = strtol(text, &end, 10);
-    if (errno || end == text || *end || x < 0 || x > max)
-        return -EINVAL;
-    *out = x;
-    return 0;
-}
-
 static int parse_layout(char *text, struct layout_degrees *d, struct err *err)
 {
     char *save = NULL;
 
     for (char *part = strtok_r(text, ",", &save); part; part = strtok_r(NULL, ",", &save)) {
         char *value = strchr(part, '=');
-        long x;
+        uint64_t x;
         if (value)
             *value++ = '\0';
-        if (!value || parse_number(value, RANKS_MAX, &x) < 0 || x == 0)
+        if (!value || !text_count(value, 1, RANKS_MAX, &x))
             return err_set(err, -EINVAL, "--layout: '%s' needs a number from 1 to %u", part,
                            RANKS_MAX);
         if (strcmp(part, "ranks") == 0)
@@ -88,7 +79,8 @@ static int parse_layout(char *text, struct layout_degrees *d, struct err *err)
         else if (strcmp(part, "expert_shard") == 0)
             d->expert_shard = (uint32_t)x;
         else if (strcmp(part, "sp") == 0 && x != 1)
-            return err_set(err, -EINVAL, "--layout: sp %ld is not supported; supported: 1", x);
+            return err_set(err, -EINVAL, "--layout: sp %" PRIu64 " is not supported; supported: 1",
+                           x);
         else if (strcmp(part, "sp") != 0)
             return err_set(err, -EINVAL,
                            "--layout: '%s' is unknown; known: ranks, fsdp, ep, expert_shard, sp",
@@ -122,7 +114,7 @@ static int parse_recompute(const char *value, enum recompute *out, struct err *e
 
 static int parse_option(int which, char *value, struct options *o, struct err *err)
 {
-    long n;
+    uint64_t n;
 
     switch (which) {
     case OPTION_EXPECT: o->expect = value; return 0;
@@ -133,19 +125,19 @@ static int parse_option(int which, char *value, struct options *o, struct err *e
     case OPTION_LORA: o->lora = value; return 0;
     case OPTION_LAYOUT: return parse_layout(value, &o->degrees, err);
     case OPTION_STEPS:
-        if (parse_number(value, INT32_MAX, &n) < 0)
+        if (!text_count(value, 0, INT32_MAX, &n))
             return err_set(err, -EINVAL, "--steps '%s' is not a number of steps", value);
-        o->n_steps = n;
+        o->n_steps = (int64_t)n;
         return 0;
     case OPTION_MOVES_EVERY:
-        if (parse_number(value, INT32_MAX, &n) < 0)
+        if (!text_count(value, 0, INT32_MAX, &n))
             return err_set(err, -EINVAL, "--moves-every '%s' is not a number of steps", value);
         o->moves.every = (uint32_t)n;
         return 0;
     case OPTION_SEED:
-        if (parse_number(value, INT32_MAX, &n) < 0)
+        if (!text_count(value, 0, INT32_MAX, &n))
             return err_set(err, -EINVAL, "--seed '%s' is not a number", value);
-        o->moves.seed = (uint64_t)n;
+        o->moves.seed = n;
         return 0;
     case OPTION_SELF: o->self = true; return 0;
     case OPTION_JSON: o->json = true; return 0;
@@ -295,7 +287,8 @@ int validate_main(int argc, char **argv)
         return 0;
     }
     if (rc < 0) {
-        fprintf(stderr, "ballast-worker validate: %s\n%s", err.text, usage);
+        fprintf(stderr, "ballast-worker validate: %s; see ballast-worker validate --help\n",
+                err.text);
         return 2;
     }
     rc = run(&o, &err);
