@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "common/field_text.h"
-#include "common/mem.h"
 #include "common/tame.h"
 
 /* ---- for messages --------------------------------------------------------------------------- */

@@ -15,7 +15,6 @@
 #include <zmq.h>
 
 #include "common/clock.h"
-#include "common/link_address.h"
 #include "common/mem.h"
 
 #define MESSAGES_PER_TURN 256

@@ -7,7 +7,6 @@
 
 #include <zmq.h>
 
-#include "common/clock.h"
 #include "common/link_address.h"
 #include "common/mem.h"
 

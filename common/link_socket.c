@@ -17,7 +17,6 @@
 
 #include "common/link.h"
 #include "common/link_accept.h"
-#include "common/link_address.h"
 
 #define HIGH_WATER_MESSAGES 256 /* in ZeroMQ, per peer and direction */
 #define LINGER_MS           1000

@@ -48,10 +48,10 @@ struct model_spec {
     struct rotary_config rotary; /* with mla_rotary: of the shared key part and its partner */
     bool     rotary_interleaved;
 
-    /* a lightning indexer in every MLA layer; index_top_k 0: none, attention is dense */
+    /* a lightning indexer in every MLA layer; index_top_k 0: none, attention is dense. With
+     * mla_rotary the first rotary.dim dims turn, too, by halves */
     uint32_t index_heads, index_head_dim, index_top_k;
     float    index_norm_eps;
-    bool     index_rotary_interleaved; /* with mla_rotary: the first rotary.dim dims turn too */
 
     /* feed-forward */
     enum activation_kind activation;

@@ -7,7 +7,6 @@
 #include <ctype.h>
 #include <inttypes.h>
 
-#include "proto/job_spec.h"
 
 #define LABEL_BYTES 40 /* objects of Kubernetes add theirs to it, up to 63 in all */
 

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
 #include "coordinator/ctl_given.h"
 #include "coordinator/json_of.h"
 

@@ -7,9 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/clock.h"
 #include "common/tame.h"
-#include "common/types.h"
 #include "coordinator/event.h"
 
 /* ---- foreign text --------------------------------------------------------------------------- */

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "common/mem.h"
-#include "common/types.h"
 
 #define PAGES_PER_STEP 64
 

@@ -12,7 +12,8 @@
 
 #define HOUR_NS (3600 * (int64_t)NS_PER_S)
 
-const uint32_t load_level_seconds[] = {
+/* 0: single reports, and the sum of the job. */
+static const uint32_t load_level_seconds[] = {
     [LOAD_RAW] = 0, [LOAD_10S] = 10, [LOAD_1M] = 60, [LOAD_1H] = 3600, [LOAD_JOB] = 0,
 };
 

@@ -11,8 +11,6 @@
 
 enum load_level { LOAD_RAW, LOAD_10S, LOAD_1M, LOAD_1H, LOAD_JOB };
 
-extern const uint32_t load_level_seconds[]; /* of a level; 0 for raw ones and for the job's */
-
 /* A row of load_windows, without its counts. */
 struct load_window {
     int64_t  id, at_ns; /* of its newest report */

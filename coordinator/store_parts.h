@@ -55,7 +55,6 @@ sqlite3_stmt *tables_statement(struct store_tables *t, enum statement which);
 
 /* The record's row in the log, then what it means for the query tables. */
 int write_record(struct store_tables *t, const Ballast__Record *r, struct err *err);
-int write_query_tables(struct store_tables *t, const Ballast__Record *r, struct err *err);
 int write_steps(struct store_tables *t, const struct turn_steps *steps, struct err *err);
 int write_rebuild(struct store_tables *t, struct err *err);
 

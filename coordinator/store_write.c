@@ -14,29 +14,6 @@
 
 #define KEYS_KEPT_NS (48 * 3600 * (int64_t)NS_PER_S) /* twice what is promised */
 
-/* ---- the log --------------------------------------------------------------------------------- */
-
-int write_record(struct store_tables *t, const Ballast__Record *r, struct err *err)
-{
-    struct arena arena = {0};
-    const Ballast__Event *e = event_of_record(r, &arena);
-    size_t n_bytes = ballast__record__get_packed_size(r);
-    uint8_t *body = arena_alloc(&arena, n_bytes);
-    ballast__record__pack(r, body);
-
-    struct binder b = bind(t, S_RECORD);
-    put_int(&b, r->seq);
-    put_int(&b, (uint64_t)r->at_ns);
-    put_int(&b, r->job_id);
-    put_text(&b, r->worker);
-    put_text(&b, e->kind);
-    put_text(&b, e->text);
-    put_blob(&b, body, n_bytes);
-    int rc = db_run(b.s, err);
-    arena_fini(&arena);
-    return rc < 0 ? rc : write_query_tables(t, r, err);
-}
-
 /* ---- the query tables ------------------------------------------------------------------------ */
 
 static int set_mark(struct store_tables *t, const char *name, uint64_t value, struct err *err)
@@ -258,7 +235,7 @@ static int write_realised(struct store_tables *t, const Ballast__Record *r, stru
     return db_run(b.s, err);
 }
 
-int write_query_tables(struct store_tables *t, const Ballast__Record *r, struct err *err)
+static int write_query_tables(struct store_tables *t, const Ballast__Record *r, struct err *err)
 {
     switch (r->what_case) {
     case BALLAST__RECORD__WHAT_SUBMITTED:
@@ -292,6 +269,29 @@ int write_query_tables(struct store_tables *t, const Ballast__Record *r, struct 
     default:
         return 0;
     }
+}
+
+/* ---- the log --------------------------------------------------------------------------------- */
+
+int write_record(struct store_tables *t, const Ballast__Record *r, struct err *err)
+{
+    struct arena arena = {0};
+    const Ballast__Event *e = event_of_record(r, &arena);
+    size_t n_bytes = ballast__record__get_packed_size(r);
+    uint8_t *body = arena_alloc(&arena, n_bytes);
+    ballast__record__pack(r, body);
+
+    struct binder b = bind(t, S_RECORD);
+    put_int(&b, r->seq);
+    put_int(&b, (uint64_t)r->at_ns);
+    put_int(&b, r->job_id);
+    put_text(&b, r->worker);
+    put_text(&b, e->kind);
+    put_text(&b, e->text);
+    put_blob(&b, body, n_bytes);
+    int rc = db_run(b.s, err);
+    arena_fini(&arena);
+    return rc < 0 ? rc : write_query_tables(t, r, err);
 }
 
 static int rebuild_rows(struct store_tables *t, struct err *err)

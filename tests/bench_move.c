@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "common/clock.h"
-#include "common/mem.h"
 #include "kernels/spans.h"
 #include "worker/agree.h"
 #include "worker/ckpt.h"

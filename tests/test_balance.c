@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/mem.h"
 #include "common/split.h"
 #include "coordinator/arrange.h"
 #include "coordinator/balance.h"

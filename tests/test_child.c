@@ -13,7 +13,6 @@
 #include <cmocka.h>
 #include <uv.h>
 
-#include "common/mem.h"
 #include "worker/channel.h"
 
 /* ---- the trainer: says what it was told, then does as its job id says --- */

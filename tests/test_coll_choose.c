@@ -1,7 +1,6 @@
 /* test_coll_choose.c - which devices and wishes send tensors through host memory, in what words */
 #include <pthread.h>
 
-#include "common/clock.h"
 #include "tests/coll_calls.h"
 #include "worker/coll_choose.h"
 

@@ -2,10 +2,8 @@
  * sums in rank order, aborts, errors */
 #include <pthread.h>
 
-#include "common/clock.h"
 #include "tests/coll_calls.h"
 #include "tests/fake_nccl.h"
-#include "tests/patience.h"
 #include "worker/coll_gpu.h"
 
 static bool is_deterministic; /* of the devices of the next runs */

@@ -13,7 +13,6 @@
 #include <cmocka.h>
 
 #include "common/lora_map.h"
-#include "common/mem.h"
 #include "common/memory_model.h"
 #include "tests/skewed.h"
 #include "worker/ckpt.h"

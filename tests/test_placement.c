@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/mem.h"
 #include "common/placement.h"
 #include "common/split.h"
 #include "coordinator/scenario.h"

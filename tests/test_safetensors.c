@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/mem.h"
 #include "common/safetensors.h"
 #include "tests/folder.h"
 

@@ -12,8 +12,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "common/clock.h"
-#include "common/mem.h"
 #include "worker/same_build.h"
 
 #define WORLD 5u

@@ -14,7 +14,6 @@
 
 #include <cmocka.h>
 
-#include "common/clock.h"
 #include "common/lora_map.h"
 #include "worker/ckpt.h"
 #include "worker/optim.h"

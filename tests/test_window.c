@@ -3,7 +3,6 @@
 
 #include <math.h>
 
-#include "common/mem.h"
 #include "worker/window.h"
 
 #define STEPS_OF_WINDOW 3u

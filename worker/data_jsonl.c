@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "common/json.h"
-#include "common/mem.h"
 
 /* A parsed number takes tens of bytes, and a line is parsed whenever it is its turn. */
 #define LINE_BYTES_MAX ((size_t)64 << 20)

@@ -107,13 +107,13 @@ void dsa_count_forward(struct pass *p)
     activations_release(p->act, mark);
 }
 
-/* The first dims of queries and key, with their positions or back. */
+/* The first dims of queries and key, by halves, with their positions or back. */
 static void turn(struct pass *p, elem *q, elem *k, turn_fn fn)
 {
     const struct model_spec *m = p->spec;
     struct rotary_shape shape = {
         .n_tokens = p->n, .cu_seqlens = position_seqlens(p), .n_docs = p->n_docs,
-        .dim = (int32_t)m->rotary.dim, .interleaved = m->index_rotary_interleaved,
+        .dim = (int32_t)m->rotary.dim,
     };
 
     if (!m->mla_rotary)

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 
 #include "common/mem.h"
-#include "kernels/spans.h"
-#include "worker/phases.h"
 #include "worker/shard_state.h"
 
 void experts_plan(struct shard *s, uint64_t *at, uint64_t *weights_at)

@@ -8,7 +8,6 @@
 
 #include "common/mem.h"
 #include "kernels/spans.h"
-#include "worker/phases.h"
 #include "worker/shard_state.h"
 
 /* ---- memory --------------------------------------------------------------------------------- */
