@@ -17,6 +17,7 @@
 #include "common/clock.h"
 #include "common/types.h"
 #include "worker/coll_wire_parts.h"
+#include "worker/short_turns.h"
 
 #define EVENTS_MAX 32
 #define FLUSH_NS   (30 * NS_PER_S) /* for data to leave, at the end */
@@ -240,6 +241,7 @@ static void flush(struct lane *l)
 static void *lane_main(void *arg)
 {
     struct lane *l = arg;
+    short_turns_ask();
     while (!atomic_load(&l->wire->is_ending))
         work(l, -1);
     flush(l);
