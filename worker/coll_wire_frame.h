@@ -10,7 +10,7 @@
 
 #include "worker/seal.h"
 
-#define WIRE_PIECE_BYTES ((size_t)128 << 10) /* of a message, in a frame */
+#define WIRE_PIECE_BYTES ((size_t)256 << 10) /* of a message, in a frame */
 #define WIRE_BYTES_MAX   ((uint64_t)1 << 42) /* of a message */
 
 enum frame_kind { FRAME_HELLO = 0x42570001, FRAME_DATA, FRAME_BYE };
