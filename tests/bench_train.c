@@ -4,8 +4,9 @@
  *   bench_train --shape 921m --device cuda:0 --dtype bf16 --steps 20
  *
  * Ranks are trainer processes with this program as their daemon; dense parameters and experts are
- * cut over all ranks, which share the device. A shape is a model of random weights on random
- * tokens, made in a folder of its own. Prints the median over steps after the first three, and
+ * cut over all ranks, which share the device; with --hosts N they are as if on so many hosts, and
+ * reach each other through the network's loopback, sealed. A shape is a model of random weights on
+ * random tokens, made in a folder of its own. Prints the median over steps after the first three, and
  * where rank 0's time went; BALLAST_OP_TIMES=1 adds what each op of a GPU takes. */
 #include <errno.h>
 #include <fcntl.h>
@@ -48,7 +49,7 @@ static const struct shape shapes[] = {
 struct options {
     const char *model, *text, *device, *dtype, *recompute;
     const struct shape *shape; /* NULL: model and text */
-    uint32_t n_ranks, n_threads, n_steps;
+    uint32_t n_ranks, n_hosts, n_threads, n_steps;
     bool json, is_blocking, is_pinned; /* each rank to a core of its own */
     bool is_balanced; /* all experts get the same: what no imbalance would give */
 };
@@ -222,9 +223,13 @@ static int spawn(const struct options *o, Ballast__JobSpec *spec, uint32_t rank)
     uint8_t id[16] = "bench";
     uint32_t pid = (uint32_t)getpid();
     memcpy(id + 8, &pid, sizeof pid);
-    Ballast__GangMember member = BALLAST__GANG_MEMBER__INIT, *gang[RANKS_HERE_MAX];
-    for (uint32_t i = 0; i < o->n_ranks; i++)
-        gang[i] = &member;
+    Ballast__GangMember members[RANKS_HERE_MAX], *gang[RANKS_HERE_MAX];
+    char machines[RANKS_HERE_MAX][16];
+    for (uint32_t i = 0; i < o->n_ranks; i++) {
+        snprintf(machines[i], sizeof machines[i], "here/%u", i * o->n_hosts / o->n_ranks);
+        ballast__gang_member__init(gang[i] = &members[i]);
+        members[i].machine = members[i].node = machines[i];
+    }
     Ballast__Start s = BALLAST__START__INIT;
     Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
     char *root = (char *)"/";
@@ -238,6 +243,7 @@ static int spawn(const struct options *o, Ballast__JobSpec *spec, uint32_t rank)
     s.allowed_roots = &root;
     s.n_threads = o->n_threads;
     s.device = (char *)o->device;
+    s.data_address = (char *)"tcp://127.0.0.1:*";
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_START;
     m.start = &s;
     send_message(pair[0], &m);
@@ -270,29 +276,68 @@ static void take(struct figures *f, const Ballast__StepReport *s)
     }
 }
 
-/* Until rank 0 is gone. Stopped at once, the ranks write no checkpoint. */
-static void follow(const struct options *o, const int *fds, struct figures *f)
+/* The next from a rank, to be freed; NULL: it is gone. */
+static Ballast__TrainerMessage *next_message(int fd, struct channel_reader *reader)
 {
-    struct channel_reader reader = {0};
     uint8_t bytes[65536];
     const uint8_t *packed;
     size_t n_packed;
-    bool is_stopped = false;
     struct err err = {0};
-    for (ssize_t n; (n = read(fds[0], bytes, sizeof bytes)) > 0;) {
-        channel_reader_add(&reader, bytes, (size_t)n);
-        while (channel_reader_next(&reader, &packed, &n_packed, &err) == 1) {
-            Ballast__TrainerMessage *m = ballast__trainer_message__unpack(NULL, n_packed, packed);
-            if (m && m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STEP && !is_stopped)
-                take(f, m->step);
-            ballast__trainer_message__free_unpacked(m, NULL);
-        }
+    while (channel_reader_next(reader, &packed, &n_packed, &err) != 1) {
+        ssize_t n = read(fd, bytes, sizeof bytes);
+        if (n <= 0)
+            return NULL;
+        channel_reader_add(reader, bytes, (size_t)n);
+    }
+    return ballast__trainer_message__unpack(NULL, n_packed, packed);
+}
+
+/* Tells all where each listens. */
+static void introduce(const struct options *o, const int *fds, struct channel_reader *readers)
+{
+    Ballast__TrainerMessage *told[RANKS_HERE_MAX], m = BALLAST__TRAINER_MESSAGE__INIT;
+    Ballast__Peer peers[RANKS_HERE_MAX], *listed[RANKS_HERE_MAX];
+    Ballast__Peers all = BALLAST__PEERS__INIT;
+    for (uint32_t r = 0; r < o->n_ranks; r++) {
+        while ((told[r] = next_message(fds[r], &readers[r])) &&
+               !(told[r]->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STATE &&
+                 told[r]->state->data_address[0]))
+            ballast__trainer_message__free_unpacked(told[r], NULL);
+        if (!told[r])
+            exit(1); /* it has said why */
+        ballast__peer__init(listed[r] = &peers[r]);
+        peers[r].address = told[r]->state->data_address;
+        peers[r].key = told[r]->state->data_key;
+    }
+    all.job_id = 1;
+    all.n_peers = o->n_ranks;
+    all.peers = listed;
+    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_PEERS;
+    m.peers = &all;
+    for (uint32_t r = 0; r < o->n_ranks; r++)
+        send_message(fds[r], &m);
+    for (uint32_t r = 0; r < o->n_ranks; r++)
+        ballast__trainer_message__free_unpacked(told[r], NULL);
+}
+
+/* Until rank 0 is gone. Stopped at once, the ranks write no checkpoint. */
+static void follow(const struct options *o, const int *fds, struct figures *f)
+{
+    struct channel_reader readers[RANKS_HERE_MAX] = {0};
+    bool is_stopped = false;
+    if (o->n_hosts > 1)
+        introduce(o, fds, readers);
+    for (Ballast__TrainerMessage *m; (m = next_message(fds[0], &readers[0]));) {
+        if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STEP && !is_stopped)
+            take(f, m->step);
+        ballast__trainer_message__free_unpacked(m, NULL);
         if (f->n_steps >= o->n_steps && !is_stopped) {
             stop(o, fds);
             is_stopped = true;
         }
     }
-    channel_reader_fini(&reader);
+    for (uint32_t r = 0; r < o->n_ranks; r++)
+        channel_reader_fini(&readers[r]);
 }
 
 /* ---- what it was ---------------------------------------------------------------------------- */
@@ -338,8 +383,8 @@ static void print(const struct options *o, struct figures *f)
 static const char usage[] =
     "usage: bench_train --model DIR --text FILE | --shape 921m|tiny\n"
     "           [--device cpu|cuda:N] [--dtype f32|bf16] [--steps N] [--ranks 1|2|4|8]\n"
-    "           [--threads N] [--recompute off|selective|full] [--no-overlap] [--pin]\n"
-    "           [--force-balance] [--json]\n";
+    "           [--hosts N] [--threads N] [--recompute off|selective|full] [--no-overlap]\n"
+    "           [--pin] [--force-balance] [--json]\n";
 
 static int refuse(void)
 {
@@ -364,10 +409,11 @@ static int parse(int argc, char **argv, struct options *o)
         {"ranks", required_argument, NULL, 'r'},   {"threads", required_argument, NULL, 'j'},
         {"recompute", required_argument, NULL, 'c'}, {"json", no_argument, NULL, 'J'},
         {"no-overlap", no_argument, NULL, 'b'},    {"pin", no_argument, NULL, 'p'},
-        {"force-balance", no_argument, NULL, 'f'}, {0},
+        {"force-balance", no_argument, NULL, 'f'}, {"hosts", required_argument, NULL, 'h'},
+        {0},
     };
     *o = (struct options){.device = "cpu", .dtype = "f32", .recompute = "off", .n_ranks = 1,
-                          .n_threads = 1, .n_steps = 20};
+                          .n_hosts = 1, .n_threads = 1, .n_steps = 20};
     for (int which; (which = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         switch (which) {
         case 'm': o->model = optarg; break;
@@ -380,6 +426,7 @@ static int parse(int argc, char **argv, struct options *o)
         case 'e': o->dtype = optarg; break;
         case 'n': o->n_steps = (uint32_t)atoi(optarg); break;
         case 'r': o->n_ranks = (uint32_t)atoi(optarg); break;
+        case 'h': o->n_hosts = (uint32_t)atoi(optarg); break;
         case 'j': o->n_threads = (uint32_t)atoi(optarg); break;
         case 'c': o->recompute = optarg; break;
         case 'J': o->json = true; break;
@@ -392,7 +439,8 @@ static int parse(int argc, char **argv, struct options *o)
     unsigned n_sequences = o->shape ? o->shape->n_sequences : 8;
     bool has_model = o->shape ? !o->model && !o->text : o->model && o->text;
     return optind == argc && has_model && o->n_ranks >= 1 && o->n_ranks <= RANKS_HERE_MAX &&
-                   n_sequences % o->n_ranks == 0 && o->n_threads >= 1 && o->n_steps >= 1 &&
+                   n_sequences % o->n_ranks == 0 && o->n_hosts >= 1 &&
+                   o->n_ranks % o->n_hosts == 0 && o->n_threads >= 1 && o->n_steps >= 1 &&
                    o->n_steps <= STEPS_HERE_MAX
                ? 0
                : -1;
