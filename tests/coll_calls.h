@@ -66,7 +66,7 @@ static inline float plain_sum(uint32_t k, const struct coll_group *g, size_t i)
     do {                                                                                           \
         if (!(condition) && (r)->rc == 0) {                                                        \
             (r)->rc = -EBADMSG;                                                                    \
-            err_set(&(r)->err, -EBADMSG, "line %d: %s", __LINE__, #condition);                     \
+            err_prefix(&(r)->err, "line %d: %s", __LINE__, #condition);                            \
         }                                                                                          \
     } while (0)
 

@@ -246,6 +246,98 @@ static void rows_travel_while_a_rank_computes(void **state)
     }
 }
 
+/* ---- units ---------------------------------------------------------------------------------- */
+
+/* Rank 0 has started all that it starts; it has finished all. */
+static atomic_bool has_started, has_finished;
+
+static void tell(atomic_bool *what)
+{
+    atomic_store(what, true);
+}
+
+static void wait_until_told(struct rank *r, const atomic_bool *what)
+{
+    uint64_t end = patience_end_ns(20);
+    while (!atomic_load(what) && clock_now_ns() < end)
+        usleep(200);
+    CHECK(r, atomic_load(what));
+}
+
+struct unit {
+    float *slice, *whole, *gradient, *sum;
+    size_t n;
+    coll_ticket gather, scatter;
+};
+
+static void start_unit(struct rank *r, struct coll *c, struct unit *u, uint32_t k)
+{
+    const struct coll_group *g = &c->world_group;
+    u->n = ((size_t)1 << 20) / g->n_ranks + k; /* more than a window, and many chunks */
+    u->slice = c->ops->alloc(c, u->n * sizeof(float));
+    u->whole = c->ops->alloc(c, u->n * g->n_ranks * sizeof(float));
+    u->gradient = c->ops->alloc(c, u->n * g->n_ranks * sizeof(float));
+    u->sum = c->ops->alloc(c, u->n * sizeof(float));
+    for (size_t i = 0; i < u->n; i++)
+        u->slice[i] = value(k, c->rank, i);
+    for (size_t i = 0; i < u->n * g->n_ranks; i++)
+        u->gradient[i] = value(k + 100, c->rank, i);
+    c->layer = (int32_t)k;
+    CHECK(r, c->ops->start_all_gather(c, g, ELEM_F32, u->slice, u->n, 1, u->whole, &u->gather,
+                                      &r->err) == 0);
+    CHECK(r, c->ops->start_reduce_scatter(c, g, ELEM_F32, u->gradient, u->n, 1, u->sum,
+                                          &u->scatter, &r->err) == 0);
+}
+
+static void finish_unit(struct rank *r, struct coll *c, struct unit *u, uint32_t k)
+{
+    const struct coll_group *g = &c->world_group;
+    CHECK(r, c->ops->finish(c, u->scatter, &r->err) == 0);
+    CHECK(r, c->ops->finish(c, u->gather, &r->err) == 0);
+    for (size_t i = 0; i < u->n && r->rc == 0; i++)
+        CHECK(r, u->sum[i] == plain_sum(k + 100, g, g->me * u->n + i));
+    for (size_t i = 0; i < u->n * g->n_ranks && r->rc == 0; i++)
+        CHECK(r, u->whole[i] == value(k, g->ranks[i / u->n], i % u->n));
+    CHECK(r, c->ops->reclaim(c, u->gather, &r->err) == 0);
+    CHECK(r, c->ops->reclaim(c, u->scatter, &r->err) == 0);
+}
+
+/* No start waits for one of another rank, and no finish for one that computes. */
+static void gather_beside(struct rank *r, struct coll *c)
+{
+    enum { UNITS = 3 };
+    uint32_t ranks[WORLD_MAX];
+    struct coll_group beside = group_of(c, 1, ranks);
+    struct unit units[UNITS];
+    double word = 1;
+    if (c->rank != 0)
+        wait_until_told(r, &has_started);
+    for (uint32_t k = 0; k < UNITS; k++)
+        start_unit(r, c, &units[k], k);
+    if (c->rank == 0)
+        tell(&has_started);
+    CHECK(r, c->ops->barrier(c, &beside, &r->err) == 0); /* those that share a host meet there */
+    if (c->rank != 0)
+        wait_until_told(r, &has_finished);
+    for (uint32_t k = UNITS; k-- > 0;)
+        finish_unit(r, c, &units[k], k);
+    if (c->rank == 0)
+        tell(&has_finished);
+    CHECK(r, c->ops->all_reduce_f64(c, &c->world_group, COLL_SUM, &word, 1, &r->err) == 0);
+    CHECK(r, word == c->world);
+}
+
+static void units_travel_while_a_rank_computes(void **state)
+{
+    struct rank ranks[WORLD_MAX];
+    (void)state;
+    for (size_t p = 2; p <= 4; p++) {
+        has_started = has_finished = false;
+        run_ranks(ranks, p, gather_beside, 60 * NS_PER_S);
+        all_are_well(ranks, p);
+    }
+}
+
 static void what_is_large_comes_in_pieces(void **state)
 {
     struct rank ranks[WORLD_MAX];
@@ -321,6 +413,60 @@ static void a_member_that_stays_away_is_named(void **state)
         fail_msg("rank 3 is not named: %s", ranks[0].err.text);
 }
 
+/* The others are told by whoever waits first: in the call itself or in one that comes after. */
+static void one_does_not_start(struct rank *r, struct coll *c)
+{
+    float *x = c->ops->alloc(c, 4 * 60000 * sizeof *x);
+    coll_ticket t = 0;
+    if (c->rank == 3) {
+        wait_until_told(r, &has_finished);
+        return;
+    }
+    r->rc = c->ops->start_all_gather(c, &c->world_group, ELEM_F32, x, 15000, 1, x + 60000, &t,
+                                     &r->err);
+    CHECK(r, r->rc == 0 && t != 0);
+    r->rc = c->rank == 0 ? c->ops->barrier(c, &c->world_group, &r->err)
+                         : c->ops->finish(c, t, &r->err);
+    if (c->rank == 0)
+        tell(&has_finished);
+}
+
+static void one_leaves_what_it_started(struct rank *r, struct coll *c)
+{
+    float *x = c->ops->alloc(c, 4 * 60000 * sizeof *x);
+    uint32_t ranks[WORLD_MAX];
+    struct coll_group alone = group_of(c, 3, ranks);
+    coll_ticket t = 0;
+    if (c->rank == 3)
+        r->rc = c->ops->start_all_gather(c, &c->world_group, ELEM_F32, x, 15000, 1, x + 60000, &t,
+                                         &r->err);
+    while (c->rank != 3 && r->rc == 0 && usleep(1000) == 0)
+        r->rc = c->ops->barrier(c, &alone, &r->err); /* until they are told */
+}
+
+static void what_is_started_and_not_met_ends_all(void **state)
+{
+    static const struct {
+        void (*body)(struct rank *, struct coll *);
+        uint64_t timeout_ns;
+        const char *says;
+    } rows[] = {
+        { one_does_not_start, 300 * NS_PER_MS, "rank 3 computing after barrier 1" },
+        { one_leaves_what_it_started, 20 * NS_PER_S, "rank 3 has left in the midst of a call" },
+    };
+    (void)state;
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
+        for (size_t p = 2; p <= 3; p++) {
+            struct rank ranks[WORLD_MAX];
+            has_finished = false;
+            run_ranks(ranks, p, rows[k].body, rows[k].timeout_ns);
+            for (uint32_t i = 0; i < 3; i++)
+                if (ranks[i].rc >= 0 || !strstr(ranks[i].err.text, rows[k].says))
+                    fail_msg("rank %u, expected '%s' in: %d %s", i, rows[k].says, ranks[i].rc,
+                             ranks[i].err.text);
+        }
+}
+
 static void different_counts(struct rank *r, struct coll *c)
 {
     static _Thread_local float x[60000];
@@ -333,6 +479,16 @@ static void different_calls(struct rank *r, struct coll *c)
     float x[8] = {0};
     r->rc = c->rank < 2 ? c->ops->barrier(c, &c->world_group, &r->err)
                         : c->ops->all_reduce(c, &c->world_group, COLL_SUM, ELEM_F32, x, 8, &r->err);
+}
+
+static void different_starts(struct rank *r, struct coll *c)
+{
+    float *x = c->ops->alloc(c, 4 * 60000 * sizeof *x);
+    coll_ticket t = 0;
+    r->rc = c->ops->start_reduce_scatter(c, &c->world_group, ELEM_F32, x,
+                                         c->rank == 3 ? 50000 : 6, 1, x, &t, &r->err);
+    if (r->rc == 0)
+        r->rc = c->ops->finish(c, t, &r->err);
 }
 
 static void different_rows(struct rank *r, struct coll *c)
@@ -351,6 +507,7 @@ static void members_that_disagree_are_told(void **state)
     } rows[] = {
         { different_counts, "ranks disagree in group 0" },
         { different_calls, "ranks disagree in group 0" },
+        { different_starts, "ranks disagree in group 0" },
         { different_rows, "rank 0 sends 1 rows to rank 3, which expects 2" },
     };
     (void)state;
@@ -687,8 +844,10 @@ int main(void)
         cmocka_unit_test(what_was_started_ends_in_any_order),
         cmocka_unit_test(what_is_large_comes_in_pieces),
         cmocka_unit_test(rows_travel_while_a_rank_computes),
+        cmocka_unit_test(units_travel_while_a_rank_computes),
         cmocka_unit_test(bf16_is_rounded_once),
         cmocka_unit_test(a_member_that_stays_away_is_named),
+        cmocka_unit_test(what_is_started_and_not_met_ends_all),
         cmocka_unit_test(members_that_disagree_are_told),
         cmocka_unit_test(an_abort_ends_everybodys_call),
         cmocka_unit_test(who_meddles_ends_all_with_a_line),

@@ -128,7 +128,7 @@ struct coll {
                          * whoever opened it, before the first call that takes some */
     uint32_t rank, world;
     int32_t  layer; /* said in errors and in the trace; -1: none. Set by whoever computes one */
-    bool     is_at_once; /* the present finish follows its start, and hides nothing; coll.c's */
+    bool     is_at_once; /* finish follows the present start, which hides nothing; coll.c's */
     bool     is_blocking; /* parallel.overlap: false; whoever starts a call ends it at once. Set by
                            * whoever opened it */
     bool     registers_memory; /* parallel.register_buffers: NCCL is told of what alloc gives. Set

@@ -109,9 +109,11 @@ static int host_start_reduce_scatter(struct coll *coll, const struct coll_group 
     struct host *h = host_of(coll);
     *out_ticket = 0;
     const struct fold *fold = fold_of(type, COLL_SUM);
+    if (span_crosses(h, g) && host_reaches_tensors(h))
+        return span_start_scatter(h, g, call_word(type, COLL_SUM), fold, in, n, n_blocks, out,
+                                  out_ticket, err);
     if (span_crosses(h, g))
-        return (host_reaches_tensors(h) ? span_scatter : span_down_scatter)(
-            h, g, call_word(type, COLL_SUM), fold, in, n, n_blocks, out, err);
+        return span_down_scatter(h, g, call_word(type, COLL_SUM), fold, in, n, n_blocks, out, err);
     if (!host_reaches_tensors(h))
         return stage_reduce_scatter(h, g, type, in, n, n_blocks, out, err);
     const struct call_what what = {
@@ -148,9 +150,10 @@ static int host_start_all_gather(struct coll *c, const struct coll_group *g, enu
     struct host *h = host_of(c);
     *out_ticket = 0;
     size_t width = fold_of(type, COLL_SUM)->width;
+    if (span_crosses(h, g) && host_reaches_tensors(h))
+        return span_start_gather(h, g, width, in, n, n_blocks, out, out_ticket, err);
     if (span_crosses(h, g))
-        return (host_reaches_tensors(h) ? span_gather : span_down_gather)(
-            h, g, SHM_ALL_GATHER, width, in, n, n_blocks, out, err);
+        return span_down_gather(h, g, SHM_ALL_GATHER, width, in, n, n_blocks, out, err);
     if (!host_reaches_tensors(h))
         return stage_all_gather(h, g, type, in, n, n_blocks, out, err);
     const struct call_what what = {

@@ -81,13 +81,13 @@ uint8_t *shm_arena_of(const struct shm *s, uint32_t rank)
 
 void *shm_alloc(struct shm *s, size_t n_bytes)
 {
-    size_t rounded = (n_bytes + 63) & ~(size_t)63;
-    if (rounded < n_bytes || rounded > s->arena_bytes - s->arena_used)
-        return NULL;
-    void *p = shm_arena_of(s, s->rank) + s->arena_used;
-    s->arena_used += rounded;
-    s->n_allocs++;
-    return p;
+    size_t rounded = (n_bytes + 63) & ~(size_t)63, used = atomic_load(&s->arena_used);
+    do {
+        if (rounded < n_bytes || rounded > s->arena_bytes - used)
+            return NULL;
+    } while (!atomic_compare_exchange_weak(&s->arena_used, &used, used + rounded));
+    atomic_fetch_add(&s->n_allocs, 1);
+    return shm_arena_of(s, s->rank) + used;
 }
 
 /* ---- where a rank is ------------------------------------------------------------------------ */
@@ -294,9 +294,14 @@ void shm_look(struct shm *s)
 {
     if (s->cancelled && atomic_load(s->cancelled))
         shm_abort(s, "rank %u was stopped while the ranks gathered", s->rank);
-    look_around(s);
-    look_far(s);
-    look_for_stopped(s);
+    if (atomic_exchange(&s->is_looking, true))
+        return;
+    if (clock_now_ns() - s->looked_ns >= LOOK_AROUND_NS / 2) {
+        look_around(s);
+        look_far(s);
+        look_for_stopped(s);
+    }
+    atomic_store(&s->is_looking, false);
 }
 
 /* ---- waiting -------------------------------------------------------------------------------- */
@@ -377,6 +382,13 @@ bool shm_has_reached(const struct shm_count *c, uint32_t target)
     return (int32_t)(atomic_load_explicit(&c->n, memory_order_acquire) - target) >= 0;
 }
 
+static _Thread_local bool is_quiet;
+
+void shm_wait_quietly(void)
+{
+    is_quiet = true;
+}
+
 /* A spinning rank must not keep the one that it waits for off its core. A machine may have more
  * cores than its ranks were given. */
 static uint32_t count_spins(const struct shm *s)
@@ -386,7 +398,7 @@ static uint32_t count_spins(const struct shm *s)
     for (size_t i = 0; i < sizeof h->cores / sizeof *h->cores; i++)
         n_cores += (uint32_t)__builtin_popcountll(
             atomic_load_explicit(&h->cores[i], memory_order_relaxed));
-    return n_cores >= s->n_here ? SPINS : 0;
+    return n_cores >= s->n_here && !is_quiet ? SPINS : 0;
 }
 
 static void tell_cores(struct shm *s)

@@ -80,8 +80,9 @@ struct shm_rank {
 
 struct shm {
     uint8_t *base;
-    size_t   map_bytes, arena_bytes, arenas_at, ranks_at, rank_stride, small_at, arena_used;
-    uint64_t n_allocs; /* in the arena */
+    size_t   map_bytes, arena_bytes, arenas_at, ranks_at, rank_stride, small_at;
+    _Atomic size_t arena_used;
+    _Atomic uint64_t n_allocs; /* in the arena */
     uint32_t n_steps[COLL_GROUPS_MAX]; /* of shm_wait_all */
     uint32_t rank, world;
     uint32_t *places; /* (world) index of a rank's arena; SHM_ELSEWHERE: it is on another host */
@@ -92,6 +93,7 @@ struct shm {
     uint64_t looked_ns, stopped_ns; /* the last look; how long stopped_peer was seen stopped */
     uint32_t stopped_peer;
     bool     is_watched; /* a thread of its own looks; set by the thread that waits */
+    atomic_bool is_looking; /* some thread does */
     uint32_t n_looks_gone; /* since a rank of another host has gone */
     int     *peers; /* sockets: first has one to each rank here, the others one to it; -1: none */
     uint32_t n_peers;
@@ -112,7 +114,7 @@ int64_t *shm_rows_of(const struct shm *s, uint32_t rank, uint32_t group, uint32_
 /* Room for small input of this rank. */
 uint8_t *shm_small_of(const struct shm *s, uint32_t group, uint32_t meeting);
 uint8_t *shm_arena_of(const struct shm *s, uint32_t rank);
-/* NULL when the arena, as large as the machine's memory, is full. */
+/* By any thread. NULL when the arena, as large as the machine's memory, is full. */
 void *shm_alloc(struct shm *s, size_t n_bytes);
 
 static inline bool shm_is_here(const struct shm *s, uint32_t rank)
@@ -128,11 +130,13 @@ bool shm_has_reached(const struct shm_count *c, uint32_t target);
 /* Waits until a count of g has reached target. On failure the whole run is aborted. */
 int shm_wait_for(struct shm *s, const struct coll_group *g, struct shm_count *c, uint32_t target,
                  struct err *err);
+/* From now on the calling thread waits without keeping a core busy: its rank computes beside. */
+void shm_wait_quietly(void);
 /* Waits until all members that are on this host wait. */
 int shm_wait_all(struct shm *s, const struct coll_group *g, struct err *err);
 
-/* Looks whether a rank has ended or was stopped, and aborts if so. One thread of a process does it:
- * the one that waits, every 100 ms, unless is_watched. */
+/* Looks whether a rank has ended or was stopped, and aborts if so. Who waits does it every 100 ms,
+ * unless is_watched; of several threads the first. */
 void shm_look(struct shm *s);
 /* Aborts because the other members of g do not come. */
 void shm_give_up(struct shm *s, const struct coll_group *g, uint64_t waited_ns);

@@ -65,6 +65,7 @@ void span_close(struct host *h)
 {
     if (!h->span)
         return;
+    span_courier_close(h);
     wire_close(h->span->wire);
     for (uint32_t i = 0; i < COLL_GROUPS_MAX; i++)
         group_fini(&h->span->groups[i]);
@@ -72,6 +73,12 @@ void span_close(struct host *h)
     free(h->span->open);
     free(h->span);
     h->span = NULL;
+}
+
+bool span_shares(const struct host *h, const void *p)
+{
+    const uint8_t *arena = shm_arena_of(&h->shm, h->coll.rank), *at = p;
+    return at >= arena && at < arena + h->shm.arena_bytes;
 }
 
 bool span_crosses(const struct host *h, const struct coll_group *g)
@@ -84,8 +91,10 @@ bool span_crosses(const struct host *h, const struct coll_group *g)
 
 int span_end(struct host *h, int rc)
 {
-    if (rc < 0)
+    if (rc < 0) {
+        span_settle(h); /* it ends, too: all were told why */
         wire_stop(h->span->wire);
+    }
     return rc;
 }
 
@@ -228,7 +237,7 @@ int64_t span_rows_of(const struct span_call *c, uint32_t i, uint32_t to)
 uint64_t span_tag(const struct span_call *c, uint32_t slot)
 {
     assert(slot < 1u << 24);
-    return (uint64_t)c->g->id << 56 | (uint64_t)c->h->numbers[c->g->id] << 24 | slot;
+    return (uint64_t)c->g->id << 56 | (uint64_t)c->number << 24 | slot;
 }
 
 int span_wait(const struct span_call *c, struct wire_ticket *t, struct err *err)
@@ -248,7 +257,7 @@ int span_wait(const struct span_call *c, struct wire_ticket *t, struct err *err)
     if (atomic_load(&t->n_wrong) == 0)
         return 0;
     shm_abort(s, "rank %u: %s %u: a message has another size than expected", s->rank,
-              shm_op_name(span_head_of(c, c->g->me)->op), c->h->numbers[c->g->id]);
+              shm_op_name(c->op), c->number);
     shm_check(s, err);
     if (err)
         err->code = -EPROTO;
@@ -395,8 +404,8 @@ static int show(struct span_call *c, const void *in, size_t in_bytes, struct shm
                 struct err *err)
 {
     struct host *h = c->h;
-    const uint8_t *arena = shm_arena_of(&h->shm, h->coll.rank), *p = in;
-    if (p < arena || p >= arena + h->shm.arena_bytes) {
+    const uint8_t *p = in;
+    if (!span_shares(h, in)) {
         uint8_t *copy = span_room(h, &h->span->copy, &h->span->copy_bytes, in_bytes + 64, err);
         if (!copy)
             return -ENOMEM;
@@ -409,21 +418,31 @@ static int show(struct span_call *c, const void *in, size_t in_bytes, struct shm
     return 0;
 }
 
-int span_enter(struct host *h, const struct coll_group *g, enum shm_op op, uint32_t op_word,
-               const void *in, size_t in_bytes, bool shares, size_t n, size_t n_blocks,
-               const int64_t *send_rows, struct span_call *out, struct err *err)
+struct span_call span_note(struct host *h, const struct coll_group *g, enum shm_op op, size_t n)
 {
-    struct span_call *c = out;
-    int rc;
-    *c = (struct span_call){.h = h, .g = g};
     assert(g->id < COLL_GROUPS_MAX && g->ranks[g->me] == h->coll.rank);
+    return (struct span_call){.h = h, .g = g, .op = op, .layer = h->coll.layer,
+                              .note = call_note(h, g, op, n), .number = h->numbers[g->id]};
+}
+
+struct span_call span_begin(struct host *h, const struct coll_group *g, enum shm_op op, size_t n)
+{
+    span_settle(h);
+    return span_note(h, g, op, n);
+}
+
+int span_enter(struct span_call *c, uint32_t op_word, const void *in, size_t in_bytes, bool shares,
+               size_t n, size_t n_blocks, const int64_t *send_rows, struct err *err)
+{
+    struct host *h = c->h;
+    const struct coll_group *g = c->g;
+    int rc;
     if ((rc = shm_check(&h->shm, err)) < 0 || (rc = group_of(h, g, &c->s, err)) < 0)
         return rc;
-    c->note = call_note(h, g, op, n);
     c->has_inputs = shares && in_bytes <= SPAN_SMALL_BYTES;
     struct shm_head *head = &shm_rank_of(&h->shm, h->coll.rank)->head;
-    *head = (struct shm_head){.op = op, .op_word = op_word, .number = h->numbers[g->id],
-                              .group = g->id, .layer = h->coll.layer, .n = n,
+    *head = (struct shm_head){.op = c->op, .op_word = op_word, .number = c->number,
+                              .group = g->id, .layer = c->layer, .n = n,
                               .n_blocks = n_blocks, .in_bytes = in_bytes};
     if (shares && (rc = show(c, in, in_bytes, head, err)) < 0)
         return rc;

@@ -15,11 +15,12 @@
  *                   its last member rounds it. In pieces, which different members of a run take in
  *                   turns: all of them work, all links at once.
  *
- * Rows travel between start and finish: at start the members agree and hand the wire what it is to
- * send and to receive, and those of a host copy from each other. The other calls do everything at
- * once, and what is started of them has ticket 0: a window waits for who copies from it, a sum for
- * who adds. After a failure the wire is stopped, so no memory of the caller's is touched any
- * more. */
+ * What is started is handed to a thread of the rank's, the courier, which carries out one call
+ * after another, in the order of their starts, as the rank would: a window waits for who copies
+ * from it, a sum for who adds. Of rows it posts what goes and what comes, and leaves that to the
+ * wire. Calls that block wait until it has nothing left to do; so one thread at a time makes calls
+ * that cross, in the order that all members keep, and nothing waits for what comes later. After a
+ * failure the wire is stopped, so no memory of the caller's is touched any more. */
 #ifndef WORKER_COLL_SPAN_H
 #define WORKER_COLL_SPAN_H
 
@@ -47,6 +48,7 @@ struct span_group {
 
 /* Of a group what was started, by its number, until another call has its place. */
 struct span_open;
+struct span_courier;
 
 struct span_state {
     struct wire *wire;
@@ -54,6 +56,7 @@ struct span_state {
     struct span_group groups[COLL_GROUPS_MAX];
     struct span_open *open; /* (COLL_GROUPS_MAX, COLL_OPEN_MAX) */
     uint32_t n_started[COLL_GROUPS_MAX];
+    struct span_courier *courier; /* NULL: nothing was handed over yet */
     uint8_t *copy, *stage, *down; /* in my arena: input, windows, tensors of a device */
     size_t   copy_bytes, stage_bytes, down_bytes;
 };
@@ -61,10 +64,12 @@ struct span_state {
 struct span_call {
     struct host *h;
     const struct coll_group *g;
+    enum shm_op op;
+    uint32_t note, number;
+    int32_t  layer;
     struct span_group *s;
     struct wire_ticket ticket, heads; /* of all that is posted; of leaders' first words */
     const uint8_t *shown; /* my input, where others see it */
-    uint32_t note;
     bool has_inputs; /* of all members: they are small */
 };
 
@@ -73,13 +78,18 @@ void span_open(struct host *h, struct wire *wire, const uint32_t *hosts,
                const struct wire_peer *peers);
 void span_close(struct host *h);
 
+/* Whether the members of this host read p where it is: in the memory of alloc. */
+bool span_shares(const struct host *h, const void *p);
 /* Whether g has members on other hosts. */
 bool span_crosses(const struct host *h, const struct coll_group *g);
 
-/* As call_enter. shares: members of this host read in. send_rows: of an all_to_all, else NULL. */
-int span_enter(struct host *h, const struct coll_group *g, enum shm_op op, uint32_t op_word,
-               const void *in, size_t in_bytes, bool shares, size_t n, size_t n_blocks,
-               const int64_t *send_rows, struct span_call *out, struct err *err);
+/* The rank's thread calls, of n; g is kept. One that blocks first waits until the courier has done
+ * all before it. */
+struct span_call span_note(struct host *h, const struct coll_group *g, enum shm_op op, size_t n);
+struct span_call span_begin(struct host *h, const struct coll_group *g, enum shm_op op, size_t n);
+/* As call_wait. shares: members of this host read in. send_rows: of an all_to_all, else NULL. */
+int span_enter(struct span_call *c, uint32_t op_word, const void *in, size_t in_bytes, bool shares,
+               size_t n, size_t n_blocks, const int64_t *send_rows, struct err *err);
 /* When all that was posted is done and no member here reads my input any more. */
 int span_leave(struct span_call *c, struct err *err);
 /* A leader notes that the members elsewhere have done theirs. */
@@ -111,7 +121,34 @@ int span_gather(struct host *h, const struct coll_group *g, enum shm_op op, size
 int span_agree(struct host *h, const struct coll_group *g, const struct call_what *what,
                const int64_t *recv_rows, struct err *err);
 
-/* ---- coll_span_rows.c: what is started and finished later; all of that is rows --------------- */
+int span_start_gather(struct host *h, const struct coll_group *g, size_t width, const void *in,
+                      size_t n, size_t n_blocks, void *out, coll_ticket *out_ticket,
+                      struct err *err);
+
+/* ---- coll_span_open.c: what is started and finished later ------------------------------------ */
+
+struct span_open {
+    /* What is called; run carries it out, on the courier's thread or at once. */
+    int (*run)(struct span_open *o, struct err *err);
+    enum shm_op op;
+    uint32_t hidden, op_word; /* the phase of what goes on meanwhile */
+    const void *in;
+    void  *out;
+    size_t n, n_blocks, width; /* bytes of an element, or of a row */
+    const struct fold *fold;
+    const int64_t *send_rows, *recv_rows;
+    /* What becomes of it. */
+    struct coll_group g;
+    uint32_t at; /* numbers those of the group, from 1 */
+    bool     is_over; /* finished */
+    struct span_call call;
+    struct wire_ticket comes, goes; /* rows, which the wire has */
+    uint64_t started_ns, ran_ns;
+    struct span_open *next; /* of what the courier has to do */
+    bool     has_run;
+    int      rc;
+    struct err err;
+};
 
 /* Whether a ticket is of a call that crosses. */
 static inline bool span_has(coll_ticket ticket)
@@ -119,11 +156,21 @@ static inline bool span_has(coll_ticket ticket)
     return ticket & 0x80;
 }
 
+/* what: its first part. */
+int span_start(struct host *h, const struct coll_group *g, const struct span_open *what,
+               coll_ticket *out_ticket, struct err *err);
+int span_finish(struct host *h, coll_ticket ticket, struct err *err);
+int span_reclaim(struct host *h, coll_ticket ticket, struct err *err);
+/* Until the courier has done all that was handed to it; by another thread than its. */
+void span_settle(struct host *h);
+/* Ends the courier; if it is in the midst of something, all ends. */
+void span_courier_close(struct host *h);
+
+/* ---- coll_span_rows.c ------------------------------------------------------------------------ */
+
 int span_start_rows(struct host *h, const struct coll_group *g, const void *send,
                     const int64_t *send_rows, void *recv, const int64_t *recv_rows,
                     size_t row_bytes, coll_ticket *out_ticket, struct err *err);
-int span_finish(struct host *h, coll_ticket ticket, struct err *err);
-int span_reclaim(struct host *h, coll_ticket ticket, struct err *err);
 /* -EPROTO where a member does not send as many as are expected. */
 int span_check_rows(struct span_call *c, const int64_t *recv_rows, struct err *err);
 
@@ -148,5 +195,8 @@ int span_reduce(struct host *h, const struct coll_group *g, enum shm_op op, uint
 int span_scatter(struct host *h, const struct coll_group *g, uint32_t op_word,
                  const struct fold *fold, const void *in, size_t n, size_t n_blocks, void *out,
                  struct err *err);
+int span_start_scatter(struct host *h, const struct coll_group *g, uint32_t op_word,
+                       const struct fold *fold, const void *in, size_t n, size_t n_blocks,
+                       void *out, coll_ticket *out_ticket, struct err *err);
 
 #endif

@@ -4,13 +4,14 @@
 
 #include "worker/coll_copy.h"
 #include "worker/coll_span.h"
+#include "worker/phases.h"
 
 #define LINE_BYTES 64u
 
 int span_barrier(struct host *h, const struct coll_group *g, struct err *err)
 {
-    struct span_call c;
-    int rc = span_enter(h, g, SHM_BARRIER, 0, NULL, 0, false, 0, 0, NULL, &c, err);
+    struct span_call c = span_begin(h, g, SHM_BARRIER, 0);
+    int rc = span_enter(&c, 0, NULL, 0, false, 0, 0, NULL, err);
     return span_end(h, rc == 0 ? span_leave(&c, err) : rc);
 }
 
@@ -150,14 +151,15 @@ static int take_stage(struct host *h, struct err *err)
     return span_room(h, &h->span->stage, &h->span->stage_bytes, n_bytes, err) ? 0 : -ENOMEM;
 }
 
-int span_gather(struct host *h, const struct coll_group *g, enum shm_op op, size_t width,
-                const void *in, size_t n, size_t n_blocks, void *out, struct err *err)
+static int gather(const struct span_call *begun, size_t width, const void *in, size_t n,
+                  size_t n_blocks, void *out, struct err *err)
 {
-    struct gather x = {.in = in, .out = out, .part = n * width, .n_blocks = n_blocks,
-                       .all = n * width * n_blocks};
+    struct gather x = {.c = *begun, .in = in, .out = out, .part = n * width,
+                       .n_blocks = n_blocks, .all = n * width * n_blocks};
+    struct host *h = begun->h;
     int rc = take_stage(h, err);
     if (rc == 0)
-        rc = span_enter(h, g, op, (uint32_t)width, in, x.all, true, n, n_blocks, NULL, &x.c, err);
+        rc = span_enter(&x.c, (uint32_t)width, in, x.all, true, n, n_blocks, NULL, err);
     if (rc < 0)
         return span_end(h, rc);
     const struct span_group *s = x.c.s;
@@ -168,9 +170,31 @@ int span_gather(struct host *h, const struct coll_group *g, enum shm_op op, size
     else if (!x.c.has_inputs)
         rc = gather_windows(&x, err);
     else
-        for (uint32_t i = 0; i < g->n_ranks; i++)
-            place_bytes(&x, i, i == g->me ? x.in : span_input_of(&x.c, i), 0, x.all);
+        for (uint32_t i = 0; i < x.c.g->n_ranks; i++)
+            place_bytes(&x, i, i == x.c.g->me ? x.in : span_input_of(&x.c, i), 0, x.all);
     return span_end(h, rc == 0 ? span_leave(&x.c, err) : rc);
+}
+
+int span_gather(struct host *h, const struct coll_group *g, enum shm_op op, size_t width,
+                const void *in, size_t n, size_t n_blocks, void *out, struct err *err)
+{
+    const struct span_call c = span_begin(h, g, op, n);
+    return gather(&c, width, in, n, n_blocks, out, err);
+}
+
+static int run_gather(struct span_open *o, struct err *err)
+{
+    return gather(&o->call, o->width, o->in, o->n, o->n_blocks, o->out, err);
+}
+
+int span_start_gather(struct host *h, const struct coll_group *g, size_t width, const void *in,
+                      size_t n, size_t n_blocks, void *out, coll_ticket *out_ticket,
+                      struct err *err)
+{
+    const struct span_open what = {.run = run_gather, .op = SHM_ALL_GATHER,
+                                   .hidden = PHASE_GATHER_HIDDEN, .in = in, .out = out, .n = n,
+                                   .n_blocks = n_blocks, .width = width};
+    return span_start(h, g, &what, out_ticket, err);
 }
 
 /* ---- nothing --------------------------------------------------------------------------------- */
@@ -178,9 +202,9 @@ int span_gather(struct host *h, const struct coll_group *g, enum shm_op op, size
 int span_agree(struct host *h, const struct coll_group *g, const struct call_what *what,
                const int64_t *recv_rows, struct err *err)
 {
-    struct span_call c;
-    int rc = span_enter(h, g, what->op, what->word, NULL, 0, false, what->n, what->n_blocks,
-                        what->send_rows, &c, err);
+    struct span_call c = span_begin(h, g, what->op, what->n);
+    int rc = span_enter(&c, what->word, NULL, 0, false, what->n, what->n_blocks, what->send_rows,
+                        err);
     if (rc == 0 && recv_rows)
         rc = span_check_rows(&c, recv_rows, err);
     return span_end(h, rc == 0 ? span_leave(&c, err) : rc);

@@ -11,6 +11,7 @@
 
 #include "common/mem.h"
 #include "worker/coll_span.h"
+#include "worker/phases.h"
 
 #define CHUNK_ELEMENTS ((size_t)64 << 10)
 #define CHUNKS_MAX     ((size_t)1 << 23) /* times runs, so that slots of tags suffice */
@@ -371,9 +372,9 @@ int span_reduce(struct host *h, const struct coll_group *g, enum shm_op op, uint
                 const struct fold *fold, void *array, size_t n, struct err *err)
 {
     _Alignas(64) uint8_t sums[2 * SPAN_SMALL_BYTES];
-    struct sum x = {.fold = fold};
+    struct sum x = {.c = span_begin(h, g, op, n), .fold = fold};
     size_t n_bytes = n * fold->width;
-    int rc = span_enter(h, g, op, op_word, array, n_bytes, true, n, 1, NULL, &x.c, err);
+    int rc = span_enter(&x.c, op_word, array, n_bytes, true, n, 1, NULL, err);
     if (rc < 0)
         return span_end(h, rc);
     if (x.c.has_inputs) {
@@ -393,15 +394,15 @@ int span_reduce(struct host *h, const struct coll_group *g, enum shm_op op, uint
     return rc;
 }
 
-int span_scatter(struct host *h, const struct coll_group *g, uint32_t op_word,
-                 const struct fold *fold, const void *in, size_t n, size_t n_blocks, void *out,
-                 struct err *err)
+static int scatter(const struct span_call *begun, uint32_t op_word, const struct fold *fold,
+                   const void *in, size_t n, size_t n_blocks, void *out, struct err *err)
 {
     _Alignas(64) uint8_t sums[2 * SPAN_SMALL_BYTES];
-    struct sum x = {.fold = fold, .out = out};
+    struct sum x = {.c = *begun, .fold = fold, .out = out};
+    struct host *h = begun->h;
+    const struct coll_group *g = begun->g;
     size_t in_bytes = n * n_blocks * g->n_ranks * fold->width;
-    int rc = span_enter(h, g, SHM_REDUCE_SCATTER, op_word, in, in_bytes, true, n, n_blocks, NULL,
-                        &x.c, err);
+    int rc = span_enter(&x.c, op_word, in, in_bytes, true, n, n_blocks, NULL, err);
     if (rc < 0)
         return span_end(h, rc);
     bool is_small = x.c.has_inputs;
@@ -418,4 +419,28 @@ int span_scatter(struct host *h, const struct coll_group *g, uint32_t op_word,
     if (rc == 0 && is_small)
         fold->store(out, sums, n * n_blocks);
     return rc;
+}
+
+int span_scatter(struct host *h, const struct coll_group *g, uint32_t op_word,
+                 const struct fold *fold, const void *in, size_t n, size_t n_blocks, void *out,
+                 struct err *err)
+{
+    const struct span_call c = span_begin(h, g, SHM_REDUCE_SCATTER, n);
+    return scatter(&c, op_word, fold, in, n, n_blocks, out, err);
+}
+
+static int run_scatter(struct span_open *o, struct err *err)
+{
+    return scatter(&o->call, o->op_word, o->fold, o->in, o->n, o->n_blocks, o->out, err);
+}
+
+int span_start_scatter(struct host *h, const struct coll_group *g, uint32_t op_word,
+                       const struct fold *fold, const void *in, size_t n, size_t n_blocks,
+                       void *out, coll_ticket *out_ticket, struct err *err)
+{
+    const struct span_open what = {.run = run_scatter, .op = SHM_REDUCE_SCATTER,
+                                   .hidden = PHASE_REDUCE_HIDDEN, .op_word = op_word,
+                                   .fold = fold, .in = in, .out = out, .n = n,
+                                   .n_blocks = n_blocks};
+    return span_start(h, g, &what, out_ticket, err);
 }
