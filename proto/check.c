@@ -3,7 +3,8 @@
  * Frames, prelude, envelope, method, sender, key, sizes; then one walk over the payload by its
  * own description: texts are UTF-8 without control characters, lists have bounded counts, enums
  * are known, sub-messages are there. Bounds that differ from the general ones are rows of a
- * table (check_bounds.c); what fields mean together is a function per message. */
+ * table (check_bounds.c); what fields mean together is a function per message
+ * (check_together.c). */
 #include "proto/check.h"
 
 #include <errno.h>
@@ -12,25 +13,11 @@
 #include <string.h>
 
 #include "proto/check_parts.h"
-#include "proto/job_spec.h"
 
 #define VIOLATIONS_MAX 16
 #define FIELD_PATH_BYTES 160
 
 /* ---- violations ------------------------------------------------------------------------------ */
-
-/* Where the walk is: steps[3].phases[0]. */
-struct place {
-    const struct place *parent;
-    const char *field;
-    long index; /* -1: not a list */
-};
-
-struct walk {
-    struct arena    *arena;
-    Ballast__Status *status;
-    bool             is_response; /* a newer coordinator may know more words than we do */
-};
 
 static int write_path(const struct place *at, char *out, size_t n)
 {
@@ -42,7 +29,7 @@ static int write_path(const struct place *at, char *out, size_t n)
     return used + more;
 }
 
-static void add_violation(struct walk *w, const char *field, const char *text)
+void check_violation(struct walk *w, const char *field, const char *text)
 {
     Ballast__Status *s = w->status;
     if (s->n_violations == VIOLATIONS_MAX)
@@ -63,12 +50,12 @@ static int violate(struct walk *w, const struct place *at, const char *text)
         write_path(at, path, sizeof path);
     check_status(w->status, w->arena, BALLAST__CODE__INVALID_ARGUMENT, "BAD_FIELD", "%s: %s",
                  path, text);
-    add_violation(w, path, text);
+    check_violation(w, path, text);
     return -EINVAL;
 }
 
-static int violate_field(struct walk *w, const struct place *parent, const char *field,
-                         const char *text)
+int check_violate_field(struct walk *w, const struct place *parent, const char *field,
+                        const char *text)
 {
     struct place at = {parent, field, -1};
     return violate(w, &at, text);
@@ -77,7 +64,6 @@ static int violate_field(struct walk *w, const struct place *parent, const char 
 /* ---- the walk -------------------------------------------------------------------------------- */
 
 static int walk_message(struct walk *w, const struct place *at, const ProtobufCMessage *m);
-static int check_together(struct walk *w, const struct place *at, const ProtobufCMessage *m);
 
 static int check_text(struct walk *w, const struct place *at, const struct check_bound *b,
                       const char *text)
@@ -223,110 +209,6 @@ static int walk_message(struct walk *w, const struct place *parent, const Protob
     return check_together(w, parent, m);
 }
 
-/* ---- what fields mean together: of every message, wherever it is nested ---------------------- */
-
-/* Every range of a job that does not need the model; adds a violation per field, named by its
- * path in the job file. 0 or -EINVAL. */
-static int check_job_spec(const Ballast__JobSpec *spec, struct arena *arena,
-                          Ballast__Status *out_status)
-{
-    struct problems problems = {0};
-    if (job_spec_check(spec, &problems) == 0) {
-        problems_fini(&problems);
-        return 0;
-    }
-    struct walk w = {arena, out_status, false};
-    check_status(out_status, arena, BALLAST__CODE__INVALID_ARGUMENT, "BAD_JOB", "%s",
-                 problems.n ? problems.items[0].text : "the job is not valid");
-    for (size_t i = 0; i < problems.n; i++)
-        add_violation(&w, problems.items[i].key, problems.items[i].text);
-    problems_fini(&problems);
-    return -EINVAL;
-}
-
-static int check_placed(struct walk *w, const struct place *at, const Ballast__Placement *p)
-{
-    struct err err = {0};
-    if (!p || check_placement(p, &err) == 0)
-        return 0;
-    return violate_field(w, at, "placement", err.text);
-}
-
-static int check_start(struct walk *w, const struct place *at, const Ballast__Start *s)
-{
-    if (s->rank >= s->n_gang)
-        return violate_field(w, at, "rank", "is not a rank of the gang");
-    int rc = check_placed(w, at, s->placement);
-    return rc < 0 ? rc : check_job_spec(s->spec, w->arena, w->status);
-}
-
-static int check_prepare(struct walk *w, const struct place *at, const Ballast__Prepare *p)
-{
-    if (!p->placement->n_layers)
-        return violate_field(w, at, "placement", "changes no layer");
-    if (p->placement->epoch <= p->base_epoch)
-        return violate_field(w, at, "placement", "is not newer than the one it starts from");
-    return check_placed(w, at, p->placement);
-}
-
-static int check_load(struct walk *w, const struct place *at, const Ballast__LoadReport *r)
-{
-    struct err err = {0};
-    return check_load_report(r, &err) == 0 ? 0 : violate_field(w, at, "layers", err.text);
-}
-
-static int check_experts_request(struct walk *w, const struct place *at,
-                                 const Ballast__ExpertsRequest *r)
-{
-    static const char *const windows[] = {"", "last", "1m", "1h", "all"};
-    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
-        if (!strcmp(r->window, windows[i]))
-            return r->layer >= -1 && r->layer < (int32_t)LAYERS_MAX
-                       ? 0 : violate_field(w, at, "layer", "is no layer; -1 means all");
-    return violate_field(w, at, "window", "expected last, 1m, 1h or all");
-}
-
-static int check_backup_request(struct walk *w, const struct place *at,
-                                const Ballast__DbBackupRequest *r)
-{
-    return r->path[0] == '/' ? 0
-                             : violate_field(w, at, "path", "expected an absolute path, on the "
-                                             "coordinator's machine");
-}
-
-static int check_rank_state(struct walk *w, const struct place *at, const Ballast__RankState *s)
-{
-    bool has_told = s->data_address[0] != '\0';
-    return s->data_key.len == (has_told ? DATA_KEY_BYTES : 0)
-               ? 0 : violate_field(w, at, "data_key", "goes with data_address, 32 bytes long");
-}
-
-static int check_together(struct walk *w, const struct place *at, const ProtobufCMessage *m)
-{
-    const ProtobufCMessageDescriptor *d = m->descriptor;
-    if (d == &ballast__submit_request__descriptor)
-        return check_job_spec(((const Ballast__SubmitRequest *)m)->spec, w->arena, w->status);
-    if (d == &ballast__start__descriptor)
-        return check_start(w, at, (const Ballast__Start *)m);
-    if (d == &ballast__settings__descriptor)
-        return check_job_spec(((const Ballast__Settings *)m)->spec, w->arena, w->status);
-    if (d == &ballast__rank_state__descriptor)
-        return check_rank_state(w, at, (const Ballast__RankState *)m);
-    if (d == &ballast__prepare__descriptor)
-        return check_prepare(w, at, (const Ballast__Prepare *)m);
-    if (d == &ballast__load_report__descriptor)
-        return check_load(w, at, (const Ballast__LoadReport *)m);
-    if (d == &ballast__experts_request__descriptor)
-        return check_experts_request(w, at, (const Ballast__ExpertsRequest *)m);
-    if (d == &ballast__db_backup_request__descriptor)
-        return check_backup_request(w, at, (const Ballast__DbBackupRequest *)m);
-    if (d == &ballast__rebalance_request__descriptor)
-        return check_placed(w, at, ((const Ballast__RebalanceRequest *)m)->placement);
-    if (d == &ballast__placement_reply__descriptor)
-        return check_placed(w, at, ((const Ballast__PlacementReply *)m)->placement);
-    return 0;
-}
-
 /* ---- the message ----------------------------------------------------------------------------- */
 
 static int check_prelude(struct walk *w, const struct wire_bytes *head, size_t n_frames)
@@ -403,10 +285,11 @@ static int check_envelope(struct walk *w, const Ballast__Envelope *e, uint32_t f
         return refuse(w, BALLAST__CODE__PERMISSION_DENIED, "SENDER",
                       "this party may not send that method");
     if (e->deadline_ms > DEADLINE_MS_MAX)
-        return violate_field(w, NULL, "deadline_ms", "is longer than 10 minutes");
+        return check_violate_field(w, NULL, "deadline_ms", "is longer than 10 minutes");
     size_t n_key = e->idempotency_key.len;
     if (n_key ? n_key != IDEMPOTENCY_KEY_BYTES : m->needs_key && !is_response)
-        return violate_field(w, NULL, "idempotency_key", "expected 16 bytes, random per intent");
+        return check_violate_field(w, NULL, "idempotency_key",
+                                   "expected 16 bytes, random per intent");
     if (is_response && !e->status)
         return refuse(w, BALLAST__CODE__INVALID_ARGUMENT, "STATUS", "a response has a status");
     *out_method = m;

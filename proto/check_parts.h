@@ -16,7 +16,35 @@ struct check_bound {
     uint64_t        element_max;  /* 0: the general one */
 };
 
+/* ---- check_bounds ---------------------------------------------------------------------------- */
+
 struct check_bound check_bound_of(const ProtobufCMessageDescriptor *message,
                                   const ProtobufCFieldDescriptor *f);
+
+/* ---- check ----------------------------------------------------------------------------------- */
+
+/* Where the walk is: steps[3].phases[0]. */
+struct place {
+    const struct place *parent;
+    const char *field;
+    long index; /* -1: not a list */
+};
+
+struct walk {
+    struct arena    *arena;
+    Ballast__Status *status;
+    bool             is_response; /* a newer coordinator may know more words than we do */
+};
+
+/* Adds a violation to the status, of a field by its path; text is copied. */
+void check_violation(struct walk *w, const char *field, const char *text);
+/* The same of a field of the message at parent, as the reason BAD_FIELD. Returns -EINVAL. */
+int  check_violate_field(struct walk *w, const struct place *parent, const char *field,
+                         const char *text);
+
+/* ---- check_together -------------------------------------------------------------------------- */
+
+/* 0, or -EINVAL with the violation in the status; of a message whose fields are each sound. */
+int check_together(struct walk *w, const struct place *at, const ProtobufCMessage *m);
 
 #endif
