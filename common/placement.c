@@ -1,4 +1,4 @@
-/* placement - the map of one layer's experts to slots, and its invariants */
+/* placement.c - the map of one layer's experts to slots, and its invariants */
 #include "common/placement.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* split - the shares of an expert's copies that make the heaviest device lightest
+/* split.c - the shares of an expert's copies that make the heaviest device lightest
  *
  * A good start by filling each copied expert's copies to one level (a few sweeps), then exact: for
  * a target T, excess of devices above T travels along copies to devices below it. Where none can

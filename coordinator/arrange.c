@@ -1,4 +1,4 @@
-/* arrange - candidates: from nothing, by copies alone, step by step; and their judge
+/* arrange.c - candidates: from nothing, by copies alone, step by step; and their judge
  *
  * Scenarios are drawn anew for every phase: few draws make a phase fast, many phases keep the
  * placement from fitting the accidents of a few draws. The judge's draws are its own. */

@@ -1,4 +1,4 @@
-/* bound - what no placement can beat, for tests and for people */
+/* bound.c - what no placement can beat, for tests and for people */
 #include "coordinator/bound.h"
 
 #include <math.h>

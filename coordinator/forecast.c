@@ -1,4 +1,4 @@
-/* forecast - predictors, their rolling back-test, and the error that goes into every decision
+/* forecast.c - predictors, their rolling back-test, and the error that goes into every decision
  *
  * Each window first tests what every predictor said about it, then teaches them. A predictor is a
  * way to combine the past, and a shrinkage towards the mean expert: where loads jump about, less

@@ -1,4 +1,4 @@
-/* pack - copies by a greedy heap, then longest processing time first
+/* pack.c - copies by a greedy heap, then longest processing time first
  *
  * Giving the next copy to the expert with the largest load per copy is optimal for the largest
  * load per copy. Placing is greedy; the search mends what greed leaves. */

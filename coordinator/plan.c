@@ -1,4 +1,4 @@
-/* plan - the difference of two placements as moves in rounds, and renaming that keeps it small
+/* plan.c - the difference of two placements as moves in rounds, and renaming that keeps it small
  *
  * Moves are the edges of a graph from senders to receivers; rounds are its edge colours. Such a
  * graph needs as many colours as its busiest end has edges, and an alternating path finds them.

@@ -1,4 +1,4 @@
-/* scenario - draws of the next window's loads from a forecast and its error
+/* scenario.c - draws of the next window's loads from a forecast and its error
  *
  * Each expert's load is gamma distributed (never negative, mean and deviation as believed), by the
  * cube approximation of Wilson and Hilferty. Its 16 draws are the 16 strata of the distribution in

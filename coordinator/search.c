@@ -1,4 +1,4 @@
-/* search - swaps, moves and exchanges of copies, judged on all scenarios at once
+/* search.c - swaps, moves and exchanges of copies, judged on all scenarios at once
  *
  * Shares are kept per scenario and re-filled where a change touched them, so a candidate is judged
  * by the devices it touches alone: two rows of 16 numbers for a swap. Always the device that costs

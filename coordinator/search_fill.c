@@ -1,4 +1,4 @@
-/* search_fill - shares of copies in all scenarios of a search at once */
+/* search_fill.c - shares of copies in all scenarios of a search at once */
 #include "coordinator/search_parts.h"
 
 static quad quad_min(quad a, quad b)

@@ -1,4 +1,4 @@
-/* stages - which moves of a plan go first, and how many at one step boundary
+/* stages.c - which moves of a plan go first, and how many at one step boundary
  *
  * A slot may take what is new once the expert whose home it is has its new home: so slots follow
  * one another in chains, which are taken from their ends, one slot at a time, and in cycles, which

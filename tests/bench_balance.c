@@ -1,4 +1,4 @@
-/* bench_balance - the goal table of the planner on real loads: figures, met or not, and why
+/* bench_balance.c - the goal table of the planner on real loads: figures, met or not, and why
  *
  * usage: bench_balance DATA_FOLDER [effort_us [ROWS]], ROWS as in 245. Exits 1 if a figure that
  * must not get worse did. */

@@ -1,4 +1,4 @@
-/* bench_eplb - where a peer's planner puts experts: loads in, a placement out, both as CSV
+/* bench_eplb.c - where a peer's planner puts experts: loads in, a placement out, both as CSV
  *
  * usage: bench_eplb LOADS.csv DEVICES SLOTS_PER_DEVICE PLACEMENT.csv. For the newest window. */
 #include <stdio.h>

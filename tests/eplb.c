@@ -1,4 +1,4 @@
-/* eplb - see eplb.h */
+/* eplb.c - see eplb.h */
 #include "tests/eplb.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* trace_replay - a recorded trace of expert loads, lived through by one way to balance */
+/* trace_replay.c - a recorded trace of expert loads, lived through by one way to balance */
 #include "tests/trace_replay.h"
 
 #include <errno.h>
