@@ -178,6 +178,30 @@ int key_read(const char *file, struct key *out, struct err *err)
     return 0;
 }
 
+int token_read(const char *file, char out_text[TOKEN_BYTES_MAX + 1], struct err *err)
+{
+    char line[TOKEN_BYTES_MAX + 2] = "";
+    int rc;
+    FILE *f = open_own(file, 077, "read", err, &rc);
+    if (!f)
+        return rc;
+    setvbuf(f, NULL, _IONBF, 0);
+    size_t n = fgets(line, sizeof line, f) ? strcspn(line, "\r\n") : 0;
+    fclose(f);
+    line[n] = 0;
+    size_t n_good = 0;
+    while (line[n_good] > ' ' && line[n_good] <= '~')
+        n_good++;
+    if (n < TOKEN_BYTES_MIN || n > TOKEN_BYTES_MAX || n_good < n)
+        rc = err_set(err, -EINVAL, "%s: expected a line of %d to %d printable characters without "
+                     "spaces; 'openssl rand -hex 24' makes one", file, TOKEN_BYTES_MIN,
+                     TOKEN_BYTES_MAX);
+    else
+        memcpy(out_text, line, n + 1);
+    explicit_bzero(line, sizeof line);
+    return rc;
+}
+
 /* Whole or not at all; nothing that is there is written over. */
 static int write_new(const char *path, mode_t mode, const char *text, struct err *err)
 {

@@ -54,6 +54,12 @@ int key_make(const char *folder, const char *name, enum key_role role, struct ke
  * may read it. */
 int key_read(const char *file, struct key *out, struct err *err);
 
+/* Reads the one line of a file that is as private as a NAME.key: TOKEN_BYTES_MIN printable
+ * characters without spaces or more. */
+#define TOKEN_BYTES_MIN 16
+#define TOKEN_BYTES_MAX 255
+int token_read(const char *file, char out_text[TOKEN_BYTES_MAX + 1], struct err *err);
+
 /* The line of it without the secret. */
 #define KEY_LINE_BYTES 256
 void key_line(const struct key *k, char out_text[KEY_LINE_BYTES]);

@@ -37,7 +37,7 @@ static bool check_after(struct coord *c, struct turn *t, uint64_t peer,
         if (job_has_ended(j) && j->state != BALLAST__JOB_STATE__JOB_DONE) {
             turn_refuse(t, peer, e, BALLAST__CODE__FAILED_PRECONDITION, "AFTER_JOB_NOT_DONE",
                         "scheduling.after: job %" PRIu64 " is %s and will not be DONE", id,
-                        job_state_name(j->state));
+                        event_job_state(j->state));
             return false;
         }
     }
@@ -145,7 +145,7 @@ void refuse_state(struct turn *t, uint64_t peer, const Ballast__Envelope *e, con
                   const char *hint)
 {
     turn_refuse(t, peer, e, BALLAST__CODE__FAILED_PRECONDITION, "JOB_STATE",
-                "job %" PRIu64 " is %s; %s", j->id, job_state_name(j->state), hint);
+                "job %" PRIu64 " is %s; %s", j->id, event_job_state(j->state), hint);
 }
 
 static void cancel(struct coord *c, struct turn *t, struct job *j, const char *reason)
@@ -311,10 +311,7 @@ void call_worker_list(struct coord *c, struct turn *t, uint64_t peer, const Ball
     Ballast__WorkerListReply *reply = arena_alloc(&t->arena, sizeof *reply);
     ballast__worker_list_reply__init(reply);
     reply->seq = c->last_seq;
-    reply->n_workers = c->fleet.n;
-    reply->workers = arena_alloc(&t->arena, c->fleet.n * sizeof *reply->workers);
-    for (size_t i = 0; i < c->fleet.n; i++)
-        reply->workers[i] = fleet_describe(c->fleet.workers[i], t->now_ns, &t->arena);
+    reply->n_workers = coord_workers(c, t->now_ns, &t->arena, &reply->workers);
     turn_reply(t, peer, e, &reply->base);
 }
 

@@ -1,4 +1,4 @@
-/* coord.c - the coordinator's core: turns, time, and what the shell may look at
+/* coord.c - the coordinator's core: turns and time
  *
  * A message changes what it is about at once; what follows from the change elsewhere (who may
  * start now, who was waiting for it) is worked out once, at the end of the turn, by coord_tick. */
@@ -203,6 +203,31 @@ static const job_id *named_job(Ballast__Method method, const ProtobufCMessage *p
     }
 }
 
+job_id coord_wants_job(const struct coord *c, Ballast__Method method,
+                       const ProtobufCMessage *payload)
+{
+    const job_id *ids = named_job(method, payload);
+    size_t n_ids = ids ? 1 : 0;
+    switch (method) {
+    case BALLAST__METHOD__METHOD_JOB_WAIT:
+        ids = &((const Ballast__JobWaitRequest *)payload)->job_id;
+        n_ids = 1;
+        break;
+    case BALLAST__METHOD__METHOD_SUBMIT: {
+        const Ballast__JobSpec *spec = ((const Ballast__SubmitRequest *)payload)->spec;
+        ids = spec ? spec->scheduling_after : NULL;
+        n_ids = spec ? spec->n_scheduling_after : 0;
+        break;
+    }
+    default:
+        break;
+    }
+    for (size_t i = 0; i < n_ids; i++)
+        if (ids[i] && ids[i] <= c->last_job_id && !job_table_find(&c->jobs, ids[i]))
+            return ids[i];
+    return 0;
+}
+
 /* The job that the message would change, or 0. */
 static job_id changed_job(Ballast__Method method, const ProtobufCMessage *payload)
 {
@@ -286,7 +311,7 @@ static void settle_after(struct coord *c, struct turn *t)
                 attempt_end(c, t, j, BALLAST__JOB_STATE__JOB_CANCELLED,
                             BALLAST__STOP_MODE__STOP_NOW,
                             arena_printf(&t->arena, "job %llu of scheduling.after is %s",
-                                         (unsigned long long)id, job_state_name(ended->state)),
+                                         (unsigned long long)id, event_job_state(ended->state)),
                             "");
         }
     }
@@ -378,87 +403,4 @@ void coord_tick(struct coord *c, struct turn *t)
 uint64_t coord_next_deadline_ns(const struct coord *c)
 {
     return c->next_scan_ns;
-}
-
-/* ---- what the shell may look at ----------------------------------------------------------- */
-
-job_id coord_wants_job(const struct coord *c, Ballast__Method method,
-                       const ProtobufCMessage *payload)
-{
-    const job_id *ids = named_job(method, payload);
-    size_t n_ids = ids ? 1 : 0;
-    switch (method) {
-    case BALLAST__METHOD__METHOD_JOB_WAIT:
-        ids = &((const Ballast__JobWaitRequest *)payload)->job_id;
-        n_ids = 1;
-        break;
-    case BALLAST__METHOD__METHOD_SUBMIT: {
-        const Ballast__JobSpec *spec = ((const Ballast__SubmitRequest *)payload)->spec;
-        ids = spec ? spec->scheduling_after : NULL;
-        n_ids = spec ? spec->n_scheduling_after : 0;
-        break;
-    }
-    default:
-        break;
-    }
-    for (size_t i = 0; i < n_ids; i++)
-        if (ids[i] && ids[i] <= c->last_job_id && !job_table_find(&c->jobs, ids[i]))
-            return ids[i];
-    return 0;
-}
-
-Ballast__Job *coord_job(const struct coord *c, job_id job, struct arena *arena)
-{
-    const struct job *j = job_table_find(&c->jobs, job);
-    return j && !job_has_ended(j) ? job_describe(j, c->now_ns, arena) : NULL;
-}
-
-const Ballast__JobSpec *coord_job_spec(const struct coord *c, job_id job)
-{
-    const struct job *j = job_table_find(&c->jobs, job);
-    return j ? j->spec : NULL;
-}
-
-size_t coord_jobs(const struct coord *c, job_id after_id, const char *user, size_t limit,
-                  struct arena *arena, Ballast__Job ***out_jobs)
-{
-    size_t first = job_table_above(&c->jobs, after_id), n = 0;
-    size_t n_most = c->jobs.n - first < limit ? c->jobs.n - first : limit;
-    Ballast__Job **jobs = arena_alloc(arena, n_most * sizeof *jobs);
-    for (size_t i = first; i < c->jobs.n && n < n_most; i++) {
-        const struct job *j = c->jobs.jobs[i];
-        if (!job_has_ended(j) && (!user || !*user || !strcmp(user, j->user)))
-            jobs[n++] = job_describe(j, c->now_ns, arena);
-    }
-    *out_jobs = jobs;
-    return n;
-}
-
-bool coord_accepts_log(const struct coord *c, uint64_t peer, const Ballast__LogChunk *chunk)
-{
-    return fleet_by_peer(&c->fleet, peer) && chunk->job_id && chunk->job_id <= c->last_job_id;
-}
-
-void coord_ack_log(struct coord *c, struct turn *t, uint64_t peer, const Ballast__LogChunk *chunk,
-                   uint64_t log_offset)
-{
-    const struct worker *w = fleet_by_peer(&c->fleet, peer);
-    Ballast__Ack *a = arena_alloc(&t->arena, sizeof *a);
-    ballast__ack__init(a);
-    a->job_id = chunk->job_id;
-    a->attempt = chunk->attempt;
-    a->rank = chunk->rank;
-    a->log_offset = log_offset;
-    if (w)
-        turn_notice(t, peer, w->epoch, BALLAST__METHOD__METHOD_ACK, &a->base);
-}
-
-uint64_t coord_epoch(const struct coord *c)
-{
-    return c->epoch;
-}
-
-record_seq coord_last_seq(const struct coord *c)
-{
-    return c->last_seq;
 }

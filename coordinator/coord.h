@@ -29,6 +29,7 @@
 
 #include "common/err.h"
 #include "coordinator/turn.h"
+#include "proto/job_states.h"
 
 /* ---- life --------------------------------------------------------------------------------- */
 
@@ -138,6 +139,19 @@ const Ballast__JobSpec *coord_job_spec(const struct coord *c, job_id job);
 /* Live jobs with ids above after_id, ascending, at most limit; user NULL or "": everybody's. */
 size_t coord_jobs(const struct coord *c, job_id after_id, const char *user, size_t limit,
                   struct arena *arena, Ballast__Job ***out_jobs);
+
+/* All workers, as `ballast workers` shows them. */
+size_t coord_workers(const struct coord *c, uint64_t now_ns, struct arena *arena,
+                     Ballast__Worker ***out_workers);
+
+struct coord_fleet_counts {
+    uint32_t n[WORKER_STATE_MAX + 1];
+    uint64_t heartbeat_age_max_ns; /* of those that are attached */
+};
+
+/* Live jobs and workers, by state. */
+void coord_count(const struct coord *c, uint64_t now_ns, uint32_t out_jobs[JOB_STATE_MAX + 1],
+                 struct coord_fleet_counts *out_fleet);
 
 /* Whether output of that job may be stored for this peer: it is an attached worker, and the job
  * exists (live or ended; logs arrive late). */

@@ -1,6 +1,6 @@
 /* core.h - what the files of the coordinator's core share; nobody else includes it
  *
- * coord.c    turns, time, and what the shell may look at
+ * coord.c    turns and time; look.c: what the shell may look at
  * apply.c    records: the one function that applies them
  * emit.c     the ways to make them; dump.c: the durable state in words
  * calls.c    what clients ask for; calls_rebalance.c: of the placement of experts
@@ -14,6 +14,7 @@
 #define COORDINATOR_CORE_H
 
 #include "coordinator/coord.h"
+#include "coordinator/event.h"
 #include "coordinator/fleet.h"
 #include "coordinator/job.h"
 #include "coordinator/keys.h"

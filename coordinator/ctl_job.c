@@ -73,17 +73,6 @@ static void show_job_lines(const Ballast__Job *job)
     show_instant("ended", job->ended_at_ns);
 }
 
-static void show_json(const struct ctl *c, const Ballast__JobShowReply *reply)
-{
-    struct json *o = json_of_job(reply->job), *events = json_new_array();
-    for (size_t i = 0; i < reply->n_events; i++)
-        json_push(events, json_of_event(reply->events[i]));
-    if (reply->spec)
-        json_put(o, "spec", json_of_spec(reply->spec));
-    json_put(o, "events", events);
-    ctl_json_one(c, "Job", reply->seq, o);
-}
-
 static void show_text(const Ballast__JobShowReply *reply)
 {
     show_job_lines(reply->job);
@@ -117,7 +106,7 @@ int ctl_job_show(struct ctl *c)
     if (!reply->job)
         return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no job");
     if (ctl_is_json(c))
-        show_json(c, reply);
+        ctl_json_value(c, json_of_job_show(reply));
     else if (c->format == CTL_NAME)
         printf("%" PRIu64 "\n", reply->job->id);
     else

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#define API_VERSION "ballast/v1"
+#include "coordinator/json_of.h"
 
 /* ---- printing ------------------------------------------------------------------------------- */
 
@@ -51,34 +51,22 @@ static void print_document(const struct ctl *c, const struct json *v)
     free(text);
 }
 
-static struct json *envelope(const char *kind)
+/* Takes document. */
+static void print_whole(const struct ctl *c, struct json *document)
 {
-    struct json *o = json_new_object();
-    json_put(o, "apiVersion", json_new_string(API_VERSION));
-    json_put(o, "kind", json_new_string(kind));
-    return o;
+    print_document(c, document);
+    json_destroy(document);
 }
 
 void ctl_json_list(const struct ctl *c, const char *kind, uint64_t seq, bool truncated,
                    struct json *items)
 {
-    struct json *o = envelope(kind), *meta = json_new_object();
-    json_put(meta, "seq", json_new_u64(seq));
-    json_put(meta, "truncated", json_new_bool(truncated));
-    json_put(o, "meta", meta);
-    json_put(o, "items", items);
-    print_document(c, o);
-    json_destroy(o);
+    print_whole(c, json_of_list(kind, seq, truncated, items));
 }
 
 void ctl_json_one(const struct ctl *c, const char *kind, uint64_t seq, struct json *object)
 {
-    struct json *o = envelope(kind), *meta = json_new_object();
-    json_put(meta, "seq", json_new_u64(seq));
-    json_put(o, "meta", meta);
-    json_put_all(o, object);
-    print_document(c, o);
-    json_destroy(o);
+    print_whole(c, json_of_one(kind, seq, object));
 }
 
 void ctl_json_line(struct json *object)
@@ -92,6 +80,5 @@ void ctl_json_line(struct json *object)
 
 void ctl_json_value(const struct ctl *c, struct json *value)
 {
-    print_document(c, value);
-    json_destroy(value);
+    print_whole(c, value);
 }

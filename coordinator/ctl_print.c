@@ -207,6 +207,6 @@ void ctl_print_line(const char *key, const char *format, ...)
 
 const char *ctl_worker_state_word(size_t i)
 {
-    return i + 1 <= BALLAST__WORKER_STATE__WORKER_SICK
+    return i + 1 <= WORKER_STATE_MAX
                ? event_worker_state((Ballast__WorkerState)(i + 1)) : NULL;
 }

@@ -287,7 +287,7 @@ void fleet_renew(struct fleet *f, uint64_t now_ns)
 
 /* ---- for people --------------------------------------------------------------------------- */
 
-static Ballast__WorkerState state_of(const struct worker *w)
+Ballast__WorkerState fleet_state(const struct worker *w)
 {
     switch (w->health) {
     case HEALTH_EXPECTED: return BALLAST__WORKER_STATE__WORKER_SUSPECT;
@@ -322,7 +322,7 @@ Ballast__Worker *fleet_describe(const struct worker *w, uint64_t now_ns, struct 
     ballast__worker__init(out);
     out->name = arena_strdup(arena, w->name);
     out->node = arena_strdup(arena, w->node);
-    out->state = state_of(w);
+    out->state = fleet_state(w);
     out->device = arena_strdup(arena, w->device);
     out->memory_bytes = w->memory_bytes;
     out->cores = w->cores;

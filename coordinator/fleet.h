@@ -110,6 +110,8 @@ bool fleet_is_usable(const struct worker *w);
 bool fleet_is_free(const struct worker *w, uint64_t now_ns);
 bool fleet_is_attached(const struct worker *w);
 
+/* As people see it. */
+Ballast__WorkerState fleet_state(const struct worker *w);
 Ballast__Worker *fleet_describe(const struct worker *w, uint64_t now_ns, struct arena *arena);
 
 #endif

@@ -47,19 +47,6 @@ void job_move(struct job *j, Ballast__JobState next)
     j->states_seen = (goes_on ? j->states_seen : 0) | 1u << next;
 }
 
-const char *job_state_name(Ballast__JobState state)
-{
-    static const char *const names[] = {
-        [S(UNKNOWN)] = "UNKNOWN",       [S(QUEUED)] = "QUEUED",
-        [S(STARTING)] = "STARTING",     [S(RUNNING)] = "RUNNING",
-        [S(RECOVERING)] = "RECOVERING", [S(PREEMPTING)] = "PREEMPTING",
-        [S(STOPPING)] = "STOPPING",     [S(DONE)] = "DONE",
-        [S(FAILED)] = "FAILED",         [S(CANCELLED)] = "CANCELLED",
-        [S(PAUSED)] = "PAUSED",
-    };
-    return state > 0 && state <= JOB_STATE_MAX ? names[state] : names[0];
-}
-
 void job_text(char **text, const char *new_text)
 {
     char *copy = xstrdup(new_text ? new_text : ""); /* first: it may be the old one */

@@ -120,9 +120,6 @@ static inline bool job_has_ended(const struct job *j)
 bool job_may_move(const struct job *j, Ballast__JobState next);
 void job_move(struct job *j, Ballast__JobState next);
 
-/* "QUEUED" and so on. */
-const char *job_state_name(Ballast__JobState state);
-
 struct job *job_create(job_id id, const Ballast__RecordSubmitted *submitted);
 void        job_destroy(struct job *j);
 

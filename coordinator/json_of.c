@@ -13,6 +13,43 @@
 #include "coordinator/event.h"
 #include "proto/job_spec.h"
 
+#define API_VERSION "ballast/v1"
+
+/* ---- envelopes ------------------------------------------------------------------------------- */
+
+static struct json *envelope(const char *kind, struct json *meta)
+{
+    struct json *o = json_new_object();
+    json_put(o, "apiVersion", json_new_string(API_VERSION));
+    json_put(o, "kind", json_new_string(kind));
+    json_put(o, "meta", meta);
+    return o;
+}
+
+static struct json *meta_of(uint64_t seq)
+{
+    struct json *meta = json_new_object();
+    json_put(meta, "seq", json_new_u64(seq));
+    return meta;
+}
+
+struct json *json_of_list(const char *kind, uint64_t seq, bool truncated, struct json *items)
+{
+    struct json *meta = meta_of(seq), *o = envelope(kind, meta);
+    json_put(meta, "truncated", json_new_bool(truncated));
+    json_put(o, "items", items);
+    return o;
+}
+
+struct json *json_of_one(const char *kind, uint64_t seq, struct json *object)
+{
+    struct json *o = envelope(kind, meta_of(seq));
+    json_put_all(o, object);
+    return o;
+}
+
+/* ---- jobs ------------------------------------------------------------------------------------ */
+
 static struct json *id_text(uint64_t id)
 {
     char text[24];
@@ -136,6 +173,17 @@ struct json *json_of_spec(const Ballast__JobSpec *spec)
         json_put(section, key, field_value(f, spec));
     }
     return s.objects[0];
+}
+
+struct json *json_of_job_show(const Ballast__JobShowReply *reply)
+{
+    struct json *o = json_of_job(reply->job), *events = json_new_array();
+    for (size_t i = 0; i < reply->n_events; i++)
+        json_push(events, json_of_event(reply->events[i]));
+    if (reply->spec)
+        json_put(o, "spec", json_of_spec(reply->spec));
+    json_put(o, "events", events);
+    return json_of_one("Job", reply->seq, o);
 }
 
 /* ---- the rest ------------------------------------------------------------------------------- */

@@ -7,7 +7,14 @@
 #include "common/json.h"
 #include "proto/ballast.pb-c.h"
 
+/* {"apiVersion", "kind", "meta", "items"}, and the members of object with the first three; both
+ * take what they are given. */
+struct json *json_of_list(const char *kind, uint64_t seq, bool truncated, struct json *items);
+struct json *json_of_one(const char *kind, uint64_t seq, struct json *object);
+
 struct json *json_of_job(const Ballast__Job *job);
+/* With its specification and newest events, in its envelope. */
+struct json *json_of_job_show(const Ballast__JobShowReply *reply);
 /* The job file's keys, nested as in the file. */
 struct json *json_of_spec(const Ballast__JobSpec *spec);
 struct json *json_of_worker(const Ballast__Worker *worker);

@@ -1,16 +1,19 @@
 /* main.c - ballast-coordinator: the command line and the configuration file */
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/conf.h"
+#include "common/keyring.h"
 #include "common/link.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/stdio.h"
 #include "common/versions.h"
 #include "coordinator/auth.h"
+#include "coordinator/http.h"
 #include "coordinator/server.h"
 #include "coordinator/store.h"
 
@@ -41,6 +44,18 @@ static const char usage[] =
     "  kill -HUP $(cat STATE_DIR/lock)    # read log_level and authorized_keys again\n"
     "  kill -USR1 $(cat STATE_DIR/lock)   # write the present state to the log\n";
 
+static int check_http(const struct server_config *c, struct err *err)
+{
+    char token[TOKEN_BYTES_MAX + 1];
+    if (!*c->http_listen)
+        return *c->http_token ? err_set(err, -EINVAL, "goes with http.listen") : 0;
+    int rc = http_address_check(c->http_listen, *c->http_token, err);
+    if (rc == 0 && *c->http_token)
+        rc = token_read(c->http_token, token, err);
+    explicit_bzero(token, sizeof token);
+    return rc;
+}
+
 static int read_config(const char *file, struct server_config *out, struct err *err)
 {
     int rc = conf_read(file, &server_config_table, out, err);
@@ -50,6 +65,8 @@ static int read_config(const char *file, struct server_config *out, struct err *
     for (size_t i = 0; i < out->n_listen && rc == 0; i++)
         if ((rc = link_address_check(out->listen[i], *out->key_file, err)) < 0)
             err_prefix(err, "%s: key 'listen'", file);
+    if (rc == 0 && (rc = check_http(out, err)) < 0)
+        err_prefix(err, "%s: key 'http.%s'", file, *out->http_listen ? "listen" : "token");
     if (rc == 0 && (rc = auth_open(out->key_file, out->authorized_keys, &auth, err)) == 0)
         auth_fini(&auth);
     if (rc < 0)

@@ -386,7 +386,7 @@ const char *placing_obstacle(struct coord *c, struct turn *t, struct job *j,
     *out_reason = "JOB_STATE";
     if (j->state != BALLAST__JOB_STATE__JOB_RUNNING)
         return arena_printf(arena, "job %" PRIu64 " is %s; experts move only while a job is "
-                            "RUNNING", j->id, job_state_name(j->state));
+                            "RUNNING", j->id, event_job_state(j->state));
     *out_reason = "ONE_DEVICE";
     if (j->spec->parallel_expert_parallel_degree < 2)
         return arena_printf(arena, "the experts of job %" PRIu64 " are all on each device: "

@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/version.h"
+#include "coordinator/http.h"
 
 #define DESCRIPTORS_MAX 65536u
 #define DESCRIPTORS_MIN 256u
@@ -63,6 +64,9 @@ static void close_all(struct server *s)
         return;
     link_close(s->link);
     s->link = NULL;
+    http_close(s->http);
+    s->http = NULL;
+    uv_close((uv_handle_t *)&s->pulse, NULL);
     uv_close((uv_handle_t *)&s->timer, NULL);
     uv_close((uv_handle_t *)&s->done, NULL);
     for (size_t i = 0; i < sizeof s->signals / sizeof s->signals[0]; i++)
@@ -207,7 +211,7 @@ int server_run(const struct server_config *config, void (*reload)(void *context)
     struct server s = {
         .config = config, .core_config = core_config(config), .reload = reload,
         .reload_context = context, .state = SERVER_RESTORING, .poll_deadline_ns = UINT64_MAX,
-        .err = err,
+        .started_wall_ns = clock_wall_ns(), .err = err,
     };
     int raised = raise_descriptors(&s.n_descriptors_max, err);
     if (raised < 0)
@@ -226,9 +230,11 @@ int server_run(const struct server_config *config, void (*reload)(void *context)
     }
     uv_async_init(&s.loop, &s.done, on_done);
     uv_timer_init(&s.loop, &s.timer);
-    s.done.data = s.timer.data = &s;
+    uv_timer_init(&s.loop, &s.pulse);
+    s.done.data = s.timer.data = s.pulse.data = &s;
     catch_signals(&s);
-    if ((s.rc = store_open(config->state_dir, notify, &s, &s.store, err)) < 0)
+    if ((s.rc = store_open(config->state_dir, notify, &s, &s.store, err)) < 0 ||
+        (s.rc = server_http_open(&s)) < 0)
         close_all(&s);
     else
         server_restore(&s);

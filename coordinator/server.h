@@ -12,6 +12,7 @@ struct server_config {
     size_t   n_listen;
     char    *key_file, *authorized_keys; /* "": no keys */
     char    *state_dir;
+    char    *http_listen, *http_token; /* "": none */
     int      log_level;
     uint64_t heartbeat_interval_ns, lost_after_ns, restart_grace_ns, fence_after_ns;
     uint32_t heartbeats_per_second;

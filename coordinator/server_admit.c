@@ -18,9 +18,6 @@
 #define PEER_QUERIES_MAX 16u
 #define PARKED_MAX 20000u
 
-/* With so many batches under way the class is refused. */
-enum { WATCH_AT = 2000, LIST_AT = 4000, SUBMIT_AT = 8000 };
-
 struct peer_state *peer_state_of(struct server *s, link_peer peer)
 {
     void **slot = link_peer_slot(s->link, peer);

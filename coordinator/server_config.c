@@ -21,6 +21,12 @@ static const struct field fields[] = {
      .help = "who may connect over tcp: a line of each .pub; SIGHUP reads it again"},
     {.path = "state_dir", .type = FIELD_PATH, .offset = AT(state_dir),
      .help = "folder of the databases and rank logs; on a local disk, one coordinator's alone"},
+    {.path = "http.listen", .type = FIELD_STRING, .offset = AT(http_listen), .preset = "",
+     .help = "IP:PORT of the dashboard and of /metrics for Prometheus; \"\": neither. Without "
+     "http.token on loopback only"},
+    {.path = "http.token", .type = FIELD_PATH, .offset = AT(http_token), .preset = "",
+     .help = "file with a line that readers must give: as a bearer token, or as the password of a "
+     "browser's login. HTTP is not encrypted: beyond a trusted network put a TLS proxy before it"},
     {.path = "log_level", .type = FIELD_ENUM, .offset = AT(log_level), .preset = "info",
      .words = log_levels, .help = "how much to log; SIGHUP reads it again"},
     DURATION("heartbeat_interval", heartbeat_interval_ns, "1s", 0.05, 600,

@@ -7,6 +7,7 @@
 #include "common/link.h"
 #include "coordinator/auth.h"
 #include "coordinator/coord.h"
+#include "coordinator/metrics.h"
 #include "coordinator/server.h"
 #include "coordinator/store.h"
 #include "proto/check.h"
@@ -24,6 +25,8 @@ struct work {
 };
 
 struct query;
+struct http;
+struct http_request;
 
 struct turn_work {
     struct work       work;
@@ -44,6 +47,8 @@ struct query {
     bool              is_limited; /* to its own jobs */
     Ballast__Envelope      *envelope;
     const ProtobufCMessage *payload;
+    struct http_request *http; /* it came over HTTP, from no peer; or NULL */
+    uint64_t          submitted_ns;
     uint64_t          deadline_ns; /* of a long poll: then it is answered with nothing */
     struct query     *next, *previous; /* parked, or answered */
     struct query     *recalled; /* the reads of jobs that this one brings back; owned */
@@ -92,6 +97,13 @@ struct server {
 
     struct arena scratch;     /* of one packed message, or one answer without a turn */
     uint32_t n_descriptors_max;
+    struct metrics metrics;
+    struct http *http;        /* NULL: none */
+    uint32_t n_http_queries;  /* with the store */
+    uv_timer_t pulse;         /* whose lateness is how busy the loop is */
+    uint64_t pulse_ns;        /* when it is due */
+    uint64_t backup_ns;       /* of the newest backup; 0: none */
+    int64_t  started_wall_ns;
     uint64_t n_refused, n_limited, n_foreign;
     uint64_t n_turned_away, turned_away_said_ns; /* connections, for want of descriptors */
     uint64_t n_unknown, unknown_said_ns; /* connections with keys that are not in the list */
@@ -140,6 +152,15 @@ void answer(struct server *s, link_peer peer, const Ballast__Envelope *request,
 void refuse(struct server *s, link_peer peer, const Ballast__Envelope *request,
             const Ballast__Status *status);
 
+/* ---- server_http: metrics, the dashboard ----------------------------------------------------- */
+
+/* Listens if the configuration says so. */
+int  server_http_open(struct server *s);
+void http_look_around(const struct server *s, struct metrics_now *out);
+/* server_http_api: a path below /api/v1/, and what the databases say to it. */
+void http_api(struct server *s, struct http_request *r, const char *path);
+void http_answer_query(struct server *s, struct query *q);
+
 /* ---- server_query ---------------------------------------------------------------------------- */
 
 /* Whether the shell, not the core, answers it. */
@@ -147,12 +168,18 @@ bool query_is_ours(const Ballast__Envelope *e, const ProtobufCMessage *payload);
 /* Begins to read; frames are copied. */
 void query_begin(struct server *s, link_peer peer, const struct identity *who,
                  const struct wire_bytes *frames);
+/* One that came over HTTP; its payload is then made in its arena, and it is begun or freed. */
+struct query *query_make_http(struct http_request *http, Ballast__Method method);
+void query_begin_http(struct server *s, struct query *q);
 /* Brings the ended job back that this request is about, then hands it to the core. */
 void query_begin_recall(struct server *s, link_peer peer, const struct identity *who,
                         const struct wire_bytes *frames, job_id job);
 /* Its read is done: true if it waits for news now, false if query_answer is due. */
 bool query_park(struct server *s, struct query *q);
 void query_answer(struct server *s, struct query *q);
+/* What a read that is back says, in the query's arena: true if there is no answer, with why. */
+bool query_refuses(struct query *q, Ballast__Status *out_status);
+ProtobufCMessage *query_reply(struct server *s, struct query *q);
 /* What a durable turn is news for. */
 void query_wake(struct server *s, const struct turn_work *w);
 void query_expire(struct server *s, uint64_t now_ns);
@@ -170,6 +197,9 @@ ProtobufCMessage *balance_answer(const struct store_read *r, struct arena *arena
 bool balance_refuses(const struct store_read *r, struct arena *arena, Ballast__Status *out_status);
 
 /* ---- server_admit ---------------------------------------------------------------------------- */
+
+/* With so many batches under way the class is refused. */
+enum { WATCH_AT = 2000, LIST_AT = 4000, SUBMIT_AT = 8000 };
 
 struct peer_state *peer_state_of(struct server *s, link_peer peer);
 /* Counts a message; false: it is to be thrown away unread. */

@@ -106,9 +106,21 @@ static uint32_t plan_read(const struct query *q, struct store_read *r)
 
 static void submit(struct server *s, struct query *q)
 {
+    q->submitted_ns = clock_now_ns();
     q->work.batch = (struct store_batch){.reads = &q->read, .n_reads = 1};
     s->n_out++;
     store_submit(s->store, &q->work.batch);
+}
+
+struct query *query_make_http(struct http_request *http, Ballast__Method method)
+{
+    struct query *q = xcalloc(1, sizeof *q);
+    q->work.kind = WORK_QUERY;
+    q->http = http;
+    q->envelope = arena_alloc(&q->arena, sizeof *q->envelope);
+    ballast__envelope__init(q->envelope);
+    q->envelope->method = method;
+    return q;
 }
 
 static struct query *make(struct server *s, link_peer peer, const struct identity *who,
@@ -128,6 +140,12 @@ static struct query *make(struct server *s, link_peer peer, const struct identit
     if (p)
         p->n_queries++;
     return q;
+}
+
+void query_begin_http(struct server *s, struct query *q)
+{
+    plan_read(q, &q->read);
+    submit(s, q);
 }
 
 void query_begin(struct server *s, link_peer peer, const struct identity *who,
@@ -363,7 +381,7 @@ static ProtobufCMessage *answer_steps(struct query *q)
     return &reply->base;
 }
 
-static ProtobufCMessage *make_answer(struct server *s, struct query *q)
+ProtobufCMessage *query_reply(struct server *s, struct query *q)
 {
     switch (q->read.kind) {
     case STORE_JOB:
@@ -428,7 +446,7 @@ static bool finish_recall(struct server *s, struct query *q)
     return true;
 }
 
-static void refuse_read(struct server *s, struct query *q)
+static void refuse_read(struct query *q, Ballast__Status *out)
 {
     static const struct {
         int rc;
@@ -440,39 +458,50 @@ static void refuse_read(struct server *s, struct query *q)
         {-ETIME, BALLAST__CODE__RESOURCE_EXHAUSTED, "LIST_TOO_LONG"},
         {0, BALLAST__CODE__DATA_LOSS, "STORE"},
     };
-    Ballast__Status status;
     size_t i = 0;
     while (rows[i].rc && rows[i].rc != q->read.rc)
         i++;
-    check_status(&status, &q->arena, rows[i].code, rows[i].reason, "%s", q->read.err.text);
-    refuse(s, q->peer, q->envelope, &status);
+    check_status(out, &q->arena, rows[i].code, rows[i].reason, "%s", q->read.err.text);
+}
+
+bool query_refuses(struct query *q, Ballast__Status *out_status)
+{
+    const struct store_read *r = &q->read;
+    if (balance_refuses(r, &q->arena, out_status))
+        return true;
+    if (r->rc < 0) {
+        refuse_read(q, out_status);
+        return true;
+    }
+    if (r->kind == STORE_OUTPUT && r->rank >= r->jobs[0]->gang_size) {
+        check_status(out_status, &q->arena, BALLAST__CODE__OUT_OF_RANGE, "RANK",
+                     "job %llu has %u ranks", (unsigned long long)r->job,
+                     r->jobs[0]->gang_size);
+        return true;
+    }
+    return false;
 }
 
 void query_answer(struct server *s, struct query *q)
 {
-    struct peer_state *p = peer_state_of(s, q->peer);
+    struct peer_state *p = q->http ? NULL : peer_state_of(s, q->peer);
     Ballast__Status status;
+    if (q->http)
+        http_answer_query(s, q);
     if (!p) {
         query_free(q); /* nobody waits for it any more */
         return;
     }
-    if (balance_refuses(&q->read, &q->arena, &status)) {
+    if (query_refuses(q, &status)) {
         refuse(s, q->peer, q->envelope, &status);
-    } else if (q->read.rc < 0) {
-        refuse_read(s, q);
     } else if (q->is_recall && s->state != SERVER_SERVING) {
         say_not_serving(s, &q->arena, &status);
         refuse(s, q->peer, q->envelope, &status);
     } else if (q->is_recall) {
         if (!finish_recall(s, q))
             return;
-    } else if (q->read.kind == STORE_OUTPUT && q->read.rank >= q->read.jobs[0]->gang_size) {
-        check_status(&status, &q->arena, BALLAST__CODE__OUT_OF_RANGE, "RANK",
-                     "job %llu has %u ranks", (unsigned long long)q->read.job,
-                     q->read.jobs[0]->gang_size);
-        refuse(s, q->peer, q->envelope, &status);
     } else {
-        answer(s, q->peer, q->envelope, make_answer(s, q));
+        answer(s, q->peer, q->envelope, query_reply(s, q));
     }
     p->n_queries--;
     if (!s->open) {

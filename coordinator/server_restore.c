@@ -82,6 +82,17 @@ static void on_restored(struct server *s, struct query *q)
 
 /* ---- what comes back from the store ---------------------------------------------------------- */
 
+static void count_records(struct server *s, const struct turn *t)
+{
+    for (size_t i = 0; i < t->n_records; i++) {
+        const Ballast__Record *r = t->records[i];
+        bool wants_job = r->what_case == BALLAST__RECORD__WHAT_ASSIGNED && s->core;
+        metrics_record(&s->metrics, r,
+                       wants_job ? coord_job(s->core, r->job_id, &s->scratch) : NULL);
+    }
+    arena_reset(&s->scratch);
+}
+
 static void on_turn_back(struct server *s, struct turn_work *w)
 {
     s->n_turns_out--;
@@ -93,6 +104,7 @@ static void on_turn_back(struct server *s, struct turn_work *w)
             turn_fail(s, &w->turn);
         return;
     }
+    count_records(s, &w->turn);
     if (w->turn.n_records && s->core && !s->has_failed)
         coord_committed(s->core, w->turn.records[w->turn.n_records - 1]->seq);
     if (w == s->restart) {
@@ -108,6 +120,19 @@ static void on_turn_back(struct server *s, struct turn_work *w)
         return;
     turn_send(s, &w->turn);
     query_wake(s, w);
+}
+
+/* Counts what came of a batch that is back. */
+static void observe(struct server *s, const struct work *work)
+{
+    const struct query *q = (const struct query *)work;
+    if (work->batch.commit_ns)
+        metrics_observe(&s->metrics, METRICS_COMMIT, work->batch.commit_ns);
+    if (work->kind != WORK_QUERY)
+        return;
+    metrics_observe(&s->metrics, METRICS_QUERY, clock_now_ns() - q->submitted_ns);
+    if (q->read.kind == STORE_BACKUP && q->read.rc == 0)
+        s->backup_ns = clock_now_ns();
 }
 
 /* A commit failed: everything decided since is void. */
@@ -135,6 +160,7 @@ void server_take_stored(struct server *s)
         struct work *work = (struct work *)b;
         next = b->next;
         s->n_out--;
+        observe(s, work);
         s->n_sql -= work->kind == WORK_QUERY && ((struct query *)work)->read.kind == STORE_SQL;
         if (work->kind == WORK_TURN) {
             struct turn_work *w = (struct turn_work *)work;

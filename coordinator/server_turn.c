@@ -103,6 +103,9 @@ static void send_one(struct server *s, struct outgoing *out, struct packed *pack
     if (!p)
         return; /* it has gone meanwhile */
     out->envelope.seq = ++p->seq;
+    if (out->envelope.kind == BALLAST__KIND__KIND_RESPONSE)
+        metrics_answer(&s->metrics, out->envelope.method,
+                       out->envelope.status ? out->envelope.status->code : BALLAST__CODE__OK);
     pack(packed, out->payload);
     struct wire_bytes head = wire_pack_head(&out->envelope, packed->n_bytes, &s->scratch);
     struct link_frame frames[WIRE_FRAMES] = {
@@ -124,6 +127,8 @@ void turn_send(struct server *s, struct turn *t)
     for (size_t i = 0; i < t->n_out; i++)
         send_one(s, &t->out[i], &packed);
     link_body_release(packed.body);
+    if (t->now_ns)
+        metrics_observe(&s->metrics, METRICS_TURN, clock_now_ns() - t->now_ns);
 }
 
 void say_not_serving(const struct server *s, struct arena *arena, Ballast__Status *out_status)

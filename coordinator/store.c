@@ -122,6 +122,7 @@ static int write_all_records(struct store *s, struct store_batch *first, struct 
 static void commit_group(struct store *s, struct store_batch *first)
 {
     struct err err = {0};
+    uint64_t begun_ns = clock_now_ns();
     pthread_mutex_lock(&s->lock);
     bool is_failed = s->is_failed;
     pthread_mutex_unlock(&s->lock);
@@ -134,10 +135,14 @@ static void commit_group(struct store *s, struct store_batch *first)
         s->is_failed = true;
         pthread_mutex_unlock(&s->lock);
     }
+    bool has_written = false;
     for (struct store_batch *b = first; b; b = b->next) {
+        has_written = has_written || b->n_records || b->n_steps || b->n_loads;
         b->rc = rc;
         b->err = err;
     }
+    if (has_written)
+        first->commit_ns = clock_now_ns() - begun_ns;
 }
 
 static void write_logs(struct store *s, struct store_batch *b)
@@ -433,4 +438,21 @@ uint64_t store_free_bytes(const struct store *s)
     if (statvfs(s->state_dir, &v))
         return UINT64_MAX;
     return (uint64_t)v.f_bavail * v.f_frsize;
+}
+
+static uint64_t file_bytes(const struct store *s, const char *name)
+{
+    struct stat st;
+    char *path = xasprintf("%s/%s", s->state_dir, name);
+    uint64_t n = stat(path, &st) ? 0 : (uint64_t)st.st_size;
+    free(path);
+    return n;
+}
+
+struct store_sizes store_sizes(const struct store *s)
+{
+    return (struct store_sizes){
+        .state_bytes = file_bytes(s, "state.db"), .state_wal_bytes = file_bytes(s, "state.db-wal"),
+        .stats_bytes = file_bytes(s, "stats.db"), .stats_wal_bytes = file_bytes(s, "stats.db-wal"),
+    };
 }

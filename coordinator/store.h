@@ -141,6 +141,7 @@ struct store_batch {
     struct store_read       *reads;
     size_t                   n_reads;
 
+    uint64_t   commit_ns; /* out: how long the commit took that this batch was the first of */
     int        rc; /* out: 0, or why nothing of records, steps and loads was stored */
     struct err err;
 };
@@ -166,6 +167,12 @@ struct store_batch *store_take_done(struct store *s);
 
 /* Accept batches again; call it when the failed one and all after it are back. */
 void store_resume(struct store *s);
+
+/* Sizes of the databases and their write-ahead logs; 0 where a file is not there. */
+struct store_sizes {
+    uint64_t state_bytes, state_wal_bytes, stats_bytes, stats_wal_bytes;
+};
+struct store_sizes store_sizes(const struct store *s);
 
 /* Free bytes in the file system of the state folder. */
 uint64_t store_free_bytes(const struct store *s);

@@ -156,8 +156,8 @@ void check_record(struct sim *s, const Ballast__Record *r)
     if (r->what_case == BALLAST__RECORD__WHAT_STATE) {
         Ballast__JobState before = state_before(s, r->job_id);
         if (!may_follow(before, r->state->state))
-            sim_fail(s, "job %" PRIu64 " went from %s to %s", r->job_id, job_state_name(before),
-                     job_state_name(r->state->state));
+            sim_fail(s, "job %" PRIu64 " went from %s to %s", r->job_id, event_job_state(before),
+                     event_job_state(r->state->state));
         s->counts.n_done += r->state->state == S(DONE);
     }
     if (r->what_case == BALLAST__RECORD__WHAT_STATE && r->state->state == S(DONE) &&
@@ -172,7 +172,7 @@ void check_record(struct sim *s, const Ballast__Record *r)
         Ballast__JobState before = state_before(s, r->job_id);
         if (before != S(QUEUED) && before != S(RECOVERING))
             sim_fail(s, "job %" PRIu64 " was assigned when %s", r->job_id,
-                     job_state_name(before));
+                     event_job_state(before));
     }
 }
 
@@ -262,9 +262,9 @@ bool check_is_settled(struct sim *s, char *out_why, size_t n_why)
         const char *reason = job_reason(j, s->now_ns, &arena);
         if (!job_has_ended(j) && j->state != S(RUNNING) && !*reason)
             sim_fail(s, "job %" PRIu64 " is %s and does not say why", j->id,
-                     job_state_name(j->state));
+                     event_job_state(j->state));
         is_settled = job_has_ended(j) || (may_wait(j, s->n_hosts) && !j->ranks);
-        snprintf(out_why, n_why, "job %" PRIu64 " is %s: %s", j->id, job_state_name(j->state),
+        snprintf(out_why, n_why, "job %" PRIu64 " is %s: %s", j->id, event_job_state(j->state),
                  reason);
     }
     for (uint32_t h = 0; h < s->n_hosts && is_settled; h++) {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coordinator/event.h"
 #include "coordinator/job.h"
 #include "proto/message.h"
 
@@ -50,7 +51,7 @@ static void say_record(struct sim *s, const Ballast__Record *r)
     }
     case BALLAST__RECORD__WHAT_STATE:
         sim_say(s, "coordinator: job %" PRIu64 " %s%s%s", r->job_id,
-                job_state_name(r->state->state), *r->state->reason ? ": " : "",
+                event_job_state(r->state->state), *r->state->reason ? ": " : "",
                 r->state->reason);
         break;
     case BALLAST__RECORD__WHAT_PROGRESS:

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "coordinator/event.h"
 #include "coordinator/job.h"
 
 #define S(state) BALLAST__JOB_STATE__JOB_##state
@@ -47,7 +48,7 @@ static void states_move_as_drawn(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         j->state = rows[i].from;
         if (job_may_move(j, rows[i].to) != rows[i].allowed)
-            fail_msg("%s to %s", job_state_name(rows[i].from), job_state_name(rows[i].to));
+            fail_msg("%s to %s", event_job_state(rows[i].from), event_job_state(rows[i].to));
     }
     job_destroy(j);
 }
