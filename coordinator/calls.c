@@ -365,6 +365,7 @@ void call_ping(struct coord *c, struct turn *t, uint64_t peer, const char *user,
     ballast__ping_reply__init(reply);
     reply->version = arena_strdup(&t->arena, c->config.version);
     reply->commit = arena_strdup(&t->arena, c->config.commit);
+    reply->dashboard = arena_strdup(&t->arena, c->config.dashboard);
     reply->coordinator_epoch = c->epoch;
     reply->uptime_ms = (t->now_ns - c->started_ns) / NS_PER_MS;
     reply->seq = c->last_seq;

@@ -34,6 +34,7 @@ struct coord_config coord_config_default(void)
         .key_keep_ns = 24 * 3600 * NS_PER_S,
         .version = "",
         .commit = "",
+        .dashboard = "",
     };
 }
 

@@ -53,7 +53,8 @@ struct coord_config {
                                      * ten steps, if they take longer */
     uint64_t key_keep_ns;           /* idempotency keys are remembered at least this long */
     uint64_t seed;                  /* random, new at each start: makes rendezvous names unique */
-    const char *version, *commit;   /* for PING and WELCOME; borrowed */
+    const char *version, *commit;   /* for PING and WELCOME; borrowed, as is the next */
+    const char *dashboard;          /* IP:PORT, for PING; "": there is none */
 };
 
 /* 1 s, 1000 a second, 2 / 3 / 4 intervals and 10 s, 30 s, 300 s, 2 s, 1 s to 60 s, 15 min, 5 s,

@@ -109,6 +109,7 @@ void adapt_launch_local(const struct adapt *a, FILE *f)
         "cat >\"$run/coordinator.yaml\" <<EOF\n"
         "listen: [$BALLAST_ADDRESS]\n"
         "state_dir: $run/coordinator\n"
+        "http: {listen: \"127.0.0.1:0\"}\n"
         "EOF\n"
         "ballast-coordinator --config \"$run/coordinator.yaml\" >\"$run/coordinator.log\" 2>&1 &\n"
         "pids+=($!)\n\n"
@@ -125,6 +126,7 @@ void adapt_launch_local(const struct adapt *a, FILE *f)
         "    pids+=($!)\n"
         "done\n\n"
         "echo \"logs are in $run\" >&2\n"
+        "ballast doctor 2>/dev/null | grep '^dashboard' >&2 || true\n"
         "ballast submit \"$here/job.yaml\" --follow\n");
 }
 
@@ -256,9 +258,11 @@ static void write_k8s_head(const struct adapt *a, const char *label, FILE *f)
         "#   kubectl port-forward service/%s-coordinator 7070 &\n"
         "#   ballast submit /shared/job.yaml --set model.path=/shared/%s --follow \\\n"
         "#     --address tcp://127.0.0.1:7070 --key keys/me.key \\\n"
-        "#     --coordinator-key keys/coordinator.pub\n",
+        "#     --coordinator-key keys/coordinator.pub\n"
+        "# The dashboard, at http://localhost:9477 here:\n"
+        "#   kubectl port-forward %s-coordinator-0 9477\n",
         cluster_is_cpu(&a->cluster) ? "ranks" : "GPUs", label, label, label, a->name, label,
-        a->name);
+        a->name, label);
 }
 
 static void write_k8s_set(const char *label, uint32_t n_pods, FILE *f)
@@ -308,8 +312,10 @@ static void write_k8s_coordinator(const char *label, FILE *f)
         "              state_dir: /state\n"
         "              key: /keys/coordinator.key\n"
         "              authorized_keys: /keys/authorized\n"
+        "              http: {listen: \"127.0.0.1:9477\"}\n"
         "              EOF\n"
         "              exec ballast-coordinator --config /tmp/c.yaml\n"
+        "          readinessProbe: {exec: {command: [ballast, ping]}, timeoutSeconds: 5}\n"
         "          env: # for a client in this pod\n"
         "            - {name: BALLAST_ADDRESS, value: \"tcp://127.0.0.1:7070\"}\n"
         "            - {name: BALLAST_KEY, value: /keys/me.key}\n"

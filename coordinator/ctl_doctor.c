@@ -71,6 +71,7 @@ static struct json *ping_json(const Ballast__PingReply *p, uint64_t took_ns)
     json_put(o, "workers_alive", json_new_u64(p->n_workers_alive));
     json_put(o, "jobs_live", json_new_u64(p->n_jobs_live));
     json_put(o, "user", json_new_string(p->user));
+    json_put(o, "dashboard", *p->dashboard ? json_new_string(p->dashboard) : NULL);
     json_put(o, "features", features);
     json_put(o, "round_trip_seconds", json_new_double((double)took_ns / 1e9));
     return o;
@@ -166,6 +167,8 @@ static void look_at_version(const Ballast__PingReply *p, struct findings *f)
     clock_duration(p->uptime_ms * NS_PER_MS, up);
     report(f, "coordinator", "ok", "up for %s, incarnation %" PRIu64 ", takes you for %s", up,
            p->coordinator_epoch, p->user);
+    if (*p->dashboard)
+        report(f, "dashboard", "ok", "http://%s, on the coordinator's machine", p->dashboard);
     if (!strcmp(p->version, BALLAST_VERSION)) {
         report(f, "version", "ok", "%s (coordinator %s, client %s)", p->version, p->commit,
                BALLAST_COMMIT);

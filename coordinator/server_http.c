@@ -202,6 +202,7 @@ int server_http_open(struct server *s)
     explicit_bzero(token, sizeof token);
     if (rc < 0)
         return rc;
+    s->core_config.dashboard = http_address(s->http);
     log_info("address=http://%s msg=\"dashboard and metrics\"", http_address(s->http));
     s->pulse_ns = clock_now_ns() + PULSE_MS * NS_PER_MS;
     uv_timer_start(&s->pulse, on_pulse, PULSE_MS, PULSE_MS);

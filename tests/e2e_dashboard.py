@@ -129,6 +129,8 @@ def json_is_the_clients(c, job):
 
 
 def pages_are_there(c):
+    expect(address(c) in c.ok("doctor") and c.json("ping")["dashboard"] == address(c),
+           "the client tells where the dashboard is")
     for path, kind in (("/", "text/html"), ("/dashboard.js", "text/javascript"),
                        ("/dashboard.css", "text/css")):
         status, text, headers = ask(c, path)
