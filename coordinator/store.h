@@ -85,7 +85,8 @@ struct store_read {
     size_t      n_order;
     bool        is_live;     /* STORE_JOBS: only those that have not ended */
     uint32_t    last;
-    uint64_t    limit_ns;    /* of STORE_JOBS with terms or order; 0: its own. Then -ETIME */
+    uint64_t    limit_ns;    /* of STORE_JOBS with terms or order, then -ETIME, and of
+                              * STORE_SQL, then -ETIMEDOUT; 0: their own */
     int64_t     wall_ns;     /* STORE_RESTORE: now; keys older than keep_ns are left */
     uint64_t    keep_ns;
     enum store_window window;

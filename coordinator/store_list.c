@@ -307,7 +307,10 @@ static int read_blocks(struct store_tables *t, struct store_read *r, sqlite3_stm
     uint64_t block = r->job ? UINT64_MAX >> 1 : EVENTS_BLOCK;
     int rc = r->is_newest ? lowest_seq(t, r, end, &low, &r->err) : 0;
     low = low ? low : 1;
-    while (rc == 0 && low < end && r->n_events < r->limit && clock_now_ns() < until_ns) {
+    bool is_first = true; /* which is read however late it is, so that who asks again gets on */
+    while (rc == 0 && low < end && r->n_events < r->limit &&
+           (is_first || clock_now_ns() < until_ns)) {
+        is_first = false;
         uint64_t step = end - low < block ? end - low : block;
         if (r->is_newest) {
             rc = read_block(r, s, end - step, end);

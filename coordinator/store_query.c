@@ -25,7 +25,7 @@ enum stop { STOP_NOT, STOP_TIME, STOP_MEMORY };
 
 struct query_db {
     sqlite3 *db, *state, *stats; /* the latter two borrowed */
-    uint64_t deadline_ns;        /* of the query that runs */
+    uint64_t limit_ns, deadline_ns; /* of the query that runs */
     uint64_t look_ns;            /* when to look at the memory again */
     int64_t  memory_max;         /* of the process; SQLite keeps no count of its own */
     int      statm;              /* /proc/self/statm */
@@ -224,7 +224,7 @@ static int failed(struct query_db *q, struct store_read *r)
     if (q->stopped == STOP_TIME)
         return err_set(&r->err, -ETIMEDOUT, "the query took longer than %d s: ask for less, as "
                        "with WHERE job = ... or a GROUP BY over fewer rows",
-                       (int)(TIME_NS / NS_PER_S));
+                       (int)(q->limit_ns / NS_PER_S));
     if (q->stopped == STOP_MEMORY || sqlite3_errcode(q->db) == SQLITE_NOMEM)
         return err_set(&r->err, -ENOMEM, "the query needed more than %d MiB of memory: ask for "
                        "less", MEMORY_BYTES >> 20);
@@ -292,7 +292,8 @@ static int collect(struct query_db *q, struct store_read *r, sqlite3_stmt *s)
 int query_run(struct query_db *q, struct store_read *r)
 {
     sqlite3_stmt *s = NULL;
-    q->deadline_ns = clock_now_ns() + TIME_NS;
+    q->limit_ns = r->limit_ns ? r->limit_ns : TIME_NS;
+    q->deadline_ns = clock_now_ns() + q->limit_ns;
     q->look_ns = 0;
     q->memory_max = resident_bytes(q) + MEMORY_BYTES;
     q->stopped = STOP_NOT;

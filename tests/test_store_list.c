@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "tests/a_store.h"
+#include "tests/patience.h"
 
 #define TERMS_MAX 3
 
@@ -112,7 +113,8 @@ static void jobs_are_chosen_and_ordered(void **state)
         struct terms t;
         char got[64];
         struct store_read r = do_read(&b, with(&t, (struct store_read){
-            .kind = STORE_JOBS, .limit = rows[i].limit, .is_live = rows[i].is_live},
+            .kind = STORE_JOBS, .limit = rows[i].limit, .is_live = rows[i].is_live,
+            .limit_ns = PATIENCE * NS_PER_S},
             rows[i].asked, rows[i].order));
         text_of_jobs(&r, got);
         if (r.rc < 0 || strcmp(got, rows[i].jobs))
@@ -168,7 +170,7 @@ static void a_list_that_takes_too_long_ends(void **state)
     struct store_read r = do_read(&b, with(&t, asked, all, NULL));
     assert_int_equal(r.rc, -ETIME);
     store_read_fini(&r);
-    asked.limit_ns = 0;
+    asked.limit_ns = PATIENCE * NS_PER_S;
     r = do_read(&b, with(&t, asked, all, NULL));
     assert_int_equal(r.rc, 0);
     store_read_fini(&r);
