@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static int act(const char *action)
 {
@@ -17,6 +18,9 @@ static int act(const char *action)
         long ms = strtol(action + 6, NULL, 10);
         nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
     }
+    if (strncmp(action, "while_", 6) == 0)
+        while (access(action + 6, F_OK) == 0)
+            nanosleep(&(struct timespec){.tv_nsec = 5 * 1000000}, NULL);
     if (strcmp(action, "enospc") == 0)
         return -ENOSPC;
     return strcmp(action, "error") == 0 ? -EIO : 0;

@@ -88,18 +88,30 @@ def is_alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:
             return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
+def held_port():
+    """A socket whose port nobody else is given; who listens with SO_REUSEADDR, as ZeroMQ, may."""
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", 0))
+    return s
+
+
 class Cluster:
-    def __init__(self, n_workers=4, nodes=None, domains=None):
+    """hold_before: a step before which jobs wait between hold() and let_go(), for some seconds at
+    most, as longer ones are taken for a hang: what happens meanwhile happens in mid-job, however
+    fast the machine is and however late the story comes."""
+
+    def __init__(self, n_workers=4, nodes=None, domains=None, hold_before=None):
         self.folder = tempfile.mkdtemp(prefix="ballast-e2e-")
         self.mark = os.path.basename(self.folder)
         self.address = f"ipc://{self.folder}/coordinator.sock"
-        with socket.socket() as s:  # a port that is free at present
-            s.bind(("127.0.0.1", 0))
-            self.tcp = f"tcp://127.0.0.1:{s.getsockname()[1]}"
+        self.port = held_port()
+        self.tcp = f"tcp://127.0.0.1:{self.port.getsockname()[1]}"
+        self.hold_before = hold_before
         self.env = dict(os.environ, **{MARK: self.mark, "BALLAST_ADDRESS": self.address})
         self.processes = {}  # name: Popen, the daemons that should be alive
         self.n_workers = n_workers
@@ -130,6 +142,7 @@ class Cluster:
             self._stop_all()
         except Story as e:
             problem = e
+        self.port.close()
         if kind or problem:
             if kind:
                 traceback.print_exception(kind, value, trace)
@@ -147,20 +160,21 @@ class Cluster:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         late = []
+        end = time.monotonic() + 30 * PATIENCE
         for name, process in self.processes.items():
             try:
-                process.wait(30)
+                process.wait(max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 late.append(name)
                 process.kill()
         left = self.pids()
-        end = time.monotonic() + 3
+        end = time.monotonic() + 3 * PATIENCE
         while left and time.monotonic() < end:
             time.sleep(0.05)
             left = self.pids()
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        expect(not late, f"did not end within 30 s of SIGTERM: {late}")
+        expect(not late, f"did not end within {30 * PATIENCE} s of SIGTERM: {late}")
         expect(not left, f"processes left behind: {left}")
         for name, process in self.processes.items():
             expect(process.returncode == 0, f"{name} ended with {process.returncode}")
@@ -173,8 +187,11 @@ class Cluster:
                 print(f"---- {name}\n{''.join(lines)}", file=sys.stderr)
 
     def pids(self, needle=""):
-        """Every living process of this cluster whose command line holds needle."""
-        found = []
+        return sorted(self.lines(needle))
+
+    def lines(self, needle=""):
+        """Command lines by pid, of living processes of this cluster, that hold needle."""
+        found = {}
         for entry in os.listdir("/proc"):
             if not entry.isdigit() or int(entry) == os.getpid():
                 continue
@@ -187,27 +204,24 @@ class Cluster:
                 continue
             if f"{MARK}={self.mark}".encode() in environ and needle in line:
                 if is_alive(int(entry)):
-                    found.append(int(entry))
-        return sorted(found)
+                    found[int(entry)] = line
+        return found
 
     def trainers(self, job):
         """pid by rank of a job's living trainers."""
-        ranks = {}
-        for pid in self.pids(f"--trainer job={job},"):
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
-                ranks[int(re.search(rb"rank=(\d+)", f.read()).group(1))] = pid
-        return ranks
+        return {int(re.search(r"rank=(\d+)", line).group(1)): pid
+                for pid, line in self.lines(f"--trainer job={job},").items()}
 
     # ---- daemons -----------------------------------------------------------------------------
 
-    def _start(self, name, program, config):
+    def _start(self, name, program, config, **env):
         path = os.path.join(self.folder, name + ".yaml")
         with open(path, "w") as f:
             f.write(config)
         with open(os.path.join(self.folder, name + ".log"), "a") as log:
             self.processes[name] = subprocess.Popen(
-                [os.path.join(BIN, program), "--config", path], env=self.env, stdout=log,
-                stderr=log, stdin=subprocess.DEVNULL)
+                [os.path.join(BIN, program), "--config", path], env=dict(env, **self.env),
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         return self.processes[name]
 
     def start_coordinator(self):
@@ -219,14 +233,36 @@ class Cluster:
               "the coordinator answers a ping")
         return process
 
+    def hold(self):
+        """All trainers wait, but the last worker's, which waits for them."""
+        with open(f"{self.folder}/hold", "w"):
+            pass
+
+    def let_go(self):
+        os.remove(f"{self.folder}/hold")
+
+    def let_go_once_planned(self, job, n_before=0):
+        """A plan for its experts, beyond the n_before, comes in time for it to be carried out."""
+        self.wait_step(job, self.hold_before - 1)
+        end = time.monotonic() + 3
+        while self.n_plans(job) <= n_before and time.monotonic() < end:
+            time.sleep(0.05)
+        self.let_go()
+
+    def n_plans(self, job):
+        return sum(e["kind"] == "PLAN_PROPOSED" for e in self.events(job))
+
     def start_worker(self, i):
+        holds = self.hold_before and i < self.n_workers - 1
+        failpoint = f"before-step:{self.hold_before}:while_{self.folder}/hold"
         return self._start(f"worker-{i}", "ballast-worker",
                            f"name: w{i}\nnode: {self.nodes[i]}\n"
                            f"coordinator: {self.worker_address}\n"
                            f"{self.worker_keys}"
                            f"memory_domain: '{self.domains[i]}'\n"
                            f"state_dir: {self.folder}/worker-{i}.state\n"
-                           f"allowed_roots: [{self.folder}]\n")
+                           f"allowed_roots: [{self.folder}]\n",
+                           **{"BALLAST_FAILPOINT": failpoint} if holds else {})
 
     def kill(self, name):
         """kill -9, and the daemon no longer counts as one that should be alive."""
@@ -237,9 +273,10 @@ class Cluster:
     # ---- the client ---------------------------------------------------------------------------
 
     def run(self, *args, timeout=60):
+        """timeout: in seconds, on an idle machine."""
         return subprocess.run([os.path.join(BIN, "ballast"), *map(str, args)], env=self.env,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=timeout)
+                              timeout=timeout * PATIENCE)
 
     def ok(self, *args, timeout=60):
         done = self.run(*args, timeout=timeout)

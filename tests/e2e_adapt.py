@@ -5,11 +5,12 @@ import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+
+from cluster import held_port
 
 BIN = os.environ.get("BALLAST_BIN") or os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "..", "build", "bin")
@@ -18,7 +19,7 @@ SOURCE = os.environ.get("BALLAST_SOURCE") or os.path.join(
 SHARED = os.environ.get("BALLAST_SHARED") or os.path.join(SOURCE, "..", "shared")
 CONFIGS = os.path.join(SHARED, "data", "configs")
 PATIENCE = 240  # with programs that compute
-SECONDS = 30  # what no folder may take, however busy the machine is
+SECONDS = 150  # what no folder may take, however busy the machine is
 
 SMALL = {
     "model_type": "deepseek_v3", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 3,
@@ -220,9 +221,8 @@ def two_machines_meet_with_keys(folder):
         text = re.sub(rf"(?m)^( +{key}): .*", rf"\1: {value}", text, count=1)
     with open(path, "w") as f:
         f.write(text)
-    with socket.socket() as s:  # a port that is free at present
-        s.bind(("", 0))
-        port = s.getsockname()[1]
+    held = held_port()
+    port = held.getsockname()[1]
     env = dict(os.environ, PORT=str(port), SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="7",
                SLURM_SUBMIT_DIR=out,
                DEVICE="cpu", TMPDIR=folder,
@@ -239,6 +239,7 @@ def two_machines_meet_with_keys(folder):
     done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=300)
     expect(done.returncode == 1 and "workers have ended before the job" in done.stderr,
            f"without workers: {done.returncode} {done.stdout}{done.stderr}")
+    held.close()
 
 
 def a_small_model_becomes_a_job(folder):

@@ -62,8 +62,8 @@ def lists_as_asked(c, job):
     expect(names("metrics", job, "--since", "0.01s") == [], "no step is that new")
     expect(names("metrics", job, "--filter", "step<=2") == ["1", "2"], "the first steps")
     expect(names("rebalance", "history", job, "-f", "state=ENDED,DONE", "-q") is not None, "plans")
-    offered = c.ok("__complete", "job", "show", "").splitlines()
-    expect(offered == [f"{job}\ttiny, DONE"], f"completed: {offered}")
+    until(lambda: c.ok("__complete", "job", "show", "").splitlines() == [f"{job}\ttiny, DONE"], 2,
+          "the job is offered in time for one who types")
 
 
 def follow_on_a_terminal(c):
@@ -79,7 +79,7 @@ def follow_on_a_terminal(c):
     except OSError:  # the other end is closed
         pass
     job = process.stdout.read().strip()
-    expect(process.wait(30) == 0 and job.isdigit(), f"exit {process.returncode}, '{job}'")
+    expect(process.wait(30 * PATIENCE) == 0 and job.isdigit(), f"exit {process.returncode}, '{job}'")
     expect(b"\r\x1b[K" in seen, f"no line was redrawn: {seen}")
     expect(b"step 20/20" in seen and b"DONE" in seen, f"the end is missing: {seen}")
     os.close(mine)
@@ -92,7 +92,7 @@ def ctrl_c_detaches(c):
     job = process.stdout.readline().strip()
     c.wait_step(job, 3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=20 * PATIENCE)
     expect(process.returncode == 0 and "goes on" in err, f"exit {process.returncode}: {err}")
     expect(c.show(job)["state"] == "RUNNING", f"the job went with the terminal: {c.show(job)}")
     return job
@@ -121,28 +121,28 @@ def outages_are_waited_out(c, job):
         steps.append(json.loads(stream.stdout.readline())["step"])
     expect(steps == list(range(1, len(steps) + 1)), f"steps with gaps: {steps}")
     c.ok("job", "cancel", job)
-    _, err = stream.communicate(timeout=30)
+    _, err = stream.communicate(timeout=30 * PATIENCE)
     expect("reconnecting" in err, f"the outage was not told: {err}")
-    waiting.communicate(timeout=30)
+    waiting.communicate(timeout=30 * PATIENCE)
     expect(waiting.returncode == 1, f"wait for a cancelled job: exit {waiting.returncode}")
     seen = json.loads(events.stdout.readline())
     expect((seen["job"], seen["kind"]) == (job, "JOB_CANCELLED"), f"of what comes: {seen}")
     events.send_signal(signal.SIGINT)
-    _, err = events.communicate(timeout=30)
+    _, err = events.communicate(timeout=30 * PATIENCE)
     expect(events.returncode == 130 and "detached" in err, f"{events.returncode}: {err}")
 
 
 def a_full_disk_is_told(c):
     """More than stdio's buffer holds, so that not only the last write fails."""
     with open("/dev/full", "w") as full:
-        code = start(c, "submit", "--explain", stdout=full).wait(10)
+        code = start(c, "submit", "--explain", stdout=full).wait(10 * PATIENCE)
     expect(code == 1, f"output was lost, and the exit code is {code}")
 
 
 def closed_descriptors_do_no_harm(c):
     """As cron or a daemon may start it; a socket must not take the place of stdout."""
     for closed, code in (("<&-", 0), ("2>&-", 0), (">&-", 1), ("<&- >&- 2>&-", 1)):
-        done = subprocess.run(f"{os.path.join(BIN, 'ballast')} jobs -a --json {closed}",
+        done = subprocess.run(f"'{os.path.join(BIN, 'ballast')}' jobs -a --json {closed}",
                               shell=True, env=c.env, capture_output=True, text=True)
         expect(done.returncode == code, f"jobs {closed}: exit {done.returncode} {done.stderr}")
         expect(code or "JobList" in done.stdout, f"jobs {closed}: {done.stdout}")

@@ -7,11 +7,13 @@ from cluster import Cluster, expect, tell, until
 
 def story():
     """kill -9 a trainer: the same workers resume the job, whose output tells of both attempts"""
-    with Cluster(n_workers=4) as c:
+    with Cluster(n_workers=4, hold_before=16) as c:
+        c.hold()
         job = c.submit(c.job(steps=80, checkpoint_every=10))
         c.wait_step(job, 15)
         before = c.trainers(job)
         os.kill(before[1], signal.SIGKILL)
+        c.let_go()
         until(lambda: c.show(job)["attempt"] == 2, 20, "a second attempt")
         c.wait(job, "DONE")
         expect(len(c.steps(job)) == 80, "a step is missing")

@@ -6,13 +6,15 @@ from cluster import Cluster, expect, is_alive, tell, until
 
 def story():
     """kill -9 a worker: the job resumes from its checkpoint on another and finishes"""
-    with Cluster(n_workers=5) as c:
+    with Cluster(n_workers=5, hold_before=26) as c:
+        c.hold()
         job = c.submit(c.job(steps=120, checkpoint_every=10))
         c.wait_step(job, 25)
         trainers = c.trainers(job)
         expect(sorted(trainers) == [0, 1, 2, 3], f"trainers: {trainers}")
         victim = c.daemon_of(trainers[2])
         c.kill(victim)
+        c.let_go()
         began = time.monotonic()
         until(lambda: not is_alive(trainers[2]), 3, "the dead daemon's trainer is gone")
         c.wait(job, "DONE", 50)

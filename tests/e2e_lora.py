@@ -83,8 +83,10 @@ def the_unbroken_run(c):
 
 def experts_move(c, whole):
     """Their frozen weights go ahead, some at each boundary; the losses are the same bit by bit."""
+    c.hold()
     job = c.submit(*lora(c, "moved", "rebalance.window_steps=4", "rebalance.horizon_steps=1000",
                          "rebalance.min_gain=0.001"))
+    c.let_go_once_planned(job)
     c.wait(job, "DONE")
     expect(losses(c, job) == whole, "moving experts changed the losses")
     done = [e for e in c.json("rebalance", "history", job)["items"] if e["state"] == "DONE"]
@@ -142,9 +144,11 @@ def a_base_stays_packed(c):
     for base in ("bf16", "fp8"):  # which leaves what is FP8 as it is
         args = lora(c, base, "model.path=base-fp8", f"model.base_precision={base}",
                     *["rebalance.window_steps=4", "rebalance.horizon_steps=1000",
-                      "rebalance.min_gain=0.001"] * (base == "fp8"), steps=16)
+                      "rebalance.min_gain=0.001"] * (base == "fp8"), steps=24)
         sizes.append(c.json("submit", *args, "--dry-run")["memory_per_rank"]["weights"])
+        c.hold()
         job = c.submit(*args)
+        c.let_go_once_planned(job, n_before=-1 if base == "bf16" else 0)
         c.wait(job, "DONE")
         curves.append(losses(c, job))
     expect(curves[0] == curves[1], f"packed, the losses differ: {curves}")
@@ -154,10 +158,12 @@ def a_base_stays_packed(c):
 
 
 def a_worker_is_killed(c, whole):
+    c.hold()
     job = c.submit(*lora(c, "cut"))
     c.wait_step(job, 13)
     victim = c.daemon_of(c.trainers(job)[1])
     c.kill(victim)
+    c.let_go()
     c.start_worker(int(victim.rsplit("-", 1)[1]))
     c.wait(job, "DONE", 90)
     expect(c.show(job)["attempt"] >= 2, "it was not cut")
@@ -271,7 +277,7 @@ def what_does_not_fit_is_refused(c):
 
 def story():
     """adapters are trained, resumed, exported, merged, and refused where they do not fit"""
-    with Cluster(n_workers=4) as c:
+    with Cluster(n_workers=4, hold_before=14) as c:
         a_base_to_tune(c)
         before = digest_of(f"{c.folder}/base")
         whole = the_unbroken_run(c)

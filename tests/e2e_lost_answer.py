@@ -4,7 +4,7 @@ import socket
 import subprocess
 import threading
 
-from cluster import BIN, Cluster, expect, tell, until
+from cluster import BIN, PATIENCE, Cluster, expect, tell, until
 
 NAME = b"lost-answer"
 
@@ -65,11 +65,11 @@ def story():
         submit = subprocess.Popen([os.path.join(BIN, "ballast"), "submit", job], env=env,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True)
-        expect(proxy.held.wait(10), "the submit never came")
+        expect(proxy.held.wait(10 * PATIENCE), "the submit never came")
         until(lambda: len(c.json("jobs", "-a")["items"]) == 1, 10, "the job is stored")
         expect(submit.poll() is None, "the client believes something without an answer")
         proxy.cut()
-        out, err = submit.communicate(timeout=40)
+        out, err = submit.communicate(timeout=40 * PATIENCE)
         expect(submit.returncode == 0, f"exit {submit.returncode}: {err}")
         expect("1" in out, f"not the job's id: {out}")
         expect(proxy.n_connections >= 2, "it was not sent twice")

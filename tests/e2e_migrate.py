@@ -25,7 +25,7 @@ class SleepyCluster(Cluster):
     """Its worker 1 was told to sleep at a point, in the first process that comes by."""
 
     def __init__(self, point=None):
-        super().__init__(n_workers=4)
+        super().__init__(n_workers=4, hold_before=2 * WINDOW + 2)
         self.point = point
 
     def start_worker(self, i):
@@ -40,9 +40,15 @@ class SleepyCluster(Cluster):
     def submit_experts(self, auto):
         rules = (f"auto: {str(auto).lower()}, window_steps: {WINDOW}, horizon_steps: 1000, "
                  "layer_moves: 1")
-        return self.submit(self.job(steps=STEPS, checkpoint_every=10, deterministic=True,
-                                    more=f"moe: {{bias_update: off}}\nrebalance: {{{rules}, "
-                                         "min_gain: 0.001}\n"))
+        path = self.job(steps=STEPS, checkpoint_every=10, deterministic=True,
+                        more=f"moe: {{bias_update: off}}\nrebalance: {{{rules}, "
+                             "min_gain: 0.001}\n")
+        if not auto:
+            return self.submit(path)
+        self.hold()
+        job = self.submit(path)
+        self.let_go_once_planned(job)
+        return job
 
 
 def losses(c, job):

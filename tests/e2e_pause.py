@@ -10,9 +10,11 @@ def a_job(c, name):
 
 
 def pause(c):
+    c.hold()
     job = c.submit(a_job(c, "paused"))
     c.wait_step(job, 20)
     c.ok("job", "pause", job, "--reason", "lunch")
+    c.let_go()
     c.kill("coordinator")  # whatever it has acknowledged, it has kept
     c.start_coordinator()
     c.ok("wait", job, "--for=state=PAUSED", "--timeout", "60")
@@ -40,7 +42,7 @@ def meanwhile(c, job):
 
 def story():
     """pause, kill -9 of the coordinator, another job, resume: every step once, the same losses"""
-    with Cluster(n_workers=4) as c:
+    with Cluster(n_workers=4, hold_before=21) as c:
         job, place = pause(c)
         meanwhile(c, job)
         c.ok("job", "resume", job)

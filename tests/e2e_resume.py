@@ -28,19 +28,28 @@ def unbroken(c):
 
 def cut(c, whole):
     """kill -9 in mid-step: the second attempt resumes from a checkpoint."""
+    c.hold()
     job = c.submit(c.job(name="cut", steps=STEPS, checkpoint="cut", deterministic=True))
     c.wait_step(job, 25)
     os.kill(c.trainers(job)[3], signal.SIGKILL)
+    c.let_go()
     c.wait(job, "DONE")
     expect(c.show(job)["attempt"] == 2, "it was not cut")
     expect(losses(c.steps(job)) == whole, "another curve after the cut")
 
 
-def stopped_and_submitted_again(c, whole):
-    job = c.submit(c.job(name="stopped", steps=STEPS, checkpoint="again", deterministic=True))
+def cancelled_in_mid_job(c, **job):
+    c.hold()
+    job = c.submit(c.job(steps=STEPS, **job))
     c.wait_step(job, 25)
     c.ok("job", "cancel", job)
-    shown = c.wait(job, "CANCELLED")
+    until(lambda: len(c.trainers(job)) < 4, 5, "the one that waits for the others hears of it")
+    c.let_go()
+    return c.wait(job, "CANCELLED")
+
+
+def stopped_and_submitted_again(c, whole):
+    shown = cancelled_in_mid_job(c, name="stopped", checkpoint="again", deterministic=True)
     again = c.submit(c.job(name="again", steps=STEPS, checkpoint="again", deterministic=True))
     c.wait(again, "DONE")
     rows = c.json("metrics", again)
@@ -61,10 +70,7 @@ def same_checkpoints(c, a, b):
 
 def fewer_workers_go_on(c):
     """Another layout adds in another order, so the curve agrees within rounding."""
-    a = c.submit(c.job(name="four", steps=STEPS, checkpoint="resized"))
-    c.wait_step(a, 25)
-    c.ok("job", "cancel", a)
-    c.wait(a, "CANCELLED")
+    cancelled_in_mid_job(c, name="four", checkpoint="resized")
     until(lambda: c.n_idle() == 4, 10, "workers are free")
     b = c.submit(c.job(name="two", steps=STEPS, checkpoint="resized", workers=2, ep=2))
     c.wait(b, "DONE")
@@ -77,7 +83,7 @@ def fewer_workers_go_on(c):
 
 def story():
     """run-stop-resume equals the unbroken run bit for bit; other workers go on, too"""
-    with Cluster(n_workers=4) as c:
+    with Cluster(n_workers=4, hold_before=26) as c:
         whole = unbroken(c)
         expect(len(whole) == STEPS, f"{len(whole)} steps")
         cut(c, whole)

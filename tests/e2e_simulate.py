@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 
-from cluster import BIN, TINY_MODEL, Cluster, expect, tell, until
+from cluster import BIN, PATIENCE, TINY_MODEL, Cluster, expect, tell, until
 
 
 def start_fleet(c, n, *options):
@@ -39,7 +39,7 @@ def story():
         fleet = c.workers()
         expect(fleet["v-9"]["node"] == "rack-1" and fleet["v-9"]["device"] == "virtual",
                f"{fleet['v-9']}")
-        job = c.submit(c.job(steps=15, workers=8, fsdp=2, ep=8, checkpoint_every=100,
+        job = c.submit(c.job(steps=25, workers=8, fsdp=2, ep=8, checkpoint_every=100,
                              more="rebalance: {window_steps: 2, auto: false}"))
         c.wait_step(job, 3)
         nodes = {fleet[w]["node"] for w in c.show(job)["worker_names"]}
@@ -48,7 +48,7 @@ def story():
         c.wait(job, "PAUSED")
         c.ok("job", "resume", job)
         ended = c.wait(job, "DONE")
-        expect(ended["attempt"] == 2 and len(c.steps(job)) == 15, f"{ended}")
+        expect(ended["attempt"] == 2 and len(c.steps(job)) == 25, f"{ended}")
         for layer in c.json("experts", job, "--window", "last")["items"]:
             tokens = layer["tokens"]
             expect(sum(tokens) == 2 * 8 * 64 * 2 and all(7.5 < tokens[3] / n < 8.5 for e, n in
@@ -62,7 +62,7 @@ def story():
         fleet.terminate()
         until(lambda: all(w["state"] == "GONE" for w in c.workers().values()), 20,
               "all have said goodbye")
-        expect(fleet.wait(30) == 0, f"it ended with {fleet.returncode}")
+        expect(fleet.wait(30 * PATIENCE) == 0, f"it ended with {fleet.returncode}")
 
 
 def rebalancing():

@@ -3,11 +3,12 @@ import os
 import signal
 import time
 
-from cluster import Cluster, expect, is_alive, tell, until
+from cluster import PATIENCE, Cluster, expect, is_alive, tell, until
 
 
 def told_once(c):
     """Nothing has failed, so the budget of restarts is not touched."""
+    c.hold()
     job = c.submit(c.job(steps=500, checkpoint_every=1000, max_restarts=0))
     c.wait_step(job, 20)
     trainer = c.trainers(job)[1]
@@ -15,7 +16,8 @@ def told_once(c):
     process = c.processes.pop(victim)
     os.kill(trainer, signal.SIGTERM)  # as a batch system does, which tells every process of a task
     process.send_signal(signal.SIGTERM)
-    expect(process.wait(20) == 0, f"{victim} ended with {process.returncode}")
+    c.let_go()
+    expect(process.wait(20 * PATIENCE) == 0, f"{victim} ended with {process.returncode}")
     gone = "w" + victim[7:]
     expect(c.workers()[gone]["state"] == "GONE", f"{gone}: {c.workers()[gone]}")
     shown = until(lambda: c.show(job)["attempt"] == 2 and c.show(job), 20, "a second attempt")
@@ -40,7 +42,7 @@ def told_twice(c):
     time.sleep(1)
     expect(process.poll() is None, "it did not wait for its trainer")
     process.send_signal(signal.SIGTERM)
-    expect(process.wait(5) == 0, f"{victim} ended with {process.returncode}")
+    expect(process.wait(5 * PATIENCE) == 0, f"{victim} ended with {process.returncode}")
     until(lambda: not is_alive(trainer), 2, "its trainer is killed")
     c.ok("job", "cancel", job)
     c.wait(job, "CANCELLED")
@@ -48,7 +50,7 @@ def told_twice(c):
 
 def story():
     """SIGTERM to a worker in mid-job: a checkpoint and goodbye; a second SIGTERM ends it at once"""
-    with Cluster(n_workers=5) as c:
+    with Cluster(n_workers=5, hold_before=21) as c:
         told_once(c)
         told_twice(c)
 

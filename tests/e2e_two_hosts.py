@@ -6,7 +6,7 @@ import os
 import re
 import socket
 
-from cluster import Cluster, expect, tell
+from cluster import Cluster, expect, tell, until
 
 STEPS = 30
 HOSTS = {"nodes": ["n0", "n0", "n1", "n1"], "domains": ["a", "a", "b", "b"]}
@@ -65,7 +65,8 @@ def annoy(pid):
 
 
 def on_two_hosts(expected):
-    with Cluster(**HOSTS) as c:
+    with Cluster(**HOSTS, hold_before=14) as c:
+        c.hold()
         job = submit(c, moves=True)
         c.wait_step(job, 3)
         trainers = c.trainers(job)
@@ -73,7 +74,12 @@ def on_two_hosts(expected):
         expect(len(held) >= 4, f"the trainers listen nowhere: {trainers}")
         c.wait_step(job, 13)
         c.kill("worker-2")
+        c.let_go()
+        until(lambda: not c.trainers(job), 20, "the first attempt has ended")
+        n_plans = c.n_plans(job)
+        c.hold()
         c.start_worker(2)
+        c.let_go_once_planned(job, n_plans)
         c.wait(job, "DONE", 80)
         for s in held:
             s.close()

@@ -167,10 +167,13 @@ static void an_attempt_begins_with_the_placement_in_force(void **state)
                        TRAIN(24, ", micro_batch: 1");
     start(&whole, 4, "run-whole", keys);
     finish(&whole);
+    hold_before(6);
     start(&part, 4, "run-part", keys);
     follow(&part, 5);
     stop(&part, BALLAST__STOP_MODE__STOP_CHECKPOINT);
+    let_go();
     finish(&part);
+    assert_all(&part, BALLAST__RANK_PHASE__RANK_STOPPED, 0);
     slots_of(&s, 4);
     slots_shuffle(&s, 9);
     s.epoch = 6;
