@@ -19,6 +19,7 @@
 #include "common/link.h"
 #include "common/mem.h"
 #include "proto/wire.h"
+#include "tests/patience.h"
 
 #define METHODS 64
 
@@ -229,7 +230,7 @@ static inline pid_t start(const char *line)
     if (pid > 0)
         return pid;
     char *out = xasprintf("%s/out", fake.folder), *err = xasprintf("%s/err", fake.folder);
-    char *command = xasprintf("exec %s/ballast %s", bin ? bin : "build/bin", line);
+    char *command = xasprintf("exec '%s/ballast' %s", bin ? bin : "build/bin", line);
     if (chdir(fake.folder) < 0 || !freopen(out, "w", stdout) || !freopen(err, "w", stderr) ||
         !freopen("/dev/null", "r", stdin))
         _exit(126);
@@ -276,6 +277,24 @@ static inline void check(const char *line, int code, const char *out, const char
         fail_msg("ballast %s: exit %d\nstdout: %s\nstderr: %s\nexpected exit %d, '%s', '%s'", line,
                  r.code, r.out, r.err, code, out ? out : "(any)", err ? err : "(any)");
     result_fini(&r);
+}
+
+/* The same of a command that gives up after some time: longer where the machine was so busy that
+ * it could not ask within it. */
+static inline void check_gives_up(const char *line, double seconds, int code, const char *err)
+{
+    for (;; seconds *= 2) {
+        char *whole = xasprintf("%s --timeout %g", line, seconds);
+        struct result r = run(whole);
+        bool came_to_it = r.code != 7 || seconds > 2 * PATIENCE;
+        if (came_to_it && (r.code != code || *r.out || (err && !strstr(r.err, err))))
+            fail_msg("ballast %s: exit %d\nstdout: %s\nstderr: %s\nexpected exit %d, '%s'", whole,
+                     r.code, r.out, r.err, code, err ? err : "(any)");
+        result_fini(&r);
+        free(whole);
+        if (came_to_it)
+            return;
+    }
 }
 
 static inline struct json *run_json(const char *line)

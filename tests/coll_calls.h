@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,6 +16,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "tests/patience.h"
+#include "tests/seed.h"
 #include "worker/coll.h"
 
 #define WORLD_MAX 8u
@@ -353,6 +356,18 @@ static inline void started_calls(struct rank *r, struct coll *c)
     }
     free(apart);
     free(x);
+}
+
+/* ---- a rank that others give up ---- */
+
+static atomic_uint n_gave_up;
+
+/* Until n others have given up; those are not to see it leave. */
+static inline void stay_away(uint32_t n)
+{
+    uint64_t end_ns = patience_end_ns(10);
+    while (atomic_load(&n_gave_up) < n && clock_now_ns() < end_ns)
+        nanosleep(&(struct timespec){.tv_nsec = 3 * 1000 * 1000}, NULL);
 }
 
 /* ---- rank 1 is stopped by another thread ----------------------------------------------------- */

@@ -21,6 +21,7 @@
 #include "common/mem.h"
 #include "common/mix.h"
 #include "kernels/device.h"
+#include "tests/seed.h"
 
 #define GRADCHECK_STEP      (1.0 / 32)
 #define GRADCHECK_TOLERANCE 1e-3
@@ -157,15 +158,6 @@ static inline void gradcheck(const char *what, struct random *r, loss_fn loss, v
         }
         free(direction);
     }
-}
-
-/* The seed of a test program: BALLAST_SEED or a fixed one; printed. */
-static inline uint64_t test_seed(void)
-{
-    const char *text = getenv("BALLAST_SEED");
-    uint64_t seed = text ? strtoull(text, NULL, 10) : 20260730;
-    printf("seed %llu (set BALLAST_SEED for another)\n", (unsigned long long)seed);
-    return seed;
 }
 
 static inline struct device *test_device(uint32_t n_threads, bool deterministic)

@@ -139,7 +139,8 @@ static const struct channel_events events = {note_stop, note_prepare, note_abort
 
 static void wait_for(const int *counter, int value)
 {
-    for (int i = 0; i < 5000 && __atomic_load_n(counter, __ATOMIC_SEQ_CST) < value; i++)
+    uint64_t end_ns = patience_end_ns(5);
+    while (__atomic_load_n(counter, __ATOMIC_SEQ_CST) < value && clock_now_ns() < end_ns)
         usleep(1000);
     assert_true(__atomic_load_n(counter, __ATOMIC_SEQ_CST) >= value);
 }

@@ -13,6 +13,7 @@
 
 #include "proto/check.h"
 #include "tests/a_job.h"
+#include "tests/seed.h"
 
 #define M(NAME) BALLAST__METHOD__METHOD_##NAME
 #define REQUEST BALLAST__KIND__KIND_REQUEST
@@ -655,8 +656,7 @@ static void messages_of_a_trainer(void **state)
 static void noise(void **state)
 {
     (void)state;
-    unsigned seed = (unsigned)time(NULL);
-    print_message("seed %u\n", seed);
+    unsigned seed = (unsigned)test_seed();
     struct message m = {0};
     Ballast__SubmitRequest submit = BALLAST__SUBMIT_REQUEST__INIT;
     Ballast__JobSpec spec;

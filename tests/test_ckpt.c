@@ -399,13 +399,18 @@ static void two_runs_never_share_a_path(void **state)
     run((struct layout_degrees){1, 1, 1, 0}, save, (struct job){.step = 4});
     char full[200];
     snprintf(full, sizeof full, "%s/.lock", path);
+    int held[2];
+    assert_int_equal(pipe(held), 0);
     pid_t pid = fork();
     if (pid == 0) {
         flock(open(full, O_RDWR), LOCK_EX);
-        pause();
+        if (write(held[1], "", 1) == 1)
+            pause();
         _exit(1);
     }
-    usleep(200 * 1000);
+    assert_int_equal(read(held[0], &(char){0}, 1), 1);
+    close(held[0]);
+    close(held[1]);
     struct shard *s = NULL;
     struct layout layout = {0};
     struct slots slots = {0};

@@ -270,8 +270,7 @@ static void a_library_that_refuses_is_no_obstacle(void **state)
 
 int main(void)
 {
-    seed0 = getenv("SEED") ? (uint32_t)atoi(getenv("SEED")) : (uint32_t)time(NULL);
-    printf("seed %u\n", seed0);
+    seed0 = (uint32_t)test_seed();
     static bool yes = true; /* deterministic */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_group_and_size_gives_the_plain_sum),

@@ -276,7 +276,6 @@ static void waiting_mirrors_the_job(void **state)
         {"passed", BALLAST__JOB_STATE__JOB_DONE, "0", "wait 7 --for=state=RUNNING", 0},
         {"will not be", BALLAST__JOB_STATE__JOB_FAILED, "1", "wait 7 --for=state=DONE", 1},
         {"asked for", BALLAST__JOB_STATE__JOB_FAILED, "1", "wait 7 --for state=failed", 0},
-        {"ran out", BALLAST__JOB_STATE__JOB_QUEUED, "", "wait 7 --timeout 0.3", 124},
         {"paused", BALLAST__JOB_STATE__JOB_PAUSED, "", "wait 7 --for=state=paused", 0},
         {"never", BALLAST__JOB_STATE__JOB_DONE, "0", "wait 7 --for=state=PAUSED", 1},
         {"on", BALLAST__JOB_STATE__JOB_RUNNING, "", "wait 7 --for=state=STARTING", 0, true},
@@ -295,6 +294,12 @@ static void waiting_mirrors_the_job(void **state)
         result_fini(&r);
         fake_forget();
     }
+    Ballast__Job waits = job(BALLAST__JOB_STATE__JOB_QUEUED, "because");
+    Ballast__JobReply reply = BALLAST__JOB_REPLY__INIT;
+    reply.job = &waits;
+    will_say(BALLAST__METHOD__METHOD_JOB_WAIT, &reply.base);
+    check_gives_up("wait 7", 0.3, 124, NULL);
+    fake_forget();
 }
 
 static void wrong_job_files_contact_nobody(void **state)
@@ -400,7 +405,7 @@ static void a_lost_answer_is_asked_for_with_the_same_key(void **state)
     assert_memory_equal(fake.keys[0], fake.keys[1], IDEMPOTENCY_KEY_BYTES);
     fake_forget();
     fake.n_to_drop = 100;
-    check("submit job.yaml --timeout 1", 8, "", "it may have been done");
+    check_gives_up("submit job.yaml", 1, 8, "it may have been done");
     fake_forget();
 }
 
@@ -535,17 +540,28 @@ static void following_ends_with_the_job(void **state)
     check("submit job.yaml --wait", 1, "7\n", "job 7 is FAILED");
 }
 
+static bool has_said(const char *text)
+{
+    char *path = xasprintf("%s/err", fake.folder), *said = read_back(path);
+    bool is_there = strstr(said, text) != NULL;
+    free(path);
+    free(said);
+    return is_there;
+}
+
 /* Follows a running job, sends SIGINT n times, and says how it went. */
 static struct result interrupt(unsigned n)
 {
     pid_t pid = start("submit job.yaml --follow");
-    struct timespec moment = {.tv_nsec = 100 * 1000 * 1000};
-    for (int i = 0; i < 100 && !n_requests(BALLAST__METHOD__METHOD_METRICS); i++)
+    struct timespec moment = {.tv_nsec = 10 * 1000 * 1000};
+    uint64_t end_ns = patience_end_ns(10);
+    while (!n_requests(BALLAST__METHOD__METHOD_METRICS) && clock_now_ns() < end_ns)
         nanosleep(&moment, NULL);
-    for (unsigned i = 0; i < n; i++) {
+    kill(pid, SIGINT);
+    while (!has_said("detached") && clock_now_ns() < end_ns)
+        nanosleep(&moment, NULL);
+    if (n > 1)
         kill(pid, SIGINT);
-        nanosleep(&(struct timespec){.tv_nsec = 500 * 1000 * 1000}, NULL);
-    }
     return finish(pid);
 }
 

@@ -31,7 +31,7 @@ static char *run(const char *args, int *out_code)
 {
     static char text[1 << 16];
     const char *bin = getenv("BALLAST_BIN");
-    char *command = xasprintf("cd %s && %s/ballast balance %s 2>&1", folder, bin ? bin : "bin",
+    char *command = xasprintf("cd %s && '%s/ballast' balance %s 2>&1", folder, bin ? bin : "bin",
                               args);
     FILE *f = popen(command, "r");
     assert_non_null(f);

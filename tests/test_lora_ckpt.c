@@ -103,8 +103,12 @@ static int run(struct stack *s, void *arg, struct err *err)
     if (j->saves) {
         visit(s, true, &j->digest);
         rc = ckpt_save(&c, &(struct ckpt_state){ .step = STEP, .seed = 1 }, err);
-    } else if ((rc = ckpt_load(&c, STEP, &j->state, err)) == 0) {
-        visit(s, false, &j->digest);
+    } else {
+        struct ckpt_state state;
+        if ((rc = ckpt_load(&c, STEP, &state, err)) == 0)
+            visit(s, false, &j->digest);
+        if (rc == 0 && s->rank == 0)
+            j->state = state;
     }
     if (lock >= 0)
         close(lock);

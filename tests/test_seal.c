@@ -15,6 +15,7 @@
 #include "worker/coll_wire_in.h"
 #include "worker/coll_wire_out.h"
 #include "worker/seal.h"
+#include "tests/seed.h"
 
 static const uint8_t secret[SEAL_SECRET_BYTES] = "a secret of two ranks, 32 bytes";
 static const uint8_t other_secret[SEAL_SECRET_BYTES] = "a secret of two ranks, 32 Bytes";
@@ -189,9 +190,8 @@ static void send_two(struct link *l)
 /* Whatever way the bytes are cut, and whether they are expected before or after they come. */
 static void messages_come_whole(void **state)
 {
-    uint32_t seed = (uint32_t)time(NULL);
+    uint32_t seed = (uint32_t)test_seed();
     (void)state;
-    print_message("seed %u\n", seed);
     srand(seed);
     for (int k = 0; k < 200; k++) {
         struct link *l = new_link();

@@ -243,7 +243,8 @@ static void collect(struct stack *s, float *out)
     const struct tensor_map *map = s->config->map;
     struct shard_part part;
     for (size_t t = 0; t < map->n_entries; out += map->entries[t++].count)
-        if (tensor_is_trained(&map->entries[t]) && shard_part(s->shard, &map->entries[t], &part))
+        if (tensor_is_trained(&map->entries[t]) && shard_part(s->shard, &map->entries[t], &part) &&
+            part.is_first)
             memcpy(out + part.first, part.gradients, part.count * sizeof *out);
 }
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,15 +13,23 @@
 #include <cmocka.h>
 
 #include "common/mem.h"
+#include "tests/folder.h"
 
-#define PATH "/tmp/test_spool.output"
+static char path[64]; /* of the output */
+
+static int make_path(void **state)
+{
+    int rc = make_folder(state);
+    snprintf(path, sizeof path, "%s/output", folder);
+    return rc;
+}
 
 static void bytes_come_back_from_any_offset(void **unused)
 {
     (void)unused;
     struct spool *s;
     char text[64];
-    assert_int_equal(spool_open(PATH, &s, NULL), 0);
+    assert_int_equal(spool_open(path, &s, NULL), 0);
     spool_write(s, "step 1\n", 7, NS_PER_S);
     spool_write(s, "step 2\n", 7, NS_PER_S);
     assert_int_equal(spool_bytes(s), 14);
@@ -29,7 +38,7 @@ static void bytes_come_back_from_any_offset(void **unused)
     assert_int_equal(spool_read(s, 7, text, sizeof text), 7);
     assert_int_equal(spool_read(s, 14, text, sizeof text), 0);
     spool_close(s);
-    assert_int_equal(access(PATH, F_OK), -1);
+    assert_int_equal(access(path, F_OK), -1);
 }
 
 static void beyond_the_rate_bytes_are_dropped_and_counted(void **unused)
@@ -38,7 +47,7 @@ static void beyond_the_rate_bytes_are_dropped_and_counted(void **unused)
     struct spool *s;
     size_t n = 1u << 20;
     char *block = xcalloc(1, n);
-    assert_int_equal(spool_open(PATH, &s, NULL), 0);
+    assert_int_equal(spool_open(path, &s, NULL), 0);
     for (size_t i = 0; i < 3 * SPOOL_BURST_BYTES / n; i++)
         spool_write(s, block, n, NS_PER_S);
     assert_int_equal(spool_bytes(s), SPOOL_BURST_BYTES);
@@ -57,7 +66,7 @@ static void stored_bytes_make_room(void **unused)
     char *block = xcalloc(1, n), byte;
     uint64_t now_ns = NS_PER_S;
     memset(block, 'x', n);
-    assert_int_equal(spool_open(PATH, &s, NULL), 0);
+    assert_int_equal(spool_open(path, &s, NULL), 0);
     for (size_t i = 0; i < SPOOL_BYTES_MAX / n + 5; i++, now_ns += NS_PER_S)
         spool_write(s, block, n, now_ns);
     assert_int_equal(spool_bytes(s), SPOOL_BYTES_MAX); /* full, whatever the rate */
@@ -69,7 +78,7 @@ static void stored_bytes_make_room(void **unused)
     assert_int_equal(spool_read(s, SPOOL_BYTES_MAX / 2 + 100, &byte, 1), 1);
     assert_int_equal(byte, 'x'); /* what is not stored elsewhere stays */
     struct stat st;
-    assert_int_equal(stat(PATH, &st), 0);
+    assert_int_equal(stat(path, &st), 0);
     assert_true((uint64_t)st.st_blocks * 512 < SPOOL_BYTES_MAX / 2 + 2 * n);
     spool_trim(s, 5); /* a late acknowledgement */
     spool_trim(s, UINT64_MAX);
@@ -83,8 +92,8 @@ static void without_a_folder_output_is_kept_in_memory(void **unused)
     struct spool *s;
     struct err err = {0};
     char text[16];
-    assert_int_equal(spool_open("/tmp/no/such/folder", &s, &err), 1);
-    assert_non_null(strstr(err.text, "'/tmp/no/such/folder' for a trainer's output: No such file"));
+    assert_int_equal(spool_open("/no/such/folder", &s, &err), 1);
+    assert_non_null(strstr(err.text, "'/no/such/folder' for a trainer's output: No such file"));
     size_t n = 1u << 20;
     char *block = xcalloc(1, n);
     spool_write(s, block, n, NS_PER_S);
@@ -104,5 +113,5 @@ int main(void)
         cmocka_unit_test(stored_bytes_make_room),
         cmocka_unit_test(without_a_folder_output_is_kept_in_memory),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_path, remove_folder);
 }

@@ -21,6 +21,7 @@
 #include "coordinator/store_db.h"
 #include "coordinator/store_schema.h"
 #include "tests/a_store.h"
+#include "tests/seed.h"
 
 #define HOUR_NS (3600 * (int64_t)NS_PER_S)
 
@@ -444,9 +445,8 @@ static void kill_9_loses_nothing_acknowledged(void **state)
 {
     (void)state;
     struct bench b;
-    unsigned seed = (unsigned)time(NULL);
+    unsigned seed = (unsigned)test_seed();
     uint64_t last_seq = 0;
-    print_message("seed %u\n", seed);
     bench_make(&b);
     for (int round = 0; round < 20; round++)
         kill_one_round(&b, &seed, &last_seq);

@@ -12,6 +12,7 @@
 #include "coordinator/store_bind.h"
 #include "coordinator/store_counts.h"
 #include "coordinator/store_load.h"
+#include "tests/seed.h"
 
 #define S_NS ((int64_t)NS_PER_S)
 #define HOUR_NS (3600 * S_NS)
@@ -241,8 +242,7 @@ static void windows_cover_every_token_once(void **state)
 {
     (void)state;
     struct bench b;
-    unsigned seed = (unsigned)time(NULL);
-    print_message("seed %u\n", seed);
+    unsigned seed = (unsigned)test_seed();
     bench_make(&b);
     say_job(&b);
     int64_t end_ns = b.now_ns + 3 * HOUR_NS;

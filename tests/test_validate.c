@@ -293,7 +293,7 @@ static void dumps_hold_what_was_computed(void **state)
 
 static void copy_file(const char *from_folder, const char *to_folder, const char *name)
 {
-    char *command = xasprintf("cp %s/%s %s/%s && chmod u+w %s/%s", from_folder, name, to_folder,
+    char *command = xasprintf("cp '%s/%s' %s/%s && chmod u+w %s/%s", from_folder, name, to_folder,
                               name, to_folder, name);
     assert_int_equal(system(command), 0);
     free(command);
