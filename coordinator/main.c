@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/stdio.h"
+#include "common/usage.h"
 #include "common/versions.h"
 #include "coordinator/auth.h"
 #include "coordinator/http.h"
@@ -18,8 +19,6 @@
 #include "coordinator/store.h"
 
 #define PROGRAM "ballast-coordinator"
-
-enum { EXIT_USAGE = 2 };
 
 static const char usage[] =
     "usage: " PROGRAM " --config FILE [--check-config]\n"
@@ -88,7 +87,13 @@ static void reload(void *file)
     fields_fini(&server_config_table, &config);
 }
 
-int main(int argc, char **argv)
+struct options {
+    char *file;
+    bool only_check, only_print;
+};
+
+/* Returns an exit code where it ends with them, else -1. */
+static int parse_options(int argc, char **argv, struct options *o)
 {
     enum { CHECK = 256, PRINT, EXPLAIN, VERSION };
     static const struct option options[] = {
@@ -97,59 +102,59 @@ int main(int argc, char **argv)
         {"version", no_argument, NULL, VERSION},
         {"help", no_argument, NULL, 'h'}, {0},
     };
-    char *file = NULL;
-    bool only_check = false, only_print = false;
-    stdio_hold_places();
-    mem_keep_freed(); /* the planner thinks of layer after layer */
-    for (int o; (o = getopt_long(argc, argv, "c:h", options, NULL)) != -1;) {
-        switch (o) {
-        case 'c':
-            file = optarg;
-            break;
-        case CHECK:
-            only_check = true;
-            break;
-        case PRINT:
-            only_print = true;
-            break;
+    opterr = 0;
+    for (int option; (option = getopt_long(argc, argv, "c:h", options, NULL)) != -1;)
+        switch (option) {
+        case 'c': o->file = optarg; break;
+        case CHECK: o->only_check = true; break;
+        case PRINT: o->only_print = true; break;
         case EXPLAIN:
             fields_print_markdown(&server_config_table, stdout);
-            return 0;
+            return EXIT_SUCCESS;
         case VERSION:
             version_print(PROGRAM);
-            return 0;
+            return EXIT_SUCCESS;
         case 'h':
             fputs(usage, stdout);
-            return 0;
+            return EXIT_SUCCESS;
         default:
-            fputs(usage, stderr);
-            return EXIT_USAGE;
+            return usage_error(PROGRAM, "'%s' is unknown, or lacks its value", argv[optind - 1]);
         }
-    }
-    if (!file || optind < argc) {
-        fputs(usage, stderr);
-        return EXIT_USAGE;
-    }
+    if (optind < argc)
+        return usage_error(PROGRAM, "'%s' is no option", argv[optind]);
+    if (!o->file)
+        return usage_error(PROGRAM, "--config FILE is missing");
+    return -1;
+}
 
+int main(int argc, char **argv)
+{
+    struct options o = {0};
     struct server_config config;
     struct err err = {0};
+    stdio_hold_places();
+    mem_keep_freed(); /* the planner thinks of layer after layer */
+    int rc = parse_options(argc, argv, &o);
+    if (rc >= 0)
+        return rc;
     log_init(PROGRAM, LOG_INFO);
-    if (read_config(file, &config, &err) < 0) {
+    if (read_config(o.file, &config, &err) < 0) {
         fprintf(stderr, PROGRAM ": %s\n", err.text);
         return EXIT_USAGE;
     }
-    int rc = 0;
-    if (only_check) {
-        printf("%s is in order: listens on %s%s\n", file, config.listen[0],
+    if (o.only_check) {
+        printf("%s is in order: listens on %s%s\n", o.file, config.listen[0],
                config.n_listen > 1 ? " and more" : "");
-    } else if (only_print) {
+        rc = 0;
+    } else if (o.only_print) {
         fields_print_yaml(&server_config_table, &config, stdout);
+        rc = 0;
     } else {
         log_init(PROGRAM, (enum log_level)config.log_level);
-        rc = server_run(&config, reload, file, &err);
+        rc = server_run(&config, reload, o.file, &err);
     }
     if (rc < 0)
-        log_error("msg=\"%s\"", err.text);
+        fprintf(stderr, PROGRAM ": %s\n", err.text);
     fields_fini(&server_config_table, &config);
     return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -798,9 +798,42 @@ static int reset(void **state)
     return 0;
 }
 
+static void a_wrong_command_line_is_one_line(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arguments, *says;
+    } rows[] = {
+        {"coordinator", "--config FILE is missing; see ballast-coordinator --help"},
+        {"coordinator --fast", "'--fast' is unknown, or lacks its value"},
+        {"coordinator --config", "'--config' is unknown, or lacks its value"},
+        {"coordinator --config x y", "'y' is no option"},
+        {"worker", "--config FILE is missing; see ballast-worker --help"},
+        {"worker --fast", "'--fast' is unknown, or lacks its value"},
+        {"worker --simulate 0 --config x", "--simulate takes a whole number from 1 to 4096"},
+        {"worker --config x --simulate-seed 0", "go with --simulate N"},
+        {"worker bench --fast", "see ballast-worker bench --help"},
+        {"worker export m", "--lora ADAPTER_DIR and --out DIR are needed"},
+    };
+    const char *bin = getenv("BALLAST_BIN");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char command[600], said[512] = "";
+        snprintf(command, sizeof command, "%s/ballast-%s 2>&1", bin ? bin : "bin",
+                 rows[i].arguments);
+        FILE *f = popen(command, "r");
+        assert_non_null(f);
+        size_t n = fread(said, 1, sizeof said - 1, f);
+        int ended = pclose(f);
+        if (!WIFEXITED(ended) || WEXITSTATUS(ended) != 2 || !strstr(said, rows[i].says) ||
+            strchr(said, '\n') != said + n - 1)
+            fail_msg("%s: %d %s", rows[i].arguments, ended, said);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_wrong_command_line_is_one_line),
         cmocka_unit_test_teardown(people_ask_and_are_answered, reset),
         cmocka_unit_test_teardown(events_come_once_and_in_order, reset),
         cmocka_unit_test_teardown(what_is_acknowledged_survives_kill_9, reset),

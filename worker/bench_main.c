@@ -3,15 +3,14 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/field_text.h"
 #include "common/file.h"
+#include "common/usage.h"
 
-enum { EXIT_USAGE = 2 };
-
+#define PROGRAM     "ballast-worker bench"
 #define THREADS_MAX 9999u
 
 static const char usage[] =
@@ -33,19 +32,6 @@ static const char usage[] =
     "  ballast-worker bench --op rms_norm --json\n"
     "  ballast-worker bench --cluster --ranks 2 --threads 1 --out cluster.yaml\n";
 
-static int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-static int usage_error(const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    fputs("ballast-worker bench: ", stderr);
-    vfprintf(stderr, format, args);
-    fputs("; see ballast-worker bench --help\n", stderr);
-    va_end(args);
-    return EXIT_USAGE;
-}
-
 struct options {
     struct bench_options bench;
     const char *path; /* NULL: stdout */
@@ -63,6 +49,7 @@ static int parse_options(int argc, char **argv, struct options *o)
         {NULL, 0, NULL, 0},
     };
     uint64_t n;
+    opterr = 0;
     for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;)
         switch (option) {
         case 'o': o->bench.op = optarg; break;
@@ -72,24 +59,24 @@ static int parse_options(int argc, char **argv, struct options *o)
         case 'f': o->path = optarg; break;
         case 't':
             if (!text_count(optarg, 0, THREADS_MAX, &n))
-                return usage_error("--threads takes a whole number up to %u", THREADS_MAX);
+                return usage_error(PROGRAM, "--threads takes a whole number up to %u", THREADS_MAX);
             o->bench.n_threads = (uint32_t)n;
             break;
         case 'r':
             if (!text_count(optarg, 1, RANKS_HERE_MAX, &n))
-                return usage_error("--ranks takes a whole number from 1 to %u", RANKS_HERE_MAX);
+                return usage_error(PROGRAM, "--ranks takes a whole number from 1 to %u", RANKS_HERE_MAX);
             o->bench.n_ranks = (uint32_t)n;
             break;
         case 'h':
             fputs(usage, stdout);
             return EXIT_SUCCESS;
         default:
-            return EXIT_USAGE; /* getopt has said what is wrong */
+            return usage_error(PROGRAM, "'%s' is unknown, or lacks its value", argv[optind - 1]);
         }
     if (optind < argc)
-        return usage_error("'%s' is no option", argv[optind]);
+        return usage_error(PROGRAM, "'%s' is no option", argv[optind]);
     if (!o->is_cluster && (o->bench.n_ranks > 1 || o->path))
-        return usage_error("--ranks and --out go with --cluster");
+        return usage_error(PROGRAM, "--ranks and --out go with --cluster");
     return -1;
 }
 
@@ -117,6 +104,6 @@ int bench_main(int argc, char **argv)
     if ((o.is_cluster ? measure_cluster(&o.bench, o.path, &err)
                       : bench_run(&o.bench, stdout, &err)) == 0)
         return EXIT_SUCCESS;
-    fprintf(stderr, "ballast-worker: %s\n", err.text);
+    fprintf(stderr, PROGRAM ": %s\n", err.text);
     return EXIT_FAILURE;
 }

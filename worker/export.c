@@ -17,11 +17,14 @@
 #include "common/hf_config.h"
 #include "common/json.h"
 #include "common/mem.h"
+#include "common/usage.h"
 #include "kernels/packed.h"
 #include "worker/base_hash.h"
 #include "worker/ckpt_beside.h"
 #include "worker/ckpt_fp8.h"
 #include "worker/peft.h"
+
+#define PROGRAM "ballast-worker export"
 
 static const char usage[] =
     "usage: ballast-worker export MODEL_DIR --lora ADAPTER_DIR --out DIR\n"
@@ -377,12 +380,6 @@ int export_merged(const char *model_path, const char *adapter_path, const char *
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-static int usage_error(const char *text)
-{
-    fprintf(stderr, "ballast-worker export: %s; see ballast-worker export --help\n", text);
-    return 2;
-}
-
 #define RUN_STATE_BYTES_MAX (1u << 16)
 
 /* Other tools' adapters hold no hash. A base may be another on purpose, so this is a warning. */
@@ -396,7 +393,7 @@ static void warn_of_another_base(const char *model_path, const char *adapter)
         const char *trained = json_as_string(json_get(state, "base_hash"));
         char *mine = xasprintf("%016" PRIx64, hash);
         if (trained && strcmp(trained, mine) != 0)
-            fprintf(stderr, "ballast-worker export: warning: %s was trained beside another base "
+            fprintf(stderr, PROGRAM ": warning: %s was trained beside another base "
                     "(hash %.32s) than %s (%s)\n", adapter, trained, model_path, mine);
         free(mine);
     }
@@ -425,14 +422,14 @@ int export_main(int argc, char **argv)
         else if (which == 'o')
             out = optarg;
         else
-            return usage_error("an unknown option, or one without its value");
+            return usage_error(PROGRAM, "'%s' is unknown, or lacks its value", argv[optind - 1]);
     }
     if (argc - optind != 1)
-        return usage_error("expected one MODEL_DIR");
+        return usage_error(PROGRAM, "expected one MODEL_DIR");
     if (!adapter || !out)
-        return usage_error("--lora ADAPTER_DIR and --out DIR are needed");
+        return usage_error(PROGRAM, "--lora ADAPTER_DIR and --out DIR are needed");
     if (export_merged(argv[optind], adapter, out, &err) < 0) {
-        fprintf(stderr, "ballast-worker export: %s\n", err.text);
+        fprintf(stderr, PROGRAM ": %s\n", err.text);
         return 1;
     }
     warn_of_another_base(argv[optind], adapter);

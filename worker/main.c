@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include "common/field_text.h"
 #include "common/log.h"
 #include "common/stdio.h"
+#include "common/usage.h"
 #include "common/versions.h"
 #include "worker/bench.h"
 #include "worker/channel.h"
@@ -21,8 +21,7 @@
 #include "worker/trainer.h"
 #include "worker/validate.h"
 
-enum { EXIT_USAGE = 2 };
-
+#define PROGRAM         "ballast-worker"
 #define STACK_BYTES_MIN (1u << 20)
 #define SEED_MAX        9999u
 
@@ -56,19 +55,6 @@ static const char usage[] =
     "SIGTERM stops its trainer (after a checkpoint, within a bound) and ends; a second one ends\n"
     "at once. SIGUSR1 writes its state to the log.\n";
 
-static int usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-static int usage_error(const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    fputs("ballast-worker: ", stderr);
-    vfprintf(stderr, format, args);
-    fputs("; see ballast-worker --help\n", stderr);
-    va_end(args);
-    return EXIT_USAGE;
-}
-
 /* Of threads, too: with less they would end by a fault in mid-step. */
 static int check_stack(struct err *err)
 {
@@ -86,14 +72,14 @@ static int run_daemon(const char *file, const char *device, bool is_check,
     struct worker_config config;
     struct err err = {0};
     if (worker_config_read(file, device, &config, &err) < 0) {
-        fprintf(stderr, "ballast-worker: %s\n", err.text);
+        fprintf(stderr, PROGRAM ": %s\n", err.text);
         return EXIT_USAGE;
     }
     int rc = 0;
     if (is_check) {
         printf("%s is in order: worker %s, device %s\n", file, config.name, config.device);
     } else {
-        log_init("ballast-worker", (enum log_level)log_level_parse(config.log_level));
+        log_init(PROGRAM, (enum log_level)log_level_parse(config.log_level));
         if ((rc = check_stack(&err)) == 0)
             rc = simulate->n ? simulate_run(&config, simulate, &err) : control_run(&config, &err);
         if (rc < 0)
@@ -132,6 +118,7 @@ static int parse_options(int argc, char **argv, struct options *o)
     };
     bool has_seed = false;
     uint64_t n;
+    opterr = 0;
     for (int option; (option = getopt_long(argc, argv, "hV", options, NULL)) != -1;)
         switch (option) {
         case 'c': o->file = optarg; break;
@@ -141,12 +128,12 @@ static int parse_options(int argc, char **argv, struct options *o)
         case 'K': o->simulate.cluster_file = optarg; break;
         case 'S':
             if (!text_count(optarg, 1, SIMULATED_MAX, &n))
-                return usage_error("--simulate takes a whole number from 1 to %u", SIMULATED_MAX);
+                return usage_error(PROGRAM, "--simulate takes a whole number from 1 to %u", SIMULATED_MAX);
             o->simulate.n = (uint32_t)n;
             break;
         case 'E':
             if (!text_count(optarg, 0, SEED_MAX, &o->simulate.seed))
-                return usage_error("--simulate-seed takes a whole number up to %u", SEED_MAX);
+                return usage_error(PROGRAM, "--simulate-seed takes a whole number up to %u", SEED_MAX);
             has_seed = true;
             break;
         case 'h':
@@ -156,17 +143,17 @@ static int parse_options(int argc, char **argv, struct options *o)
             fields_print_markdown(&worker_config_table, stdout);
             return EXIT_SUCCESS;
         case 'V':
-            version_print("ballast-worker");
+            version_print(PROGRAM);
             return EXIT_SUCCESS;
         default:
-            return EXIT_USAGE; /* getopt has said what is wrong */
+            return usage_error(PROGRAM, "'%s' is unknown, or lacks its value", argv[optind - 1]);
         }
     if (optind < argc)
-        return usage_error("'%s' is no option", argv[optind]);
+        return usage_error(PROGRAM, "'%s' is no option", argv[optind]);
     if (!o->file)
-        return usage_error("--config FILE is missing");
+        return usage_error(PROGRAM, "--config FILE is missing");
     if (!o->simulate.n && (o->simulate.loads_file || o->simulate.cluster_file || has_seed))
-        return usage_error("--simulate-loads, -seed and -cluster go with --simulate N");
+        return usage_error(PROGRAM, "--simulate-loads, -seed and -cluster go with --simulate N");
     return -1;
 }
 

@@ -11,6 +11,7 @@
 #include "common/field_text.h"
 #include "common/hf_config.h"
 #include "common/mem.h"
+#include "common/usage.h"
 
 static const char usage[] =
     "usage: ballast-worker validate MODEL_DIR --expect FIXTURE_DIR|--self [--steps N]\n"
@@ -286,11 +287,8 @@ int validate_main(int argc, char **argv)
         fputs(usage, stdout);
         return 0;
     }
-    if (rc < 0) {
-        fprintf(stderr, "ballast-worker validate: %s; see ballast-worker validate --help\n",
-                err.text);
-        return 2;
-    }
+    if (rc < 0)
+        return usage_error("ballast-worker validate", "%s", err.text);
     rc = run(&o, &err);
     if (rc < 0) {
         fprintf(stderr, "ballast-worker validate: %s\n", err.text);
