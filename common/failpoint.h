@@ -2,7 +2,8 @@
  *
  * At the n-th time (from 1, the default) that it comes by, the process dies (kill), the call fails
  * as with a full disk (enospc) or some other way (error), or it sleeps (sleep_MS, or while_PATH: as
- * long as there is such a file). Unset, it costs one comparison. */
+ * long as there is such a file). With slow_MS it sleeps every time, and says nothing of it. Unset,
+ * it costs one comparison. */
 #ifndef COMMON_FAILPOINT_H
 #define COMMON_FAILPOINT_H
 

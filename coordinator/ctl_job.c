@@ -14,7 +14,8 @@
 #include "coordinator/event.h"
 #include "coordinator/json_of.h"
 
-#define WAIT_HOLD_MS 10000u
+#define WAIT_HOLD_MS  10000u
+#define STEPS_OF_PACE 50u /* the newest, for the time that is left */
 
 /* ---- one job -------------------------------------------------------------------------------- */
 
@@ -43,7 +44,40 @@ static void show_memory(const Ballast__Job *job)
         ctl_print_line("memory per rank", "%s taken at most", taken);
 }
 
-static void show_job_lines(const Ballast__Job *job)
+/* Until its last step, as the newest steps of its attempt went, with all that came between them;
+ * NAN: not known. */
+static double seconds_left(struct ctl *c, const Ballast__Job *job)
+{
+    Ballast__MetricsRequest request = BALLAST__METRICS_REQUEST__INIT;
+    const ProtobufCMessage *message;
+    request.job_id = job->id;
+    request.last = request.limit = STEPS_OF_PACE;
+    if (job->state != BALLAST__JOB_STATE__JOB_RUNNING || job->step >= job->steps ||
+        ctl_call(c, BALLAST__METHOD__METHOD_METRICS, &request.base, &message) != CTL_OK)
+        return NAN;
+    const Ballast__MetricsReply *reply = (const Ballast__MetricsReply *)message;
+    size_t first = reply->n_steps;
+    while (first > 0 && reply->steps[first - 1]->attempt == job->attempt)
+        first--;
+    if (first + 2 > reply->n_steps)
+        return NAN;
+    const Ballast__StepReport *from = reply->steps[first], *to = reply->steps[reply->n_steps - 1];
+    double took = (double)(to->at_ns - from->at_ns) / NS_PER_S;
+    return took > 0 ? took / (double)(to->step - from->step) * (double)(job->steps - job->step)
+                    : NAN;
+}
+
+static void show_left(double seconds)
+{
+    char left[CLOCK_STAMP_BYTES], until[CLOCK_STAMP_BYTES];
+    if (!isfinite(seconds))
+        return;
+    clock_duration((uint64_t)(seconds * NS_PER_S), left);
+    clock_stamp(clock_wall_ns() + (int64_t)(seconds * NS_PER_S), until);
+    ctl_print_line("left", "%s, until about %.16sZ", left, until);
+}
+
+static void show_job_lines(const Ballast__Job *job, double left_s)
 {
     ctl_print_line("id", "%" PRIu64, job->id);
     ctl_print_line("name", "%s", job->name);
@@ -52,6 +86,7 @@ static void show_job_lines(const Ballast__Job *job)
     ctl_print_line("reason", "%s", job->reason);
     ctl_print_line("exit", "%s", job->exit);
     ctl_print_line("step", "%" PRIu64 " of %" PRIu64, job->step, job->steps);
+    show_left(left_s);
     if (job->checkpoint_step)
         ctl_print_line("checkpoint step", "%" PRIu64, job->checkpoint_step);
     if (isfinite(job->loss))
@@ -73,9 +108,16 @@ static void show_job_lines(const Ballast__Job *job)
     show_instant("ended", job->ended_at_ns);
 }
 
-static void show_text(const Ballast__JobShowReply *reply)
+static void show_json(struct ctl *c, const Ballast__JobShowReply *reply)
 {
-    show_job_lines(reply->job);
+    struct json *o = json_of_job_show(reply);
+    json_put(o, "seconds_left", json_new_double(seconds_left(c, reply->job)));
+    ctl_json_value(c, o);
+}
+
+static void show_text(const Ballast__JobShowReply *reply, double left_s)
+{
+    show_job_lines(reply->job, left_s);
     if (reply->spec) {
         char *yaml = job_file_text(reply->spec);
         printf("\n%s", yaml);
@@ -106,11 +148,11 @@ int ctl_job_show(struct ctl *c)
     if (!reply->job)
         return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no job");
     if (ctl_is_json(c))
-        ctl_json_value(c, json_of_job_show(reply));
+        show_json(c, reply);
     else if (c->format == CTL_NAME)
         printf("%" PRIu64 "\n", reply->job->id);
     else
-        show_text(reply);
+        show_text(reply, seconds_left(c, reply->job));
     return CTL_OK;
 }
 

@@ -243,16 +243,33 @@ static void one_job_is_shown_with_its_file(void **state)
     reply.spec = &spec;
     reply.events = events;
     reply.n_events = 1;
+    /* Three steps of a job of 300, of which one is another attempt's: 200 steps of 9 s are left. */
+    Ballast__StepReport s[3], *steps[] = {&s[0], &s[1], &s[2]};
+    Ballast__MetricsReply metrics = BALLAST__METRICS_REPLY__INIT;
+    j.step = 100;
+    j.steps = 300;
+    j.attempt = 2;
+    for (int i = 0; i < 3; i++) {
+        s[i] = (Ballast__StepReport)BALLAST__STEP_REPORT__INIT;
+        s[i].step = 98 + (uint64_t)i;
+        s[i].at_ns = (int64_t)(i * 9 * NS_PER_S);
+        s[i].attempt = i ? 2 : 1;
+    }
+    metrics.steps = steps;
+    metrics.n_steps = 3;
     fake_forget();
     will_say(BALLAST__METHOD__METHOD_JOB_SHOW, &reply.base);
+    will_say(BALLAST__METHOD__METHOD_METRICS, &metrics.base);
     check("job show 7", 0, "state            RUNNING\n", "");
+    check("job show 7", 0, "left             00:30:00, until about ", "");
     check("job show 7", 0, "  steps: 2\n", "");
     check("job show 7", 0, "JOB_ASSIGNED        attempt 1 on w0 w1\n", "");
     struct json *v = run_json("job show 7 --json");
-    uint64_t steps = 0;
+    uint64_t n_steps = 0, left = 0;
     assert_string_equal(json_as_string(json_get(v, "state")), "RUNNING");
-    assert_true(json_as_u64(json_get(json_get(json_get(v, "spec"), "train"), "steps"), &steps));
-    assert_int_equal(steps, 2);
+    assert_true(json_as_u64(json_get(json_get(json_get(v, "spec"), "train"), "steps"), &n_steps));
+    assert_int_equal(n_steps, 2);
+    assert_true(json_as_u64(json_get(v, "seconds_left"), &left) && left == 1800);
     assert_int_equal(json_kind_of(json_get(json_get(json_get(json_get(v, "spec"), "train"),
                                                     "optimizer"), "betas")), JSON_ARRAY);
     json_destroy(v);

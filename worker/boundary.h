@@ -17,6 +17,9 @@ struct boundary_word {
     uint32_t settings;     /* the newest revision that this rank has; granted, if all have the
                             * same; 0: none */
     uint64_t memory_bytes; /* the largest */
+    double   busy_s;       /* of this rank; granted: the largest */
+    double   least_busy_s; /* granted: the smallest */
+    uint32_t busiest;      /* granted: whose the largest is */
     struct bad bad;        /* the first output of the forward, the first tensor of the backward */
 };
 

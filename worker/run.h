@@ -76,6 +76,7 @@ struct run {
     struct ckpt_state  state;
     uint64_t resumed_from_step, checkpoint_step; /* 0: none */
     double   rate; /* operations a second of all ranks' devices together; 0: not known */
+    double   busy_s; /* what this rank did itself in the newest step, for the word after the next */
     struct trace *trace; /* NULL: the job wants none */
     struct memory_plan plan;  /* of this rank, made before anything was taken */
     struct usage       usage; /* and what it took so far */

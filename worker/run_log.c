@@ -92,6 +92,9 @@ void run_log_step(const struct run *run, const struct step_result *r, double val
         printf(" index_loss=%.4f", r->index_loss);
     if (r->n_rerouted + r->n_dropped > 0)
         printf(" rerouted=%" PRIu64 " dropped=%" PRIu64, r->n_rerouted, r->n_dropped);
+    if (run->coll->world > 1 && r->busy_s > 0)
+        printf(" busiest=%" PRIu32 ":%.3f least_busy=%.3f", r->busiest, r->busy_s,
+               r->least_busy_s);
     if (!isnan(validation_loss))
         printf(" validation_loss=%.4f", validation_loss);
     printf("\n");

@@ -77,6 +77,7 @@ static int accumulate(struct run *run, struct model_loss *out, int64_t *out_toke
         if (atomic_load(&run->wishes->cancelled))
             return err_set(err, -ECANCELED, "rank %u was stopped", run->coll->rank);
         struct model_batch b = step_batch_of(&run->batch);
+        failpoint("in-batch");
         if ((rc = model_step(run->model, &b, true, &loss, err)) < 0)
             return rc;
         if (failpoint("bad-loss") < 0)
@@ -183,8 +184,17 @@ static struct boundary_word my_word(struct run *run, const struct bad *bad)
     return (struct boundary_word){
         .wish = (enum run_wish)atomic_load(&run->wishes->wish), .epoch = plans_ready(run->plans),
         .ahead = plans_ahead(run->plans), .settings = settings_look(run->settings),
-        .memory_bytes = run->usage.peak, .bad = *bad,
+        .memory_bytes = run->usage.peak, .bad = *bad, .busy_s = run->busy_s,
     };
+}
+
+/* What a rank did itself in a step; the rest it stood still for others. */
+static double busy_of(const struct step_result *r)
+{
+    double s = r->seconds[PHASE_OPTIMIZER];
+    for (int i = PHASE_DATA; i <= PHASE_OTHER; i++)
+        s += r->seconds[i];
+    return s;
 }
 
 /* ---- the step ------------------------------------------------------------------------------- */
@@ -262,6 +272,9 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     r.ahead = word.ahead;
     r.settings = word.settings;
     r.memory_bytes = word.memory_bytes;
+    r.busy_s = word.busy_s;
+    r.least_busy_s = word.least_busy_s;
+    r.busiest = word.busiest;
     r.bad = word.bad;
     shard_zero_gradients(run->shard);
     run->dev->ops->step_over(run->dev);
@@ -273,6 +286,7 @@ int step_train(struct run *run, struct step_result *out, struct err *err)
     r.mfu = run->rate > 0 ? model_flops(run) / (r.step_s * run->rate) : NAN;
     for (int i = 0; i < PHASES; i++)
         r.seconds[i] = spans_seconds(run->dev, (uint32_t)i);
+    run->busy_s = busy_of(&r);
     *out = r;
     return 0;
 }

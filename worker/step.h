@@ -16,6 +16,9 @@ struct step_result {
     double index_loss; /* of indexers beside the model, over layers; NaN: they rest */
     uint64_t n_rerouted, n_dropped; /* choices beyond the experts' capacity */
     double step_s;    /* of this rank, up to the boundary word */
+    double busy_s, least_busy_s; /* of the step before: what the rank that was busy longest, and
+                                  * shortest, did itself, without its waiting for others */
+    uint32_t busiest; /* that rank */
     uint64_t memory_bytes; /* of the device, the largest rank's peak */
     double mfu;       /* the model's operations in step_s over what the devices could do; NaN: no
                        * device's rate is known */

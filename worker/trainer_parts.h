@@ -24,6 +24,8 @@ struct trainer {
     uint64_t patience_ns; /* until the daemon's next word from here is late; 0: no bound */
     uint64_t n_failed_saves, n_skipped; /* of this attempt; batches, also by rollback */
     char     warning[400]; /* of what people should look at while it runs; empty: all is well */
+    uint32_t slow_rank, n_slow; /* that was the busiest by far, in so many steps in a row */
+    char     slow[160];         /* a warning, too, of less weight; empty: none is slow */
 };
 
 /* ---- trainer_report: what the daemon hears --------------------------------------------------- */
@@ -43,6 +45,9 @@ void trainer_expect_step(struct trainer *t);
 
 /* It is done, and counts for those to come. */
 void trainer_time_step(struct trainer *t, const struct step_result *r);
+
+/* A rank that does much longer than others what is its own, step after step, holds up all. */
+void trainer_look_for_slow(struct trainer *t, const struct step_result *r);
 
 /* ---- trainer_step ---------------------------------------------------------------------------- */
 

@@ -1,13 +1,18 @@
 /* trainer_report.c - what the daemon hears of this rank, and until when its next word is due */
 #include "worker/trainer_parts.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #define STEPS_TO_KNOW     3     /* until their time says how long one may take */
 #define STEPS_OF_PATIENCE 10.0  /* of the slowest */
 #define PATIENCE_NS_MIN   (6 * NS_PER_S) /* what a busy machine does to a rank */
+#define SLOW_RATIO        1.5   /* of the busiest rank's own work to the least busy one's, */
+#define SLOW_STEPS        20    /* for so many steps */
 /* Before that, how long a step may go on with nothing done: a piece of work of a CPU, or what a GPU
  * does between two collectives, takes a part of it. */
 #define IDLE_NS_CPU (10 * NS_PER_S)
@@ -44,7 +49,8 @@ void trainer_report_state(struct trainer *t, Ballast__RankPhase phase, const cha
 
 void trainer_report_running(struct trainer *t)
 {
-    trainer_report_state(t, BALLAST__RANK_PHASE__RANK_RUNNING, t->warning, false);
+    trainer_report_state(t, BALLAST__RANK_PHASE__RANK_RUNNING,
+                         *t->warning ? t->warning : t->slow, false);
 }
 
 void trainer_report_step(struct trainer *t, const struct step_result *r, double validation_loss)
@@ -78,6 +84,25 @@ void trainer_report_step(struct trainer *t, const struct step_result *r, double 
     s.phases = pointers;
     s.n_phases = PHASES;
     channel_send_step(t->channel, &s);
+}
+
+void trainer_look_for_slow(struct trainer *t, const struct step_result *r)
+{
+    bool is_far = r->busy_s > SLOW_RATIO * r->least_busy_s && r->busy_s > 0;
+    if (!is_far || (t->n_slow > 0 && r->busiest != t->slow_rank)) {
+        t->n_slow = 0;
+        t->slow[0] = '\0';
+    }
+    if (!is_far)
+        return;
+    t->slow_rank = r->busiest;
+    if (++t->n_slow != SLOW_STEPS)
+        return;
+    snprintf(t->slow, sizeof t->slow, "rank %" PRIu32 " is slow: busy itself for %.3g s of a step, "
+             "the least busy rank for %.3g s, for %d steps", r->busiest, r->busy_s,
+             r->least_busy_s, SLOW_STEPS);
+    if (t->run.coll->rank == 0)
+        log_warn("step=%" PRIu64 " msg=\"%s\"", t->run.state.step, t->slow);
 }
 
 /* ---- patience ------------------------------------------------------------------------------- */

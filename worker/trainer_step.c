@@ -251,9 +251,11 @@ int trainer_step(struct trainer *t, bool *out_is_over, struct err *err)
     trainer_expect_step(t);
     failpoint("before-step");
     int rc = step_train(run, &r, err);
-    if (rc == 0)
-        trainer_time_step(t, &r);
-    if (rc < 0 || (rc = report_load(t, &r, err)) < 0)
+    if (rc < 0)
+        return rc;
+    trainer_time_step(t, &r);
+    trainer_look_for_slow(t, &r);
+    if ((rc = report_load(t, &r, err)) < 0)
         return rc;
     if (r.settings > run->settings_revision)
         change_settings(t);
