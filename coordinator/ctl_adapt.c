@@ -210,6 +210,10 @@ static int read_cluster(struct adapt *a, struct err *err)
     if (rc == 0 && (uint64_t)a->cluster.nodes * a->cluster.gpus_per_node > RANKS_MAX)
         rc = err_set(err, -EINVAL, "%s: nodes x gpus_per_node is above %u", a->c->cluster,
                      RANKS_MAX);
+    if (rc == 0 && a->cluster.gpu_memory <= a->cluster.gpu_reserve)
+        rc = err_set(err, -EINVAL, "%s: gpu_reserve (%.1f GB, 4 unless the file says so) leaves "
+                     "nothing of gpu_memory (%.1f GB)", a->c->cluster,
+                     (double)a->cluster.gpu_reserve / 1e9, (double)a->cluster.gpu_memory / 1e9);
     return rc;
 }
 

@@ -281,6 +281,10 @@ def what_would_go_wrong_is_said(folder):
     expect("today        nothing: the engine does not train" in done.stdout, done.stdout)
     expect("submit" not in done.stderr and "operators-missing.md" in done.stderr, done.stderr)
     expect(adapt(folder)["keys_not_read"] is None, "its reader stopped early")
+    with open(os.path.join(folder, "little.yaml"), "w") as f:
+        f.write("gpu_memory: 4GB\n")
+    done = run("adapt", folder, "--cluster", os.path.join(folder, "little.yaml"))
+    expect(done.returncode == 2 and "gpu_reserve" in done.stderr, done.stderr)
 
 
 # ---- checks and measurements by the worker's program
