@@ -142,8 +142,9 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         fprintf(f, "#SBATCH --gpus-per-node=%" PRIu32 "\n", job_gpus(a));
     fprintf(f,
         "#SBATCH --signal=TERM@120\n"
-        "# Two minutes before its time is over workers write a checkpoint and end; the same sbatch\n"
-        "# again goes on from there. Add --time, --partition and --account as your site wants.\n"
+        "# Two minutes before its time is over workers write a checkpoint and end; the same\n"
+        "# sbatch again goes on from there. Add --time, --partition and --account as your site\n"
+        "# wants.\n"
         "# A worker for every task; the coordinator beside the first. Over several machines the\n"
         "# batch job makes keys of its own.\n"
         "#   ROOTS   folders of all nodes that hold model, data and checkpoints, with commas\n"

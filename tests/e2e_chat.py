@@ -59,7 +59,7 @@ def story():
                            ([said("user", "x"), said("assistant", "(thinks) y"),
                              said("user", "z"), said("assistant", "q")], "drop their thoughts")):
             done = tokenize(c, two, chat)
-            expect(done.returncode == 1 and f"chats.jsonl:2: " in done.stderr
+            expect(done.returncode == 1 and "chats.jsonl:2: " in done.stderr
                    and says in done.stderr, done.stderr)
         done = tokenize(c, *[two] * 50)
         with open(os.path.join(c.folder, "text", "chats.jsonl"), "w") as f:
