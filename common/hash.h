@@ -9,8 +9,8 @@
  * machines of one byte order. */
 uint64_t hash_bytes(uint64_t seed, const void *bytes, size_t n);
 
-/* FNV-1a (Fowler, Noll, Vo), for tables whose keys are a few bytes long. h: HASH_FNV, or the hash of
- * what comes before. The high bits are the better ones: fold them into the low. */
+/* FNV-1a (Fowler, Noll, Vo), for tables whose keys are a few bytes long. h: HASH_FNV, or the hash
+ * of what comes before. The high bits are the better ones: fold them into the low. */
 #define HASH_FNV UINT64_C(0xcbf29ce484222325)
 static inline uint64_t hash_fnv(uint64_t h, const void *bytes, size_t n)
 {

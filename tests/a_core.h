@@ -1,4 +1,4 @@
-/* a_core.h - for tests of the coordinator's core: one of it, the log that it keeps, the newest turn */
+/* a_core.h - for tests of the coordinator's core: one, its log and its newest turn */
 #ifndef TESTS_A_CORE_H
 #define TESTS_A_CORE_H
 

@@ -1,4 +1,4 @@
-/* a_tables.h - for tests of the store's tables: both files in a folder of their own, and questions */
+/* a_tables.h - for tests of the store's tables: both files in a folder, and questions */
 #ifndef TESTS_A_TABLES_H
 #define TESTS_A_TABLES_H
 

@@ -64,7 +64,8 @@ static int parse_options(int argc, char **argv, struct options *o)
             break;
         case 'r':
             if (!text_count(optarg, 1, RANKS_HERE_MAX, &n))
-                return usage_error(PROGRAM, "--ranks takes a whole number from 1 to %u", RANKS_HERE_MAX);
+                return usage_error(PROGRAM, "--ranks takes a whole number from 1 to %u",
+                                   RANKS_HERE_MAX);
             o->bench.n_ranks = (uint32_t)n;
             break;
         case 'h':
