@@ -151,6 +151,14 @@ static inline void fake_forget(void)
     pthread_mutex_unlock(&fake.lock);
 }
 
+/* The next n requests get no answer. */
+static inline void will_drop(unsigned n)
+{
+    pthread_mutex_lock(&fake.lock);
+    fake.n_to_drop = n;
+    pthread_mutex_unlock(&fake.lock);
+}
+
 static inline void will_say(Ballast__Method method, const ProtobufCMessage *reply)
 {
     pthread_mutex_lock(&fake.lock);
@@ -180,6 +188,16 @@ static inline unsigned n_requests(Ballast__Method method)
     unsigned n = fake.n_requests[method];
     pthread_mutex_unlock(&fake.lock);
     return n;
+}
+
+/* Whether two requests with a key have come, which had the same one. */
+static inline bool came_twice(void)
+{
+    pthread_mutex_lock(&fake.lock);
+    bool is_so = fake.n_keys == 2 &&
+                 memcmp(fake.keys[0], fake.keys[1], IDEMPOTENCY_KEY_BYTES) == 0;
+    pthread_mutex_unlock(&fake.lock);
+    return is_so;
 }
 
 /* Ended with protobuf_c_message_free_unpacked. */
