@@ -1,6 +1,7 @@
 /* ctl.c - `ballast`: the table of commands */
 #include "coordinator/ctl_list.h"
 
+#include <errno.h>
 #include <locale.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,12 +21,13 @@ const struct ctl_command ctl_commands[] = {
      "  ballast submit job.yaml --follow       live progress; Ctrl-C detaches\n"
      "  ballast submit job.yaml --wait         exit code of the job\n"
      "  ballast submit --explain               every key of a job file\n", ctl_submit, NULL},
-    {"jobs", "", 0, 0, "a6u87c45HE@", CTL_LISTS,
+    {"jobs", "[ID]...", 0, LIST_TERMS_MAX, "a6u87c45HE@", CTL_LISTS,
      "list jobs: states, and the reason in words",
      "Lists the jobs that have not ended; -a lists all, --since those that live or have ended\n"
      "since then. Of more than -c (1000) the newest are shown, or the first by --sort.\n"
      "\n"
      "  ballast jobs\n"
+     "  ballast jobs 7 8                       these, ended or not\n"
      "  ballast jobs -a -o wide\n"
      "  ballast jobs --me --since 2d -f state=FAILED,CANCELLED\n"
      "  ballast jobs -a --sort -time -c 10 -o jobid,name,user,time,workerlist\n"
@@ -78,16 +80,23 @@ const struct ctl_command ctl_commands[] = {
      &ctl_job_list},
     {"cancel", "ID...", 1, 1000, "rH@", CTL_LISTS, "the same as job cancel",
      "  ballast cancel 7 8\n", ctl_job_cancel, &ctl_job_list},
-    {"wait", "ID", 1, 1, "F@", CTL_VALUES,
-     "wait until a job has ended or has reached a state",
-     "Without --for the exit code is the job's: 0, 1, or 128+n if signal n ended it. 124 says\n"
-     "that --timeout ran out.\n"
+    {"wait", "ID...", 1, 1000, "Fi@", CTL_VALUES,
+     "wait until jobs have ended or have reached a state",
+     "Without --for the exit code is the job's: 0, 1, or 128+n if signal n ended it; with it\n"
+     "0, or 1 if the job will not come to that state. Of several jobs it is the first in their\n"
+     "order that is not 0. 124 says that --timeout ran out.\n"
+     "\n"
+     "With --any the first job that gets there ends the wait: its id is printed, and the exit\n"
+     "code is this job's.\n"
      "\n"
      "  ballast wait 7\n"
-     "  ballast wait 7 --for=state=RUNNING --timeout 60\n", ctl_wait, NULL},
-    {"logs", "ID", 1, 1, "Rf@", CTL_LINES,
+     "  ballast wait 7 --for=state=RUNNING --timeout 60\n"
+     "  ballast wait 7 8 9                     all of them\n"
+     "  ballast wait --any 7 8 9               prints which\n", ctl_wait, NULL},
+    {"logs", "ID", 1, 1, "Rfz@", CTL_LINES,
      "what a rank's trainer printed, over all attempts",
      "  ballast logs 7\n"
+     "  ballast logs 7 --tail 20\n"
      "  ballast logs 7 --rank 3 -f\n", ctl_logs, NULL},
     {"events", "", 0, 0, "jf6c45H@", CTL_LISTS,
      "what happened, in order",
@@ -273,6 +282,11 @@ const struct ctl_command ctl_commands[] = {
     {"version", "", 0, 0, "", CTL_VALUES,
      "versions of this program and its libraries",
      "  ballast version\n", ctl_version, NULL},
+    {"help", "[COMMAND]", 0, 2, "", CTL_NO_FORMS,
+     "more about a command, or a group of them; the same as --help",
+     "  ballast help submit\n"
+     "  ballast help job                       what can be done with a job\n"
+     "  ballast help job cancel\n", ctl_help, NULL},
 };
 const size_t ctl_n_commands = sizeof ctl_commands / sizeof *ctl_commands;
 
@@ -319,7 +333,10 @@ int main(int argc, char **argv)
     free(c.args);
     free(c.sets);
     free(c.filters);
-    if ((fflush(stdout) != 0 || ferror(stdout)) && code == CTL_OK)
-        code = CTL_FAILED; /* a full disk: the data did not arrive */
+    if (fflush(stdout) != 0 || ferror(stdout)) { /* a full disk: the data did not arrive */
+        int error = errno;
+        code = code == CTL_OK ? (int)ctl_fail(&c, CTL_FAILED, "what is printed cannot be written: "
+                                              "%s", strerror(error)) : code;
+    }
     return code;
 }

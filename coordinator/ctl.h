@@ -58,12 +58,12 @@ struct ctl {
     enum ctl_format format;
     bool    validate; /* of adapt */
     bool    no_header, no_color, quiet, verbose, all, follow, wait, dry_run, explain, phases, csv;
-    bool    plot, all_users, summary, watch;
+    bool    plot, all_users, summary, watch, any;
     const char *address, *context, *user, *reason, *wait_for, *sort, *since, *columns;
     const char **sets, **filters;
     size_t   n_sets, n_filters;
-    uint64_t job, count, rank; /* count 0: the command's own */
-    bool        has_layer, has_epoch, heatmap, history, once;
+    uint64_t job, count, rank, tail; /* count 0: the command's own */
+    bool        has_layer, has_epoch, heatmap, history, once, has_tail;
     uint64_t    layer, epoch, revision; /* revision 0: whatever is best now */
     const char *window;
     uint64_t timeout_ms;       /* 0: the command's own */
@@ -123,6 +123,9 @@ bool ctl_command_takes(const struct ctl_command *command, const struct ctl_optio
 /* The command that the first one or two words name; NULL: none. */
 const struct ctl_command *ctl_command_find(char *const *words, size_t n_words, size_t *out_used);
 
+/* Says that the words name none, and which may be meant; returns CTL_USAGE. */
+int ctl_unknown_command(const struct ctl *c, char *const *words, size_t n_words);
+
 /* Fills c and *out_command from the command line. Returns -1 to go on, else the exit code: help,
  * version and mistakes have been printed. c->args is owned by c afterwards. */
 int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **out_command);
@@ -131,6 +134,10 @@ int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **o
 
 void ctl_print_usage(FILE *out);
 void ctl_print_help(FILE *out, const struct ctl_command *command);
+/* The commands that begin with word, as those of jobs with job; false: there are none. */
+bool ctl_print_group(FILE *out, const char *word);
+/* Help about what the words name: a command, a group, or without any all of it. */
+int  ctl_show_help(const struct ctl *c, char *const *words, size_t n_words);
 /* "one of wide, json, yaml": what -o takes. Gives a text, freed with free(). */
 char *ctl_forms_text(const struct ctl_command *command);
 
@@ -190,6 +197,12 @@ bool ctl_wants_color(const struct ctl *c);
 /* Foreign bytes without what could steer a terminal; newlines stay if told so. */
 void ctl_print_escaped(FILE *out, const void *bytes, size_t n_bytes, bool keep_newlines);
 
+/* Bytes of the part of text that fits into so many cells of a terminal; a letter may take two of
+ * them, or none if it goes onto the one before. *out_cells (may be NULL): that it takes. */
+size_t ctl_bytes_within(const char *text, size_t n_cells, size_t *out_cells);
+/* Text cut or filled up with spaces to so many cells; gives, freed with free(). */
+char *ctl_fitted(const char *text, size_t n_cells);
+
 /* A line of it as a string; gives, freed with free(). */
 char *ctl_clean_text(const char *format, va_list args) __attribute__((format(printf, 1, 0)));
 
@@ -246,8 +259,9 @@ void ctl_json_value(const struct ctl *c, struct json *value);
 int ctl_exit_of_job(const Ballast__Job *job);
 /* Shows progress until the job ends; Ctrl-C detaches. Returns the exit code. */
 int ctl_follow(struct ctl *c, job_id id);
-/* Waits until the job has ended or has (or has passed) state. */
-int ctl_wait_for(struct ctl *c, job_id id, Ballast__JobState state);
+/* Waits until all of the jobs, or the first with --any, have ended or have (or have passed) state;
+ * UNKNOWN: have ended. */
+int ctl_wait_for(struct ctl *c, const job_id *ids, size_t n_ids, Ballast__JobState state);
 /* What --dry-run prints; needs no coordinator. */
 int ctl_plan(const struct ctl *c, const Ballast__JobSpec *spec);
 
@@ -295,6 +309,7 @@ int ctl_ping(struct ctl *c);
 int ctl_doctor(struct ctl *c);
 int ctl_keygen(struct ctl *c);
 int ctl_version(struct ctl *c);
+int ctl_help(struct ctl *c);
 int ctl_config_show(struct ctl *c);
 int ctl_config_contexts(struct ctl *c);
 int ctl_completion(struct ctl *c);

@@ -172,7 +172,8 @@ static void offer_states(const struct completion *k)
 /* By what an argument is called. */
 static void offer_values(const struct completion *k, const char *what)
 {
-    size_t n = strcspn(what, ".");
+    what += *what == '[';
+    size_t n = strcspn(what, ".]");
     struct completion column = after(k, ","), key = after(&column, "-");
     if (!strncmp(what, "ID", n))
         offer_jobs(k);
@@ -299,6 +300,8 @@ static void complete(struct completion *k, char **words, size_t n)
         offer_options(k);
     } else if (!k->command) {
         offer_commands(k, n_plain ? plain[0] : NULL);
+    } else if (k->command->run == ctl_help) {
+        offer_commands(k, n_plain ? plain[1] : NULL);
     } else {
         const char *what = argument_at(&k->c->arena, k->command->args, n_plain);
         if (what)

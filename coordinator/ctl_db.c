@@ -36,15 +36,29 @@ static struct json *cell_json(const Ballast__DbRow *row, size_t i)
     return !*end && !errno ? json_new_i64(whole) : json_new_double(strtod(text, NULL));
 }
 
-static void show_json(const struct ctl *c, const Ballast__DbQueryReply *r)
+/* A column whose name another before it has is name_2: an object has each key once. */
+static const char *name_of(struct arena *a, const Ballast__DbQueryReply *r, size_t column)
+{
+    size_t n_before = 0;
+    for (size_t i = 0; i < column; i++)
+        n_before += !strcmp(r->columns[i], r->columns[column]);
+    return n_before ? arena_printf(a, "%s_%zu", r->columns[column], n_before + 1)
+                    : r->columns[column];
+}
+
+static void show_json(struct ctl *c, const Ballast__DbQueryReply *r)
 {
     struct json *items = json_new_array();
+    const char **names = xcalloc(r->n_columns + 1, sizeof *names);
+    for (size_t k = 0; k < r->n_columns; k++)
+        names[k] = name_of(&c->arena, r, k);
     for (size_t i = 0; i < r->n_rows; i++) {
         struct json *o = json_new_object();
         for (size_t k = 0; k < r->n_columns && k < r->rows[i]->n_cells; k++)
-            json_put(o, r->columns[k], cell_json(r->rows[i], k));
+            json_put(o, names[k], cell_json(r->rows[i], k));
         json_push(items, o);
     }
+    free(names);
     ctl_json_list(c, "RowList", 0, r->truncated, items);
 }
 

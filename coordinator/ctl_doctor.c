@@ -30,6 +30,17 @@ int ctl_version(struct ctl *c)
     return CTL_OK;
 }
 
+static void show_good_config(const struct ctl *c, const struct ctl_place *p, bool has_keys)
+{
+    struct json *o = json_new_object(), *address = json_new_object();
+    json_put(address, "value", json_new_string(p->address));
+    json_put(address, "source", json_new_string(p->source));
+    json_put(o, "ok", json_new_bool(true));
+    json_put(o, "address", address);
+    json_put(o, "key_of", has_keys ? json_new_string(p->trust.own.name) : NULL);
+    ctl_json_one(c, "ConfigCheck", 0, o);
+}
+
 int ctl_check_config(struct ctl *c)
 {
     struct ctl_place p;
@@ -39,7 +50,9 @@ int ctl_check_config(struct ctl *c)
     bool has_keys = link_trust_keys(&p.trust) != NULL;
     int rc = link_address_check(p.address, has_keys, &err) < 0
                  ? ctl_fail(c, CTL_USAGE, "%s (from %s)", err.text, p.source) : CTL_OK;
-    if (rc == CTL_OK)
+    if (rc == CTL_OK && ctl_is_json(c))
+        show_good_config(c, &p, has_keys);
+    else if (rc == CTL_OK)
         printf("ok: address %s (from %s)%s%s\n", p.address, p.source,
                has_keys ? ", key of " : "", has_keys ? p.trust.own.name : "");
     ctl_place_fini(&p);

@@ -117,9 +117,13 @@ static int list_newest(struct ctl *c, struct list_query *q, Ballast__EventsReque
     bool was_cut;
     int rc = fetch(c, q, request, &events);
     if (rc == CTL_OK) {
+        size_t n_looked = events.n;
         events.n = list_choose(q, events.rows, events.n, &was_cut);
         bool truncated = was_cut || events.has_more;
         show(c, q, events.rows, events.n, truncated, events.next_seq);
+        if (events.has_more && n_looked >= SORTED_MOST)
+            ctl_hint(c, "these are of the newest %u events; older ones were not looked at: "
+                     "--since, --job or a --filter by kind make them fewer", SORTED_MOST);
         request->from_seq = events.next_seq;
     }
     free(events.rows);

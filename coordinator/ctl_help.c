@@ -25,7 +25,7 @@ const char ctl_help_examples[] =
     "  ballast submit job.yaml --follow       a job, with live progress\n"
     "  ballast jobs                           what runs, what waits and why\n"
     "  ballast jobs -a --since 2d --sort -time -o jobid,name,time\n"
-    "  ballast COMMAND --help                 more about a command\n"
+    "  ballast help COMMAND                   more about a command, or a group as job\n"
     "  source <(ballast completion bash)      Tab completes commands, options, ids and names\n";
 
 void ctl_option_text(const struct ctl_command *command, const struct ctl_option *o, char out[64])
@@ -62,15 +62,38 @@ static void print_option(FILE *out, const char *left, const char *help)
     fprintf(out, "  %-28s %s\n", left, help);
 }
 
+static void print_command(FILE *out, const struct ctl_command *command)
+{
+    char left[64];
+    snprintf(left, sizeof left, "%s %s", command->name, command->args);
+    fprintf(out, "  %-28s %s\n", left, command->summary);
+}
+
+bool ctl_print_group(FILE *out, const char *word)
+{
+    size_t n = strlen(word);
+    bool is_one = false;
+    for (size_t i = 0; i < ctl_n_commands; i++) {
+        const struct ctl_command *command = &ctl_commands[i];
+        if (strncmp(command->name, word, n) != 0 || command->name[n] != ' ')
+            continue;
+        if (!is_one)
+            fprintf(out, "Usage: ballast %s COMMAND [ARGUMENT]... [OPTION]...\n\nCommands:\n",
+                    word);
+        is_one = true;
+        print_command(out, command);
+    }
+    if (is_one)
+        fprintf(out, "\n'ballast help %s COMMAND' tells more about one.\n", word);
+    return is_one;
+}
+
 void ctl_print_usage(FILE *out)
 {
     fprintf(out, "Usage: ballast COMMAND [ARGUMENT]... [OPTION]...\n\n%s\n\nCommands:\n",
             ctl_help_intro);
-    for (size_t i = 0; i < ctl_n_commands; i++) {
-        char left[64];
-        snprintf(left, sizeof left, "%s %s", ctl_commands[i].name, ctl_commands[i].args);
-        fprintf(out, "  %-28s %s\n", left, ctl_commands[i].summary);
-    }
+    for (size_t i = 0; i < ctl_n_commands; i++)
+        print_command(out, &ctl_commands[i]);
     fprintf(out, "\nOptions of every command, or of every one that speaks to a coordinator:\n");
     ctl_print_options(out, NULL, true, print_option);
     fprintf(out, "\nExamples:\n%s\n%sExit codes: %s", ctl_help_examples, ctl_help_address,
@@ -117,4 +140,22 @@ void ctl_print_help(FILE *out, const struct ctl_command *command)
     if (command->forms)
         fputc('\n', out);
     ctl_forms_help(out, command);
+}
+
+int ctl_show_help(const struct ctl *c, char *const *words, size_t n_words)
+{
+    size_t n_used = 0;
+    const struct ctl_command *command = ctl_command_find(words, n_words, &n_used);
+    if (!n_words)
+        ctl_print_usage(stdout);
+    else if (command && n_used == n_words)
+        ctl_print_help(stdout, command);
+    else if (n_words > 1 || !ctl_print_group(stdout, words[0]))
+        return ctl_unknown_command(c, words, n_words);
+    return CTL_OK;
+}
+
+int ctl_help(struct ctl *c)
+{
+    return ctl_show_help(c, c->args, c->n_args);
 }

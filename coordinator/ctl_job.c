@@ -1,4 +1,4 @@
-/* ctl_job.c - one job, what is done to jobs, and waiting for one */
+/* ctl_job.c - one job, and what is done to jobs */
 #include "coordinator/ctl_list.h"
 
 #include <inttypes.h>
@@ -14,7 +14,6 @@
 #include "coordinator/event.h"
 #include "coordinator/json_of.h"
 
-#define WAIT_HOLD_MS  10000u
 #define STEPS_OF_PACE 50u /* the newest, for the time that is left */
 
 /* ---- one job -------------------------------------------------------------------------------- */
@@ -263,106 +262,4 @@ int ctl_job_set(struct ctl *c)
     const Ballast__JobReply *reply;
     int rc = change(c, BALLAST__METHOD__METHOD_JOB_SET, &request.base, &reply);
     return rc == CTL_OK ? list_show_one(c, &ctl_job_list, "Job", reply->job, reply->seq) : rc;
-}
-
-/* ---- wait ----------------------------------------------------------------------------------- */
-
-int ctl_exit_of_job(const Ballast__Job *job)
-{
-    const char *colon = strchr(job->exit, ':'); /* "code:signal" */
-    int signal_number = colon ? atoi(colon + 1) : 0;
-    if (job->state == BALLAST__JOB_STATE__JOB_DONE)
-        return CTL_OK;
-    return signal_number > 0 && signal_number < 65 ? CTL_SIGNAL + signal_number : CTL_FAILED;
-}
-
-/* Has the job been in state, as far as its present one tells? */
-static bool has_reached(const Ballast__Job *job, Ballast__JobState state)
-{
-    bool was_on_the_way = state != BALLAST__JOB_STATE__JOB_PAUSED && !job_state_is_ended(state);
-    return job->state == state || (job->state == BALLAST__JOB_STATE__JOB_DONE && was_on_the_way);
-}
-
-/* Holds calls until the job has (or has passed) state; UNKNOWN waits for any end. */
-static int wait_until(struct ctl *c, job_id id, Ballast__JobState state,
-                      const Ballast__Job **out_job, bool *out_reached)
-{
-    Ballast__JobWaitRequest request = BALLAST__JOB_WAIT_REQUEST__INIT;
-    request.job_id = id;
-    request.states = &state;
-    request.n_states = state != BALLAST__JOB_STATE__JOB_UNKNOWN;
-    for (;;) {
-        const ProtobufCMessage *message;
-        uint64_t now_ns = clock_now_ns();
-        uint64_t left_ms = !c->deadline_ns ? WAIT_HOLD_MS
-                         : c->deadline_ns > now_ns ? (c->deadline_ns - now_ns) / NS_PER_MS : 0;
-        arena_reset(&c->arena);
-        request.wait_ms = left_ms < WAIT_HOLD_MS ? (uint32_t)left_ms : WAIT_HOLD_MS;
-        int rc = ctl_poll(c, BALLAST__METHOD__METHOD_JOB_WAIT, &request.base, request.wait_ms,
-                          &message);
-        if (rc != CTL_OK)
-            return rc;
-        const Ballast__JobReply *reply = (const Ballast__JobReply *)message;
-        const Ballast__Job *job = reply->job;
-        if (!job)
-            return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no job");
-        *out_reached = request.n_states && (reply->reached || has_reached(job, state));
-        if (job_state_is_ended(job->state) || *out_reached) {
-            *out_job = job;
-            return CTL_OK;
-        }
-    }
-}
-
-int ctl_wait_for(struct ctl *c, job_id id, Ballast__JobState state)
-{
-    const Ballast__Job *job = NULL;
-    bool reached = false;
-    int rc = wait_until(c, id, state, &job, &reached);
-    if (rc == CTL_WAIT_TIMEOUT)
-        return ctl_fail(c, CTL_WAIT_TIMEOUT, "job %" PRIu64 ": the time to wait is over", id);
-    if (rc != CTL_OK)
-        return rc;
-    if (ctl_is_json(c))
-        ctl_json_one(c, "Job", 0, json_of_job(job));
-    if (state == BALLAST__JOB_STATE__JOB_UNKNOWN) {
-        int code = ctl_exit_of_job(job);
-        if (code != CTL_OK)
-            ctl_hint(c, "job %" PRIu64 " is %s: %s", id, event_job_state(job->state),
-                     job->reason);
-        return code;
-    }
-    if (reached)
-        return CTL_OK;
-    return ctl_fail(c, CTL_FAILED, "job %" PRIu64 " will not be %s: it is %s (%s)", id,
-                    event_job_state(state), event_job_state(job->state), job->reason);
-}
-
-/* "state=RUNNING" or "RUNNING". */
-static bool read_state(const struct ctl *c, Ballast__JobState *out)
-{
-    char quoted[FIELD_QUOTE_BYTES];
-    const char *word = c->wait_for;
-    if (!strncmp(word, "state=", 6))
-        word += 6;
-    for (int s = BALLAST__JOB_STATE__JOB_QUEUED; s <= (int)JOB_STATE_MAX; s++)
-        if (!strcasecmp(word, event_job_state((Ballast__JobState)s))) {
-            *out = (Ballast__JobState)s;
-            return true;
-        }
-    field_quote(c->wait_for, quoted);
-    ctl_fail(c, CTL_USAGE, "--for: %s is not state=STATE with one of QUEUED, STARTING, RUNNING, "
-             "RECOVERING, PREEMPTING, STOPPING, PAUSED, DONE, FAILED, CANCELLED", quoted);
-    return false;
-}
-
-int ctl_wait(struct ctl *c)
-{
-    Ballast__JobState state = BALLAST__JOB_STATE__JOB_UNKNOWN;
-    job_id id = ctl_job_id(c, c->args[0]);
-    if (!id || (c->wait_for && !read_state(c, &state)))
-        return CTL_USAGE;
-    if (c->timeout_ms)
-        c->deadline_ns = clock_now_ns() + c->timeout_ms * NS_PER_MS;
-    return ctl_wait_for(c, id, state);
 }

@@ -235,17 +235,40 @@ static int fetch(struct ctl *c, struct list_query *q, bool all_states, struct jo
     return fetch_all(c, &request, out);
 }
 
+/* Ids on the command line are one more condition. */
+static int add_ids(struct ctl *c)
+{
+    char *ids = NULL;
+    for (size_t i = 0; i < c->n_args; i++) {
+        uint64_t id = ctl_job_id(c, c->args[i]);
+        if (!id)
+            return CTL_USAGE;
+        ids = arena_printf(&c->arena, "%s%s%" PRIu64, ids ? ids : "jobid=", ids ? "," : "", id);
+    }
+    c->filters = xrealloc(c->filters, (c->n_filters + 1) * sizeof *c->filters);
+    if (ids)
+        c->filters[c->n_filters++] = ids;
+    return CTL_OK;
+}
+
 int ctl_jobs(struct ctl *c)
 {
     struct list_query *q = xcalloc(1, sizeof *q);
     struct jobs jobs = {0};
-    bool all = c->all || c->since, was_cut = false;
-    int rc = list_begin(c, &ctl_job_list, q);
+    bool all = c->all || c->since || c->n_args, was_cut = false;
+    size_t n_filters = c->n_filters; /* --watch comes here again */
+    int rc = add_ids(c);
+    if (rc == CTL_OK)
+        rc = list_begin(c, &ctl_job_list, q);
+    c->n_filters = n_filters;
     if (rc == CTL_OK)
         rc = fetch(c, q, all, &jobs);
     if (rc == CTL_OK) {
         jobs.n = list_choose(q, jobs.rows, jobs.n, &was_cut);
-        list_show(c, q, jobs.rows, jobs.n, jobs.seq, was_cut || jobs.truncated);
+        if (c->n_args && !n_filters && !jobs.n)
+            rc = ctl_fail(c, CTL_NOT_FOUND, "there is no job of that id");
+        else
+            list_show(c, q, jobs.rows, jobs.n, jobs.seq, was_cut || jobs.truncated);
         if (!jobs.n && !all && !q->n_terms && c->format == CTL_TABLE)
             ctl_hint(c, "no job is queued or running; -a also lists those that have ended");
     }

@@ -183,9 +183,10 @@ static size_t shown_columns(const struct ctl *c, struct list_query *q, const voi
     }
     for (size_t i = 0; i < q->list->n_columns && n_out < 64; i++) {
         const struct list_column *column = &q->list->columns[i];
-        if (column->shown == LIST_ALWAYS || (is_wide && column->shown <= LIST_IF_ANY) ||
-            (c->phases && column->shown == LIST_PHASES) || (column->shown == LIST_IF_ANY &&
-                                                            any_has(q, column, rows, n)))
+        bool is_shown = column->shown == LIST_ALWAYS ||
+                        (is_wide && column->shown <= LIST_IF_ANY) ||
+                        (column->shown == LIST_IF_ANY && any_has(q, column, rows, n));
+        if (c->phases ? !i || column->shown == LIST_PHASES : is_shown)
             out[n_out++] = column;
     }
     return n_out;

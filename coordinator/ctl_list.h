@@ -19,7 +19,7 @@ enum list_shown {
     LIST_WIDE,   /* with -o wide */
     LIST_IF_ANY, /* where a row has more than 0 there; with -o wide always */
     LIST_ASKED,  /* only by its name */
-    LIST_PHASES, /* and with --phases */
+    LIST_PHASES, /* with --phases these alone, behind the first column */
 };
 
 /* What a row has in a column. */

@@ -1,5 +1,6 @@
 /* ctl_metrics.c - steps of a job as a table, CSV, JSON or a drawing */
 #include "coordinator/ctl_list.h"
+#include "coordinator/ctl_phases.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -52,6 +53,16 @@ COLUMN(skipped, list_count(a, s->skipped))
 COLUMN(attempt, list_count(a, s->attempt))
 COLUMN(time, list_instant(a, s->at_ns))
 COLUMN(phases, phases_of(a, s))
+COLUMN(step_ms, list_real(a, "%.1f", phases_ms(s, PHASES_STEP)))
+COLUMN(compute, list_real(a, "%.1f", phases_ms(s, PHASES_COMPUTE)))
+COLUMN(gather, list_real(a, "%.1f", phases_ms(s, PHASES_GATHER)))
+COLUMN(dispatch, list_real(a, "%.1f", phases_ms(s, PHASES_DISPATCH)))
+COLUMN(reduce, list_real(a, "%.1f", phases_ms(s, PHASES_REDUCE)))
+COLUMN(agree, list_real(a, "%.1f", phases_ms(s, PHASES_AGREE)))
+COLUMN(data, list_real(a, "%.1f", phases_ms(s, PHASES_DATA)))
+COLUMN(optimizer, list_real(a, "%.1f", phases_ms(s, PHASES_OPTIMIZER)))
+COLUMN(rest, list_real(a, "%.1f", phases_ms(s, PHASES_REST)))
+COLUMN(hidden, list_real(a, "%.1f", phases_ms(s, PHASES_HIDDEN)))
 
 static struct json *step_json(const void *row)
 {
@@ -77,7 +88,17 @@ static const struct list_column step_columns[] = {
     {"SKIPPED", LIST_NUMBER, LIST_IF_ANY, step_skipped, 0, false, NULL},
     {"ATTEMPT", LIST_NUMBER, LIST_WIDE, step_attempt, 0, false, NULL},
     {"TIME", LIST_INSTANT, LIST_WIDE, step_time, 24, false, NULL},
-    {"PHASES", LIST_TEXT, LIST_PHASES, step_phases, 0, false, NULL},
+    {"PHASES", LIST_TEXT, LIST_ASKED, step_phases, 0, false, NULL},
+    {"STEP-MS", LIST_NUMBER, LIST_PHASES, step_step_ms, 8, false, NULL},
+    {"COMPUTE", LIST_NUMBER, LIST_PHASES, step_compute, 8, false, NULL},
+    {"GATHER", LIST_NUMBER, LIST_PHASES, step_gather, 7, false, NULL},
+    {"DISPATCH", LIST_NUMBER, LIST_PHASES, step_dispatch, 8, false, NULL},
+    {"REDUCE", LIST_NUMBER, LIST_PHASES, step_reduce, 7, false, NULL},
+    {"AGREE", LIST_NUMBER, LIST_PHASES, step_agree, 7, false, NULL},
+    {"DATA", LIST_NUMBER, LIST_PHASES, step_data, 6, false, NULL},
+    {"OPTIM", LIST_NUMBER, LIST_PHASES, step_optimizer, 7, false, NULL},
+    {"REST", LIST_NUMBER, LIST_PHASES, step_rest, 7, false, NULL},
+    {"HIDDEN", LIST_NUMBER, LIST_PHASES, step_hidden, 7, false, NULL},
 };
 const struct ctl_list ctl_step_list = {
     .kind = "StepList", .rows = "steps", .columns = step_columns,
@@ -203,6 +224,8 @@ static int list_steps(struct ctl *c, job_id id, struct metrics *m)
     if (rc == CTL_OK) {
         m->n = list_choose(m->q, m->rows, m->n, &was_cut);
         list_show(c, m->q, m->rows, m->n, 0, was_cut);
+        if (c->phases && m->n && (c->format == CTL_TABLE || c->format == CTL_WIDE))
+            ctl_print_phases(c, m->rows, m->n);
     }
     free(m->rows);
     arena_fini(&m->arena);

@@ -45,6 +45,8 @@ const struct ctl_option ctl_options[] = {
     {'E', 'w', "watch", NULL, "again every two seconds, until Ctrl-C", OPTION_OWN},
     {'r', 'r', "reason", "TEXT", "why, for those who read it later", OPTION_OWN},
     {'F', 0, "for", "state=STATE", "what to wait for", OPTION_OWN},
+    {'i', 0, "any", NULL, "until the first of them is there, and print which", OPTION_OWN},
+    {'z', 'n', "tail", "N", "the last N lines, and with -f what comes", OPTION_OWN},
     {'R', 0, "rank", "N", "of which rank (0)", OPTION_OWN},
     {'j', 'j', "job", "ID", "only of this job", OPTION_OWN},
     {'p', 0, "phases", NULL, "where the time of a step goes", OPTION_OWN},

@@ -79,10 +79,21 @@ static int read_since(const struct ctl *c, const struct ctl_option *r, const cha
                                                    "2026-11-29T13:49:53 (UTC)");
 }
 
-static int read_count(struct ctl *c, const struct ctl_option *r, const char *text)
+static int read_positive(const struct ctl *c, const struct ctl_option *r, const char *text,
+                         uint64_t *out)
 {
-    int rc = read_number(c, r, text, &c->count);
-    return rc < 0 && !c->count ? wrong_value(c, r, text, "a whole number from 1") : rc;
+    uint64_t x;
+    bool negative;
+    if (text_integer(text, &x, &negative) < 0 || negative || x < 1 || x > UINT32_MAX)
+        return wrong_value(c, r, text, "a whole number from 1 to 4294967295");
+    *out = x;
+    return -1;
+}
+
+static int read_user(struct ctl *c, const struct ctl_option *r, const char *text)
+{
+    c->user = text;
+    return *text ? -1 : wrong_value(c, r, text, "a user's name");
 }
 
 int ctl_option_read(struct ctl *c, const struct ctl_option *r, const char *arg)
@@ -111,7 +122,7 @@ int ctl_option_read(struct ctl *c, const struct ctl_option *r, const char *arg)
     case 'E': c->watch = true; return -1;
     case 'k': c->cluster = arg; return -1;
     case 'T': c->train = arg; return -1;
-    case 'n': return read_number(c, r, arg, &c->sequence_length);
+    case 'n': return read_positive(c, r, arg, &c->sequence_length);
     case 'D': c->out = arg; return -1;
     case 'Z': c->validate = true; return -1;
     case 'd': c->dry_run = true; return -1;
@@ -119,10 +130,12 @@ int ctl_option_read(struct ctl *c, const struct ctl_option *r, const char *arg)
     case 'f': c->follow = true; return -1;
     case 'x': c->explain = true; return -1;
     case 'a': c->all = true; return -1;
-    case 'u': c->user = arg; return -1;
-    case 'c': return read_count(c, r, arg);
+    case 'u': return read_user(c, r, arg);
+    case 'c': return read_positive(c, r, arg, &c->count);
     case 'r': c->reason = arg; return -1;
     case 'F': c->wait_for = arg; return -1;
+    case 'i': c->any = true; return -1;
+    case 'z': c->has_tail = true; return read_number(c, r, arg, &c->tail);
     case 'R': return read_number(c, r, arg, &c->rank);
     case 'j': return (c->job = ctl_job_id(c, arg)) ? -1 : CTL_USAGE;
     case 'p': c->phases = true; return -1;
@@ -136,10 +149,10 @@ int ctl_option_read(struct ctl *c, const struct ctl_option *r, const char *arg)
     case 'v': return read_revision(c, r, arg);
     case '1': c->once = true; return -1;
     case 'L': c->loads = arg; return -1;
-    case 'g': return read_number(c, r, arg, &c->window_steps);
-    case 'G': return read_number(c, r, arg, &c->devices);
-    case 'M': return read_number(c, r, arg, &c->nodes);
-    case 'S': return read_number(c, r, arg, &c->slots_per_device);
+    case 'g': return read_positive(c, r, arg, &c->window_steps);
+    case 'G': return read_positive(c, r, arg, &c->devices);
+    case 'M': return read_positive(c, r, arg, &c->nodes);
+    case 'S': return read_positive(c, r, arg, &c->slots_per_device);
     case 'B': c->previous = arg; return -1;
     case 'O': c->placement_out = arg; return -1;
     case 'I': c->placement = arg; return -1;
@@ -163,59 +176,6 @@ const struct ctl_command *ctl_command_find(char *const *words, size_t n_words,
         return &ctl_commands[i];
     }
     return NULL;
-}
-
-static const char *verb_of(const struct ctl_command *command, const char *noun)
-{
-    size_t n = strlen(noun);
-    return strncmp(command->name, noun, n) == 0 && command->name[n] == ' ' ? command->name + n + 1
-                                                                           : NULL;
-}
-
-/* The first word of commands of two. */
-static bool is_noun(const char *word)
-{
-    for (size_t i = 0; i < ctl_n_commands; i++)
-        if (verb_of(&ctl_commands[i], word))
-            return true;
-    return false;
-}
-
-static int missing_verb(const struct ctl *c, const char *noun)
-{
-    char *verbs = xstrdup("");
-    for (size_t i = 0; i < ctl_n_commands; i++) {
-        const char *verb = verb_of(&ctl_commands[i], noun);
-        char *more = verb ? xasprintf("%s%s%s", verbs, *verbs ? ", " : "", verb) : NULL;
-        if (more) {
-            free(verbs);
-            verbs = more;
-        }
-    }
-    int code = ctl_fail(c, CTL_USAGE, "'%s' alone is not a command; what follows it is one of %s",
-                        noun, verbs);
-    free(verbs);
-    return code;
-}
-
-static int unknown_command(const struct ctl *c, char **words, size_t n_words)
-{
-    const char *names[64] = {0};
-    char quoted[FIELD_QUOTE_BYTES], whole[160];
-    for (size_t i = 0; i < ctl_n_commands && i < 63; i++)
-        names[i] = ctl_commands[i].name;
-    if (n_words == 1 && is_noun(words[0]))
-        return missing_verb(c, words[0]);
-    snprintf(whole, sizeof whole, "%s%s%s", words[0], n_words > 1 ? " " : "",
-             n_words > 1 ? words[1] : "");
-    const char *near = field_nearest(whole, names);
-    if (!near)
-        near = field_nearest(words[0], names);
-    field_quote(is_noun(words[0]) ? whole : words[0], quoted);
-    if (near)
-        return ctl_fail(c, CTL_USAGE, "%s is not a command; did you mean 'ballast %s'?", quoted,
-                        near);
-    return ctl_fail(c, CTL_USAGE, "%s is not a command; 'ballast --help' lists them", quoted);
 }
 
 bool ctl_command_takes(const struct ctl_command *command, const struct ctl_option *option)
@@ -378,15 +338,15 @@ int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **o
         return ctl_version(c);
     if (used[2])
         return ctl_check_config(c);
-    if (command && used[0]) {
-        ctl_print_help(stdout, command);
-        return CTL_OK;
-    }
-    if (!command && n_words && !(used[0] && n_words == 1))
-        return unknown_command(c, words, n_words);
+    if (used[0])
+        return ctl_show_help(c, words, command ? n_name : n_words);
+    if (!command && n_words)
+        return ctl_unknown_command(c, words, n_words);
+    if (!command && argc > 1)
+        return ctl_fail(c, CTL_USAGE, "no command; 'ballast --help' lists them");
     if (!command) {
-        ctl_print_usage(used[0] ? stdout : stderr);
-        return used[0] ? CTL_OK : CTL_USAGE;
+        ctl_print_usage(stderr);
+        return CTL_USAGE;
     }
     c->n_args = n_words - n_name;
     c->args = xmemdup(words + n_name, (c->n_args + 1) * sizeof *c->args);

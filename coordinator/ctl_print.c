@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "common/tame.h"
 #include "coordinator/event.h"
@@ -67,12 +68,40 @@ void ctl_table_color(struct ctl_table *t, const char *color)
     t->cells[t->n_cells - 1].color = color;
 }
 
+size_t ctl_bytes_within(const char *text, size_t n_cells, size_t *out_cells)
+{
+    size_t at = 0, n = strlen(text), used = 0;
+    mbstate_t state = {0};
+    while (at < n) {
+        wchar_t letter;
+        size_t n_bytes = mbrtowc(&letter, text + at, n - at, &state);
+        bool is_one = n_bytes && n_bytes <= n - at;
+        int cells = is_one ? wcwidth(letter) : 1;
+        if (cells < 0)
+            cells = 1;
+        if (used + (size_t)cells > n_cells)
+            break;
+        if (!is_one)
+            state = (mbstate_t){0};
+        used += (size_t)cells;
+        at += is_one ? n_bytes : 1;
+    }
+    if (out_cells)
+        *out_cells = used;
+    return at;
+}
+
+char *ctl_fitted(const char *text, size_t n_cells)
+{
+    size_t used, n_bytes = ctl_bytes_within(text, n_cells, &used);
+    return xasprintf("%.*s%*s", (int)n_bytes, text, (int)(n_cells - used), "");
+}
+
 static size_t width(const char *text)
 {
-    size_t n = 0;
-    for (; *text; text++)
-        n += ((unsigned char)*text & 0xc0) != 0x80;
-    return n;
+    size_t n_cells;
+    ctl_bytes_within(text, SIZE_MAX, &n_cells);
+    return n_cells;
 }
 
 bool ctl_wants_color(const struct ctl *c)

@@ -36,20 +36,10 @@ void page_fini(struct page *p)
     *p = (struct page){0};
 }
 
-/* Bytes of the first `width` characters. */
-static size_t bytes_within(const char *text, size_t width)
-{
-    size_t i = 0;
-    for (size_t n = 0; text[i]; i++)
-        if (((unsigned char)text[i] & 0xc0) != 0x80 && n++ == width)
-            break;
-    return i;
-}
-
 void page_print(const struct page *p, size_t width)
 {
     for (size_t i = 0; i < p->n_lines; i++)
-        printf("%.*s\n", (int)bytes_within(p->lines[i].text, width), p->lines[i].text);
+        printf("%.*s\n", (int)ctl_bytes_within(p->lines[i].text, width, NULL), p->lines[i].text);
 }
 
 /* ---- the screen ------------------------------------------------------------------------------ */
@@ -101,7 +91,7 @@ void screen_show(const struct page *p)
         attr_t look = l->style == PAGE_TITLE ? A_REVERSE : l->style == PAGE_HEAD ? A_BOLD
                     : l->style == PAGE_DIM ? A_DIM : A_NORMAL;
         attr_set(look, (short)(l->style + 1), NULL);
-        mvaddnstr((int)i, 0, l->text, (int)bytes_within(l->text, width));
+        mvaddnstr((int)i, 0, l->text, (int)ctl_bytes_within(l->text, width, NULL));
         if (l->style == PAGE_TITLE)
             for (size_t x = (size_t)getcurx(stdscr); x && x < width; x++)
                 addch(' ');

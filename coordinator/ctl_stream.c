@@ -11,6 +11,7 @@
 #include "common/types.h"
 
 #define HOLD_MS       10000u
+#define PIECE_BYTES   (256u << 10)
 
 /* ---- logs ----------------------------------------------------------------------------------- */
 
@@ -55,29 +56,67 @@ static void print_log(struct log_lines *l, const uint8_t *bytes, size_t n)
     l->n_rest -= at;
 }
 
+static int poll(struct ctl *c, const Ballast__LogsRequest *request,
+                const Ballast__LogsReply **out_reply)
+{
+    const ProtobufCMessage *message;
+    arena_reset(&c->arena);
+    int rc = ctl_poll(c, BALLAST__METHOD__METHOD_LOGS, &request->base, request->wait_ms, &message);
+    if (rc != CTL_OK)
+        return rc;
+    *out_reply = (const Ballast__LogsReply *)message;
+    if ((*out_reply)->n_ranks && c->rank >= (*out_reply)->n_ranks)
+        return ctl_fail(c, CTL_NOT_FOUND, "job %" PRIu64 " has ranks 0 to %" PRIu32,
+                        request->job_id, (*out_reply)->n_ranks - 1);
+    return CTL_OK;
+}
+
+/* Where the last --tail lines begin, looked for piece by piece from the end. */
+static int find_tail(struct ctl *c, const Ballast__LogsRequest *wanted, uint64_t *out_offset)
+{
+    Ballast__LogsRequest request = *wanted;
+    uint64_t n_lines = 0, start = 1;
+    request.wait_ms = 0;
+    request.last_bytes = PIECE_BYTES;
+    for (bool is_last = true; start > 0; is_last = false) {
+        const Ballast__LogsReply *reply;
+        int rc = poll(c, &request, &reply);
+        if (rc != CTL_OK)
+            return rc;
+        size_t n = reply->bytes.len;
+        start = reply->next_offset - n;
+        for (size_t i = n; i-- > 0;)
+            if (reply->bytes.data[i] == '\n' && !(is_last && i + 1 == n && c->tail) &&
+                n_lines++ == c->tail - (c->tail > 0)) {
+                *out_offset = start + i + 1;
+                return CTL_OK;
+            }
+        request.last_bytes = 0;
+        request.offset = start > PIECE_BYTES ? start - PIECE_BYTES : 0;
+        request.limit_bytes = (uint32_t)(start - request.offset);
+    }
+    *out_offset = 0;
+    return CTL_OK;
+}
+
 static int poll_logs(struct ctl *c, job_id id, struct log_lines *lines)
 {
     Ballast__LogsRequest request = BALLAST__LOGS_REQUEST__INIT;
+    const Ballast__LogsReply *reply;
     request.job_id = id;
     request.rank = (uint32_t)c->rank;
-    request.limit_bytes = 256u << 10;
+    request.limit_bytes = PIECE_BYTES;
     request.wait_ms = c->follow ? HOLD_MS : 0;
-    for (;;) {
-        const ProtobufCMessage *message;
-        arena_reset(&c->arena);
-        int rc = ctl_poll(c, BALLAST__METHOD__METHOD_LOGS, &request.base, request.wait_ms,
-                          &message);
-        if (rc != CTL_OK)
-            return rc;
-        const Ballast__LogsReply *reply = (const Ballast__LogsReply *)message;
-        if (reply->n_ranks && c->rank >= reply->n_ranks)
-            return ctl_fail(c, CTL_NOT_FOUND, "job %" PRIu64 " has ranks 0 to %" PRIu32, id,
-                            reply->n_ranks - 1);
+    int rc = c->has_tail ? find_tail(c, &request, &request.offset) : CTL_OK;
+    while (rc == CTL_OK) {
+        if ((rc = poll(c, &request, &reply)) != CTL_OK)
+            break;
         print_log(lines, reply->bytes.data, reply->bytes.len);
         request.offset = reply->next_offset;
         if (!reply->bytes.len && (reply->ended || !c->follow))
-            return CTL_OK;
+            break;
     }
+    return rc;
 }
 
 int ctl_logs(struct ctl *c)

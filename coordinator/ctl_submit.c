@@ -202,7 +202,7 @@ static int submit(struct ctl *c, Ballast__JobSpec *spec, const struct job_file_p
     tell_id(c, id);
     if (c->follow)
         return ctl_follow(c, id);
-    return c->wait ? ctl_wait_for(c, id, BALLAST__JOB_STATE__JOB_UNKNOWN) : CTL_OK;
+    return c->wait ? ctl_wait_for(c, &id, 1, BALLAST__JOB_STATE__JOB_UNKNOWN) : CTL_OK;
 }
 
 static int explain(void)

@@ -99,15 +99,16 @@ static void number_text(char out_text[16], const char *format, double x)
 
 static void add_job(struct page *p, const Ballast__Job *j)
 {
-    char step[32], loss[16], speed[16], imbalance[16], bar[11];
+    char step[32], loss[16], speed[16], imbalance[16], bar[11], *name = ctl_fitted(j->name, 14);
     snprintf(step, sizeof step, "%" PRIu64 "/%" PRIu64, j->step, j->steps);
     number_text(loss, "%.4f", j->loss);
     number_text(speed, "%.0f", j->tokens_per_second > 0 ? j->tokens_per_second : (double)NAN);
     number_text(imbalance, "%.2f", j->imbalance);
     bar_text(j->imbalance, bar);
-    page_add(p, style_of_job(j), "%6" PRIu64 " %-14.14s %-2s %4" PRIu32 " %11s %8s %8s %5s |%s| %s",
-             j->id, j->name, ctl_state_short(j), j->gang_size, step, loss, speed, imbalance, bar,
+    page_add(p, style_of_job(j), "%6" PRIu64 " %s %-2s %4" PRIu32 " %11s %8s %8s %5s |%s| %s",
+             j->id, name, ctl_state_short(j), j->gang_size, step, loss, speed, imbalance, bar,
              j->reason);
+    free(name);
 }
 
 static void add_more(struct page *p, size_t n_left)

@@ -85,6 +85,7 @@ static uint32_t plan_read(const struct query *q, struct store_read *r)
         r->job = m->job_id;
         r->rank = m->rank;
         r->from = m->offset;
+        r->last = m->last_bytes;
         r->limit = limit_of(m->limit_bytes, OUTPUT_BYTES_MAX, OUTPUT_BYTES_MAX);
         return m->wait_ms;
     }

@@ -174,6 +174,8 @@ int log_read(struct store_tables *t, struct store_read *r)
         return errno == ENOENT ? 0 : err_set(&r->err, -errno, "rank log: %s", strerror(errno));
     if (fstat(fd, &st) == 0)
         r->total = (uint64_t)st.st_size;
+    if (r->last)
+        r->next = r->from = r->total > r->last ? r->total - r->last : 0;
     r->bytes = arena_alloc(&r->arena, r->limit);
     ssize_t n = pread(fd, r->bytes, r->limit, (off_t)r->from);
     int rc = n < 0 ? err_set(&r->err, -errno, "rank log: %s", strerror(errno)) : 0;

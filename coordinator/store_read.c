@@ -300,7 +300,7 @@ static int read_one_job(struct store_tables *t, struct store_read *r)
     sqlite3_bind_int64(s, 1, (sqlite3_int64)r->job);
     int rc = db_next(s, &r->err);
     if (rc == 0)
-        return err_set(&r->err, -ENOENT, "no job %lu", (unsigned long)r->job);
+        return err_set(&r->err, -ENOENT, "there is no job %lu", (unsigned long)r->job);
     if (rc < 0)
         return rc;
     Ballast__Job *j = job_at(s, &r->arena);

@@ -31,6 +31,11 @@ def every_command_in_json(c, job):
     expect("All is well" in c.ok("doctor"), "doctor finds something")
     lines = c.ok("logs", job, "--rank", 1, "--json").splitlines()
     expect(lines and all(json.loads(line)["rank"] == 1 for line in lines), f"logs: {lines}")
+    whole = c.ok("logs", job).splitlines()
+    expect(c.ok("logs", job, "--tail", 2).splitlines() == whole[-2:], "the last lines")
+    expect(c.ok("wait", "--any", job, job) == f"{job}\n" and not c.ok("wait", job, job), "wait")
+    widest = max(map(len, c.ok("metrics", job, "--phases").splitlines()))
+    expect(widest <= 100, f"phases take {widest} columns")
     rows = c.ok("metrics", job, "--csv").splitlines()
     expect(len(rows) == 21 and rows[0].startswith("step,loss,"), f"csv: {rows[:2]}")
     last = c.json("metrics", job, "-c", 3)["items"]
@@ -155,6 +160,11 @@ def a_line_without_end_is_refused(c):
     for file, says in (("/dev/zero", "not a regular file"), (zeros, "zero byte")):
         done = c.run("balance", "--loads", file, "--devices", 4)
         expect(done.returncode == 2 and says in done.stderr, f"{file}: {done.stderr}")
+    pipe = os.path.join(c.folder, "pipe.yaml")
+    os.mkfifo(pipe)
+    done = c.run("submit", pipe)
+    expect(done.returncode == 2 and done.stderr.count("\n") == 1 and
+           "not a regular file" in done.stderr, f"a pipe: {done.stderr}")
 
 
 def a_plan_is_near_the_truth(c, job):

@@ -94,7 +94,7 @@ static void every_command_has_help(void **state)
         "doctor", "version", "experts", "placement", "rebalance plan", "rebalance apply",
         "rebalance history", "rebalance auto", "db query", "db backup", "top", "balance",
         "queue", "cancel", "nodes", "node drain", "node resume", "config show", "config contexts",
-        "completion",
+        "completion", "help",
     };
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         char *line = xasprintf("%s --help", commands[i]);
@@ -369,7 +369,8 @@ static void wrong_job_files_contact_nobody(void **state)
           "100 does not divide the 1024 workers, allowed ..., 64, 128, ...\n");
     check("submit job.yaml --dry-run --set parallel.workers=4 --set train.global_batch=64 "
           "--set parallel.expert_parallel_degree=2 --set parallel.expert_shard_degree=4", 2, "",
-          "4 does not divide the 2 workers that hold the same experts, allowed 1, 2; or parallel.workers: 8\n");
+          "4 does not divide the 2 workers that hold the same experts, allowed 1, 2; or "
+          "parallel.workers: 8\n");
     write_file("small.yaml", "name: small\ngpu_memory: 2MB\n");
     check("submit job.yaml --dry-run --cluster small.yaml", 6,
           "which a GPU of small does not have; into its 1.91 MiB ", "nothing was submitted");
@@ -497,7 +498,7 @@ static void steps_are_tables_and_csv_and_json(void **state)
     steps_then_none(&reply.base, &no_more.base);
     check("metrics 7 -c 1", 0, "       1    5.5000         -", "");
     steps_then_none(&reply.base, &no_more.base);
-    check("metrics 7 -c 1 --phases", 0, "forward 250.0", "");
+    check("metrics 7 -c 1 --phases", 0, "forward             250.00  100.0 %", "");
     steps_then_none(&reply.base, &no_more.base);
     check("metrics 7 -c 1 --csv --phases", 0,
           "step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,imbalance,"

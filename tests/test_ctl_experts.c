@@ -455,7 +455,7 @@ static void one_page_for_a_pipe(void **state)
     fake_forget();
     tell_cluster(2, 4);
     check("top --once", 0, "ballast 0.1.0  up 00:00:00  jobs 2, 1 waiting  workers 4/4", "");
-    check("top", 0, "     1 hybrid \xce\xb1      R     4     120/300   2.2500    12345  1.63 |###",
+    check("top", 0, "     1 hybrid \xce\xb1       R     4     120/300   2.2500    12345  1.63 |###",
           "");
     check("top", 0, "Resources: needs 4 workers", "");
     check("top", 0, "13:49:53      1 PLACEMENT           placement 2: 12 moves", "");

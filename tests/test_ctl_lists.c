@@ -379,7 +379,7 @@ static void the_manual_is_whole(void **state)
     check(line, 0, "", "");
     free(line);
     char *page = xasprintf("%s/ballast-jobs.1", fake.folder), *text = read_back(page);
-    assert_non_null(strstr(text, ".SH SYNOPSIS\nballast jobs [OPTION]...\n"));
+    assert_non_null(strstr(text, ".SH SYNOPSIS\nballast jobs [ID]... [OPTION]...\n"));
     assert_non_null(strstr(text, "\\-\\-sort COLUMNS\n"));
     assert_non_null(strstr(text, "workerlist"));
     free(text);

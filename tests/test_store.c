@@ -249,6 +249,18 @@ static void expect_output(struct bench *b, uint64_t from, const char *text)
     store_read_fini(&r);
 }
 
+static void expect_last(struct bench *b, uint32_t n_bytes, uint64_t from, const char *text)
+{
+    struct store_read r = do_read(b, (struct store_read){.kind = STORE_OUTPUT, .job = 3, .rank = 1,
+                                                         .from = 3, .last = n_bytes,
+                                                         .limit = 4096});
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.n_bytes, strlen(text));
+    assert_memory_equal(r.bytes, text, r.n_bytes);
+    assert_int_equal(r.next, from + r.n_bytes);
+    store_read_fini(&r);
+}
+
 static void output_is_stored_once_in_order(void **state)
 {
     (void)state;
@@ -267,6 +279,8 @@ static void output_is_stored_once_in_order(void **state)
     assert_int_equal(output(&b, 2, 0, "second\nagain\n"), 13);
     expect_output(&b, 0, "hello world\nmore\nsecond\nagain\n");
     expect_output(&b, 12, "more\nsecond\nagain\n");
+    expect_last(&b, 6, 24, "again\n");
+    expect_last(&b, 100, 0, "hello world\nmore\nsecond\nagain\n");
     assert_int_equal(output(&b, 2, 23, "x\n"), 25);
     assert_int_equal(output(&b, 2, 23, "x\ny\n"), 27);
     expect_output(&b, 17, "second\nagain\n[ballast: 10 bytes of output are missing here]\nx\ny\n");
