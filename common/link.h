@@ -119,9 +119,9 @@ uint8_t *link_body_bytes(struct link_body *body);
 /* NULL is fine. */
 void link_body_release(struct link_body *body);
 
-/* Sends one message; copies the frames that have no body. 0: sent or queued. -EHOSTUNREACH: a server does not know
- * the peer any more. -EAGAIN: a client link is not connected, nothing was kept. -ENOBUFS: the
- * peer does not read and its queue is full; a server has forgotten it. */
+/* Sends one message; copies the frames that have no body. 0: sent or queued. -EHOSTUNREACH: a
+ * server does not know the peer any more. -EAGAIN: a client link is not connected, nothing was
+ * kept. -ENOBUFS: the peer does not read and its queue is full; a server has forgotten it. */
 int link_send(struct link *l, link_peer peer, const struct link_frame *frames, size_t n_frames);
 
 /* The public key with which the peer came in, as Z85 text; "" for one without. Lives as long as the

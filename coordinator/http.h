@@ -3,7 +3,7 @@
  * Only reading is possible: other methods are refused. With a token a request needs it, as
  * "Authorization: Bearer TOKEN" or as the password of a browser's login; without one only
  * loopback addresses are listened to, and only requests that name this machine are answered, so
- * that no page from elsewhere reads through a visitor's browser. One thread, the loop's, owns it. */
+ * that no page from elsewhere reads through a visitor's browser. The loop's thread owns it. */
 #ifndef COORDINATOR_HTTP_H
 #define COORDINATOR_HTTP_H
 

@@ -325,8 +325,8 @@ char *metrics_text(const struct metrics *m, const struct metrics_now *now)
 
 char *metrics_jobs_text(Ballast__Job *const *jobs, size_t n_jobs)
 {
-    enum { RUNNING, STEP, STEPS, CHECKPOINT, LOSS, VALIDATION, SPEED, IMBALANCE, MEMORY, PLANNED, RESTARTS,
-           N };
+    enum { RUNNING, STEP, STEPS, CHECKPOINT, LOSS, VALIDATION, SPEED, IMBALANCE, MEMORY, PLANNED,
+           RESTARTS, N };
     static const struct {
         const char *name, *help;
     } rows[N] = {

@@ -240,7 +240,8 @@ def story():
     c = Cluster(n_workers=2)
     c.coordinator_keys = 'http: {listen: "127.0.0.1:0"}\n'
     with c:
-        job = c.submit(c.job(steps=12, workers=2, fsdp=2, ep=2, more="rebalance: {window_steps: 4}"))
+        job = c.submit(c.job(steps=12, workers=2, fsdp=2, ep=2,
+                             more="rebalance: {window_steps: 4}"))
         until(lambda: samples(get(c, "/metrics/jobs")).get(
             ("ballast_job_steps", f'job="{job}",name="tiny",user="{c.show(job)["user"]}"')) == 12
             or c.show(job)["state"] == "DONE", 30, "a living job has series")

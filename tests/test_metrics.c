@@ -135,7 +135,8 @@ static void jobs_and_workers_have_series(void **state)
     job.loss = NAN;
     job.step = 1234567;
     char *text = metrics_jobs_text(jobs, 1);
-    assert_non_null(strstr(text, "ballast_job_step{job=\"12\",name=\"tiny\",user=\"ann\"} 1234567\n"));
+    assert_non_null(strstr(text,
+                           "ballast_job_step{job=\"12\",name=\"tiny\",user=\"ann\"} 1234567\n"));
     assert_non_null(strstr(text, "ballast_job_loss{job=\"12\",name=\"tiny\",user=\"ann\"} NaN\n"));
     free(text);
 
@@ -150,7 +151,8 @@ static void jobs_and_workers_have_series(void **state)
     text = metrics_workers_text(workers, 2);
     assert_non_null(strstr(text, "ballast_worker_up{worker=\"c0\",node=\"n\"} 0\n"));
     assert_non_null(strstr(text, "ballast_worker_up{worker=\"g0\",node=\"n\"} 1\n"));
-    assert_non_null(strstr(text, "ballast_gpu_sm_clock_hertz{worker=\"g0\",node=\"n\"} 1980000000\n"));
+    assert_non_null(strstr(text,
+                           "ballast_gpu_sm_clock_hertz{worker=\"g0\",node=\"n\"} 1980000000\n"));
     assert_null(strstr(text, "ballast_gpu_sm_clock_hertz{worker=\"c0\""));
     free(text);
 }
