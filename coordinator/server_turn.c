@@ -77,47 +77,67 @@ void turn_end(struct server *s)
 
 #define BODY_BYTES_MIN (32u << 10) /* what is smaller is copied faster than it is counted */
 
-/* The payload of several messages in a row, packed once: a plan that goes to all ranks of a large
- * job is some MB. */
+/* What several messages in a row tell, packed once: a plan that goes to all ranks of a large job is
+ * some MB, and so are gang and placement of each START. */
 struct packed {
-    const ProtobufCMessage *payload;
+    const void *what;
     struct link_body *body;
     size_t n_bytes;
 };
 
-static void pack(struct packed *p, const ProtobufCMessage *payload)
+static void pack(struct packed *p, const void *what, const ProtobufCMessage *m)
 {
-    if (p->payload == payload)
+    if (p->what == what)
         return;
     link_body_release(p->body);
-    p->payload = payload;
-    p->n_bytes = payload ? protobuf_c_message_get_packed_size(payload) : 0;
+    p->what = what;
+    p->n_bytes = m ? protobuf_c_message_get_packed_size(m) : 0;
     p->body = p->n_bytes ? link_body_create(p->n_bytes) : NULL;
     if (p->body)
-        protobuf_c_message_pack(payload, link_body_bytes(p->body));
+        protobuf_c_message_pack(m, link_body_bytes(p->body));
+}
+
+/* But for these all ranks of an attempt are told the same, from one gang's memory. */
+static struct wire_bytes pack_start(struct packed *p, const Ballast__Start *start,
+                                    struct arena *arena)
+{
+    Ballast__Start same = *start, own = BALLAST__START__INIT;
+    same.rank = 0;
+    same.heard_seq = 0;
+    own.rank = start->rank;
+    own.heard_seq = start->heard_seq;
+    pack(p, start->gang, &same.base);
+    uint8_t *bytes = arena_alloc(arena, ballast__start__get_packed_size(&own) + 1);
+    return (struct wire_bytes){bytes, ballast__start__pack(&own, bytes)};
 }
 
 static void send_one(struct server *s, struct outgoing *out, struct packed *packed)
 {
     struct peer_state *p = peer_state_of(s, out->peer);
+    struct wire_bytes own = {0};
     if (!p)
         return; /* it has gone meanwhile */
     out->envelope.seq = ++p->seq;
     if (out->envelope.kind == BALLAST__KIND__KIND_RESPONSE)
         metrics_answer(&s->metrics, out->envelope.method,
                        out->envelope.status ? out->envelope.status->code : BALLAST__CODE__OK);
-    pack(packed, out->payload);
-    struct wire_bytes head = wire_pack_head(&out->envelope, packed->n_bytes, &s->scratch);
-    struct link_frame frames[WIRE_FRAMES] = {
+    if (out->payload && out->payload->descriptor == &ballast__start__descriptor)
+        own = pack_start(packed, (const Ballast__Start *)out->payload, &s->scratch);
+    else
+        pack(packed, out->payload, out->payload);
+    size_t n_bytes = packed->n_bytes + own.n_bytes;
+    struct wire_bytes head = wire_pack_head(&out->envelope, n_bytes, &s->scratch);
+    struct link_frame frames[WIRE_FRAMES_MAX] = {
         {head.bytes, head.n_bytes},
         {packed->body ? link_body_bytes(packed->body) : NULL, packed->n_bytes,
          packed->n_bytes < BODY_BYTES_MIN ? NULL : packed->body},
+        {own.bytes, own.n_bytes},
     };
-    if (packed->n_bytes > BULK_BYTES_MAX - WIRE_HEAD_BYTES_MAX)
+    if (n_bytes > BULK_BYTES_MAX - WIRE_HEAD_BYTES_MAX)
         log_error("peer=%" PRIu64 " bytes=%zu msg=\"an answer is too large to be sent\"", out->peer,
-                  packed->n_bytes);
-    else
-        link_send(s->link, out->peer, frames, WIRE_FRAMES); /* who is gone is told by peer_gone */
+                  n_bytes);
+    else /* who is gone is told by peer_gone */
+        link_send(s->link, out->peer, frames, own.n_bytes ? WIRE_FRAMES_MAX : WIRE_FRAMES);
     arena_reset(&s->scratch);
 }
 

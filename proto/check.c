@@ -211,10 +211,12 @@ static int walk_message(struct walk *w, const struct place *parent, const Protob
 
 /* ---- the message ----------------------------------------------------------------------------- */
 
-static int check_prelude(struct walk *w, const struct wire_bytes *head, size_t n_frames)
+static int check_prelude(struct walk *w, const struct wire_bytes *head, size_t n_frames,
+                         uint32_t from)
 {
     uint16_t major, minor;
-    if (n_frames != WIRE_FRAMES) {
+    size_t n_max = from == CHECK_COORDINATOR ? WIRE_FRAMES_MAX : WIRE_FRAMES;
+    if (n_frames < WIRE_FRAMES || n_frames > n_max) {
         check_status(w->status, w->arena, BALLAST__CODE__INVALID_ARGUMENT, "BAD_FRAMES",
                      "a message has %d frames, this one %zu", WIRE_FRAMES, n_frames);
         return -EPROTO;
@@ -321,6 +323,20 @@ static int check_payload(struct walk *w, const struct check_method *m, const Bal
     return 0;
 }
 
+/* The payload's frames, put together. */
+static struct wire_bytes join(const struct wire_bytes *frames, size_t n_frames, struct arena *arena)
+{
+    if (n_frames == WIRE_FRAMES)
+        return frames[1];
+    size_t n_first = frames[1].n_bytes, n_rest = frames[2].n_bytes;
+    uint8_t *bytes = arena_alloc(arena, n_first + n_rest + 1);
+    if (n_first > 0)
+        memcpy(bytes, frames[1].bytes, n_first);
+    if (n_rest > 0)
+        memcpy(bytes + n_first, frames[2].bytes, n_rest);
+    return (struct wire_bytes){bytes, n_first + n_rest};
+}
+
 int check_message(const struct wire_bytes *frames, size_t n_frames, uint32_t from,
                   struct arena *arena, struct checked_message *out_message,
                   Ballast__Status *out_status)
@@ -330,7 +346,7 @@ int check_message(const struct wire_bytes *frames, size_t n_frames, uint32_t fro
     ballast__status__init(out_status);
     *out_message = m;
 
-    int rc = check_prelude(&w, frames, n_frames);
+    int rc = check_prelude(&w, frames, n_frames, from);
     if (rc < 0 || (rc = read_envelope(&w, frames, &m.envelope)) < 0)
         return rc;
     out_message->envelope = m.envelope;
@@ -339,8 +355,9 @@ int check_message(const struct wire_bytes *frames, size_t n_frames, uint32_t fro
         return rc;
     if ((rc = check_envelope(&w, m.envelope, from, &m.method)) < 0)
         return rc;
+    const struct wire_bytes payload = join(frames, n_frames, arena);
     if (!is_refusal(m.envelope) &&
-        (rc = check_payload(&w, m.method, m.envelope, &frames[1], &m.payload)) < 0)
+        (rc = check_payload(&w, m.method, m.envelope, &payload, &m.payload)) < 0)
         return rc;
     *out_message = m;
     return 0;

@@ -43,7 +43,7 @@ struct checked_message {
  * frames, magic or version) or -EINVAL with *out_status saying why as a canonical code with field
  * violations; out_message->envelope is then set where it could be read, so that a request can be
  * answered. What is given out lives in the arena.
- * frames: at most n_frames of them are there; it looks at the first WIRE_FRAMES. */
+ * frames: at most n_frames of them are there; it looks at the first WIRE_FRAMES_MAX. */
 int check_message(const struct wire_bytes *frames, size_t n_frames, uint32_t from,
                   struct arena *arena, struct checked_message *out_message,
                   Ballast__Status *out_status);

@@ -1,7 +1,9 @@
 /* wire.h - the two frames of a message: prelude + envelope, payload
  *
  * The prelude is 8 bytes, "BLST", u16 major, u16 minor, little endian, so that a version can be
- * read before anything else is understood. Whether a message makes sense is check.h's business. */
+ * read before anything else is understood. Whether a message makes sense is check.h's business.
+ * Of the coordinator a payload may come in two frames, which are one when put together: what it
+ * says to many is in the first, which is packed once, and what differs in the second. */
 #ifndef PROTO_WIRE_H
 #define PROTO_WIRE_H
 
@@ -13,6 +15,7 @@
 #define WIRE_MAJOR 1 /* must be equal on both sides */
 #define WIRE_MINOR 0
 #define WIRE_FRAMES 2 /* head, payload */
+#define WIRE_FRAMES_MAX 3 /* head, what many are told, the rest */
 #define WIRE_HEAD_BYTES_MAX (64u << 10) /* an envelope with a status of many violations */
 
 struct wire_bytes {

@@ -571,6 +571,17 @@ static void answers_are_checked_too(void **state)
     Ballast__Status status;
     assert_int_equal(check_message(m.frames, 2, CHECK_COORDINATOR, &m.arena, &checked, &status), 0);
     assert_int_equal(((Ballast__JobReply *)checked.payload)->job->state, 0);
+    /* A payload in two frames, of the coordinator alone. */
+    size_t n = m.frames[1].n_bytes, half = n / 2;
+    struct wire_bytes parts[] = {m.frames[0], {m.frames[1].bytes, half},
+                                 {m.frames[1].bytes + half, n - half}};
+    assert_true(half > 0);
+    assert_int_equal(check_message(parts, 3, CHECK_COORDINATOR, &m.arena, &checked, &status), 0);
+    assert_int_equal(((Ballast__JobReply *)checked.payload)->job->state, 0);
+    assert_int_equal(check_message(parts, 3, CHECK_WORKER, &m.arena, &checked, &status), -EPROTO);
+    parts[2].n_bytes--;
+    assert_int_equal(check_message(parts, 3, CHECK_COORDINATOR, &m.arena, &checked, &status),
+                     -EINVAL);
     job.name = "\x1b]0;owned\x07";
     wire_pack(&m.envelope, &reply.base, &m.arena, m.frames);
     expect(&m, CHECK_COORDINATOR, BALLAST__CODE__INVALID_ARGUMENT, "job.name", "a hostile answer");

@@ -558,6 +558,8 @@ static void a_job_runs_on_a_raw_worker(void **state)
         fail_msg("no START: %s", stuck->job->reason);
     }
     assert_int_equal(w.start->job_id, job);
+    assert_int_equal(w.start->n_gang, 1);
+    assert_true(w.start->heard_seq > 0); /* what ranks are not told alike */
     Ballast__RankState rank = BALLAST__RANK_STATE__INIT;
     rank.job_id = job;
     rank.attempt = 1;
