@@ -12,14 +12,17 @@
 #define MARGIN_COUNTS 1001u /* 64-bit counts per layer and expert of quantile balancing */
 #define FLOAT_BYTES   4u
 #define MIB           ((uint64_t)1 << 20)
-/* A trainer without a model: heap, stacks, its share of the collectives' bookkeeping. */
-#define PROCESS_BYTES (MIB / 4)
+/* Measured on a CPU (bench_memory short). A trainer without a model: heap, stacks, what its
+ * libraries relocate, its share of the collectives' bookkeeping. */
+#define PROCESS_BYTES (19 * MIB / 16)
+/* And of each tensor while the header of a checkpoint is made or read. */
+#define TENSOR_BYTES  2048u
 /* On a GPU: the context, its libraries' code and work space. */
 #define CONTEXT_BYTES (640 * MIB)
 #define GPU_RING_BYTES    (8 * MIB) /* of uploads */
 #define KDA_CHUNK_ROWS    64u
 #define HUGE_PAGE_BYTES   (2 * MIB)  /* large blocks on a CPU are whole ones */
-#define PACK_BYTES        (MIB)      /* a thread's panels and scratch */
+#define PACK_BYTES        (MIB / 2)  /* a thread's panels, and the scratch of most ops */
 #define LOGITS_BYTES      (8 * MIB)  /* of the head's loss, at once */
 #define LOGITS_ROWS_MIN   16u
 #define CHUNK_TOKENS      1024u      /* fewer are not worth a chunk of their own */
@@ -291,23 +294,20 @@ static uint64_t sparse_bytes(const struct memory_input *in)
                                           (is_cut ? 0 : in->n_tokens * width));
 }
 
-/* The first block of ops' scratch stays, and one that the largest of them needs beside it. */
-static uint64_t gpu_scratch_bytes(const struct memory_input *in)
+/* What the op takes at once that takes the most on a GPU. */
+static uint64_t gpu_op_bytes(const struct memory_input *in)
 {
     uint64_t row = (uint64_t)in->spec->vocab * in->elem_bytes;
     uint64_t rows = GPU_LOGITS_BYTES / row / GPU_LOGITS_ROWS_MIN * GPU_LOGITS_ROWS_MIN;
     uint64_t logits = min(in->n_tokens, max(rows, GPU_LOGITS_ROWS_MIN)) * row;
-    uint64_t most = max(max(logits, kda_bytes(in)), max(muon_bytes(in), sparse_bytes(in)));
-    return GPU_BLOCK_BYTES + (most > GPU_BLOCK_BYTES ? most : 0) + GPU_RING_BYTES;
+    return max(max(logits, kda_bytes(in)), max(muon_bytes(in), sparse_bytes(in)));
 }
 
-/* The largest of the ops' scratch, and each thread's own. */
-static uint64_t scratch_bytes(const struct memory_input *in)
+/* And on a CPU, where threads have their own besides. */
+static uint64_t cpu_op_bytes(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     uint64_t n = in->n_tokens, wide = 0, rope = 0;
-    if (in->on_gpu)
-        return gpu_scratch_bytes(in);
     for (uint32_t l = 0; l < m->n_layers; l++)
         if (m->layers[l].attention == ATTENTION_KDA)
             wide = (uint64_t)m->kda_heads * m->kda_head_dim;
@@ -315,8 +315,42 @@ static uint64_t scratch_bytes(const struct memory_input *in)
             rope = (uint64_t)m->heads * m->qk_rope_dim;
     uint64_t rows = min(n, max(LOGITS_ROWS_MIN, LOGITS_BYTES / FLOAT_BYTES / m->vocab));
     uint64_t logits = rows * (8 + FLOAT_BYTES * (uint64_t)m->vocab);
-    uint64_t most = max(max(logits, muon_bytes(in)), FLOAT_BYTES * n * max(wide, rope));
-    return most + max(in->n_threads, 1) * PACK_BYTES;
+    return max(max(logits, muon_bytes(in)), FLOAT_BYTES * n * max(wide, rope));
+}
+
+static uint64_t op_bytes(const struct memory_input *in)
+{
+    /* Losses of rows, and shares of each expert in each document, at most one a row. */
+    uint64_t shares = in->has_sequence_loss
+                          ? in->n_tokens * (8 + FLOAT_BYTES * (uint64_t)in->spec->n_experts)
+                          : 0;
+    return max(shares, in->on_gpu ? gpu_op_bytes(in) : cpu_op_bytes(in));
+}
+
+/* Of a GPU the first block of ops' scratch stays, beside one that the largest of them needs. */
+static uint64_t scratch_bytes(const struct memory_input *in, uint64_t op)
+{
+    uint64_t d = in->spec->kda_head_dim, square = KDA_CHUNK_ROWS * KDA_CHUNK_ROWS;
+    if (in->on_gpu)
+        return GPU_BLOCK_BYTES + (op > GPU_BLOCK_BYTES ? op : 0) + GPU_RING_BYTES;
+    /* Of a chunk of the recurrence some 22 (rows, d), three (rows, rows) and two (d, d). */
+    uint64_t chunk = d ? FLOAT_BYTES * (22 * KDA_CHUNK_ROWS * d + 3 * square + 2 * d * d) : 0;
+    return op + max(in->n_threads, 1) * (PACK_BYTES + chunk);
+}
+
+/* Of a process that writes or reads a checkpoint: what describes its tensors, and a part of one of
+ * them on its way. */
+static uint64_t process_bytes(const struct memory_input *in)
+{
+    uint64_t most = 0, n_tensors = 0;
+    if (in->on_gpu)
+        return CONTEXT_BYTES;
+    for (size_t i = 0; in->map && i < in->map->n_entries; i++) {
+        const struct tensor_entry *e = &in->map->entries[i];
+        most = max(most, FLOAT_BYTES * e->stored_count);
+        n_tensors += e->adapter == ADAPTER_NONE; /* adapters' are another checkpoint's, and fewer */
+    }
+    return PROCESS_BYTES + min(most, MEMORY_CHECKPOINT_BYTES) + TENSOR_BYTES * n_tensors;
 }
 
 /* A CPU's large blocks end on a huge page: what lies between. */
@@ -355,8 +389,9 @@ struct memory_plan memory_model(const struct memory_input *in)
         .staging = staging_bytes(in, &counts),
         /* On the device and, of a CPU in the same memory, for the host. */
         .counters = (in->on_gpu ? 1 : 2) * n_counts * (in->count_margins ? MARGIN_COUNTS : 1),
-        .scratch = scratch_bytes(in),
-        .process = in->on_gpu ? CONTEXT_BYTES : PROCESS_BYTES + MEMORY_CHECKPOINT_BYTES,
+        .op_scratch = op_bytes(in),
+        .scratch = scratch_bytes(in, op_bytes(in)),
+        .process = process_bytes(in),
     };
     /* Blocks that are rounded: activations, and what does not travel of the state. */
     uint64_t first = trained * FLOAT_BYTES, second = plan.optimizer - first; /* moments */

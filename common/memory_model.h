@@ -68,6 +68,7 @@ struct memory_plan {
     uint64_t staging;  /* copies of experts, and experts that move */
     uint64_t counters; /* of routing */
     uint64_t scratch;  /* of ops */
+    uint64_t op_scratch; /* of that, what one of them takes at once, threads' own left out */
     uint64_t process;  /* the process itself, or a GPU's context and libraries */
     uint64_t total;
     struct memory_rows rows; /* no bytes: a count that some of the bytes are of */

@@ -238,6 +238,8 @@ struct device_ops {
     /* Seconds from a mark to a later one; waits for that. */
     double (*elapsed)(struct device *dev, uint32_t from, uint32_t to);
     void (*memory)(struct device *dev, struct device_memory *out);
+    /* The scratch of ops has so much at once from now on, so that no step has to take it. */
+    void (*reserve)(struct device *dev, size_t n_bytes);
     /* A step ends here, for whoever times ops by step. */
     void (*step_over)(struct device *dev);
 

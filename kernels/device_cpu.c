@@ -184,6 +184,11 @@ void *cpu_shared(struct device *dev, size_t n_bytes)
     return grow(&cpu->shared, &cpu->shared_bytes, n_bytes);
 }
 
+static void cpu_reserve(struct device *dev, size_t n_bytes)
+{
+    cpu_shared(dev, n_bytes);
+}
+
 struct split {
     struct cpu *cpu;
     cpu_task task;
@@ -271,6 +276,7 @@ static const struct device_ops cpu_ops = {
     .elapsed                   = cpu_elapsed,
     .step_over                 = cpu_step_over,
     .memory                    = cpu_memory,
+    .reserve                   = cpu_reserve,
     .axpy                      = cpu_axpy,
     .scale                     = cpu_scale,
     .add                       = cpu_add,

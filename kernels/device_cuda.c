@@ -188,6 +188,12 @@ static void cuda_memory(struct device *dev, struct device_memory *out)
         out->scratch += cuda->scratch.blocks[i].n_bytes;
 }
 
+static void cuda_reserve(struct device *dev, size_t n_bytes)
+{
+    cuda_scratch_begin(dev);
+    cuda_scratch_take(dev, n_bytes);
+}
+
 static void cuda_step_over(struct device *dev)
 {
     struct cuda *cuda = cuda_of(dev);
@@ -233,13 +239,14 @@ static const struct device_ops cuda_ops = {
     .mark        = cuda_mark,
     .elapsed     = cuda_elapsed,
     .memory      = cuda_memory,
+    .reserve     = cuda_reserve,
     .step_over   = cuda_step_over,
     CUDA_OPS(ENTRY)
 };
 
 /* An op that is new in the table must be listed above. */
 #define ONE(op) +1
-_Static_assert(sizeof(struct device_ops) == (15 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
+_Static_assert(sizeof(struct device_ops) == (16 CUDA_OPS(ONE)) * sizeof(void (*)(void)),
                "CUDA_OPS lacks an op");
 
 /* What a GPU must have; -ENODEV says what it has instead. */

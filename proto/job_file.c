@@ -165,9 +165,10 @@ static const char intro[] =
     "is no label. With `data.pack` a sequence holds several documents, which never see each\n"
     "other: raw and indexed documents are cut where a sequence is full, tasks are packed whole,\n"
     "as many as fit, and only one that is longer than a sequence is cut. Without it each\n"
-    "sequence is (a part of) one document. The order is another one each epoch, a function of\n"
-    "`train.seed` alone. A line of tasks has at most 64 MiB, and a file of them one label or "
-    "more.\n"
+    "sequence is (a part of) one document. A rank's memory is planned, and taken, for\n"
+    "`train.micro_batch` full sequences, however many documents they hold. The order is\n"
+    "another one each epoch, a function of `train.seed` alone. A line of tasks has at most\n"
+    "64 MiB, and a file of them one label or more.\n"
     "\n"
     "## Every key\n"
     "\n";

@@ -35,8 +35,8 @@
 #define N_STEPS        6u
 #define N_LATE_STEPS   12u
 #define DENSE_STEP     10u  /* the first one of single tokens, with late */
-#define N_SEQUENCES    200u /* of documents made here */
-#define N_TOKEN_IDS    250u /* in them */
+#define N_SEQUENCES    120u /* of documents made here */
+#define N_TOKEN_IDS    120u /* in them */
 #define TOLERANCE      0.05
 #define SEED           1u
 

@@ -162,6 +162,11 @@ static void reserve(struct data_batch *b, size_t n_tokens, size_t n_docs)
     }
 }
 
+void data_batch_reserve(struct data_batch *b, int64_t n_tokens)
+{
+    reserve(b, (size_t)n_tokens + 1, (size_t)n_tokens); /* and the label that follows the last */
+}
+
 /* n inputs of a document from token on: one document of the batch. Its last label is the next
  * token's, if there is one. */
 static int add_document(const struct data *d, const struct data_doc *doc, uint64_t from, uint64_t n,

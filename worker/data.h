@@ -49,6 +49,8 @@ struct data_batch {
     size_t   n_tokens_alloc, n_docs_alloc;
 };
 
+/* Room for so many tokens, in however many documents. */
+void data_batch_reserve(struct data_batch *b, int64_t n_tokens);
 void data_batch_clear(struct data_batch *b); /* keeps the memory */
 void data_batch_fini(struct data_batch *b);
 

@@ -131,6 +131,7 @@ int model_open(const struct model_config *config, struct model **out, struct err
     m->acc_loss = config->dev->ops->alloc(config->dev, 2 * sizeof *m->acc_loss);
     if (rc == 0 && !m->acc_loss)
         rc = err_set(err, -ENOMEM, "no memory for the model's loss");
+    model_grow_ones(m, config->tokens_max * s->top_k);
     if (rc == 0)
         rc = positions_grow(&m->positions, s, config->dev, config->tokens_max, err);
     if (rc == 0) {

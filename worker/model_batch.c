@@ -87,7 +87,7 @@ void model_carve_gradients(struct model *m)
         m->residuals.d_bank[b] = activations_take(&m->act, n);
 }
 
-static void grow_ones(struct model *m, int64_t n)
+void model_grow_ones(struct model *m, int64_t n)
 {
     if (n <= m->n_host_ones)
         return;
@@ -106,7 +106,7 @@ int model_begin(struct model *m, const struct model_batch *b, struct err *err)
     activations_release(&m->act, (struct activations_mark){0});
     m->act.failed = false;
     m->knows_counts = m->has_head = m->has_backward = false;
-    grow_ones(m, b->n_tokens * m->config.spec->top_k);
+    model_grow_ones(m, b->n_tokens * m->config.spec->top_k);
     m->pass = (struct pass){
         .dev = m->config.dev, .spec = m->config.spec, .act = &m->act, .n = b->n_tokens,
         .n_docs = b->n_docs,

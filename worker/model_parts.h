@@ -39,6 +39,9 @@ struct model {
  * does for a bad batch. */
 int  model_begin(struct model *m, const struct model_batch *b, struct err *err);
 
+/* What is uploaded for sums over n slots. */
+void model_grow_ones(struct model *m, int64_t n);
+
 /* Of how many experts packed weights may be unpacked at once; 0: of none. */
 static inline uint32_t model_unpacked(const struct model *m)
 {

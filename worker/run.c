@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fnmatch.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
@@ -331,6 +332,9 @@ static int open_parts(struct run *run, struct err *err)
     int rc;
     run->sums = xcalloc(RUN_SUMS + (size_t)run->model_spec.n_layers * run->layout.ep.n_ranks,
                         sizeof *run->sums);
+    data_batch_reserve(&run->batch, (int64_t)run->spec->train_micro_batch *
+                                        run->spec->data_sequence_length);
+    run->dev->ops->reserve(run->dev, run->plan.op_scratch);
     if ((rc = open_forms(run, err)) == 0 && (rc = open_model(run, err)) == 0)
         window_init(&run->window, &run->slots, run->spec->rebalance_window_steps, run->start);
     return rc;
@@ -463,7 +467,9 @@ int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wi
                         err)) < 0)
         return rc;
     run->resumed_from_step = run->checkpoint_step;
-    return run_restore(run, err);
+    rc = run_restore(run, err);
+    malloc_trim(0); /* headers of many tensors were read, and are gone */
+    return rc;
 }
 
 void run_change_settings(struct run *run)
