@@ -157,7 +157,9 @@ void placement_keep_homes(struct placement *p, const struct placement *before)
     }
 }
 
-static void keep_slots_of_device(int32_t *slot, const int32_t *before, int32_t *mixed, uint32_t n)
+/* place: (n_experts) zeros, left so; mixed: (n) scratch. */
+static void keep_slots_of_device(int32_t *slot, const int32_t *before, uint32_t *place,
+                                 int32_t *mixed, uint32_t n)
 {
     uint32_t n_changed = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -168,29 +170,36 @@ static void keep_slots_of_device(int32_t *slot, const int32_t *before, int32_t *
     }
     if (!n_changed)
         return;
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < n && slot[i] == PLACEMENT_EMPTY &&
-                             before[i] != PLACEMENT_EMPTY; j++)
-            if (mixed[j] == before[i]) {
-                slot[i] = before[i];
-                mixed[j] = PLACEMENT_EMPTY;
-            }
+    for (uint32_t j = 0; j < n; j++)
+        if (mixed[j] != PLACEMENT_EMPTY)
+            place[mixed[j]] = j + 1;
+    for (uint32_t i = 0; i < n; i++) {
+        if (slot[i] != PLACEMENT_EMPTY || before[i] == PLACEMENT_EMPTY || !place[before[i]])
+            continue;
+        slot[i] = before[i];
+        mixed[place[before[i]] - 1] = PLACEMENT_EMPTY;
+        place[before[i]] = 0;
+    }
     for (uint32_t i = 0, j = 0; i < n; i++) {
         if (slot[i] != PLACEMENT_EMPTY)
             continue;
         while (j < n && mixed[j] == PLACEMENT_EMPTY)
             j++;
-        if (j < n)
-            slot[i] = mixed[j++];
+        if (j == n)
+            return;
+        place[mixed[j]] = 0;
+        slot[i] = mixed[j++];
     }
 }
 
 void placement_keep_slots(struct placement *p, const struct placement *before)
 {
     int32_t *mixed = xcalloc(p->n_slots, sizeof *mixed);
+    uint32_t *place = xcalloc(p->n_experts, sizeof *place);
     for (uint32_t g = 0; g < p->n_devices; g++)
         keep_slots_of_device(p->expert + (size_t)g * p->n_slots,
-                             before->expert + (size_t)g * p->n_slots, mixed, p->n_slots);
+                             before->expert + (size_t)g * p->n_slots, place, mixed, p->n_slots);
+    free(place);
     free(mixed);
 }
 

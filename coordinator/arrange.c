@@ -1,7 +1,8 @@
 /* arrange.c - candidates: from nothing, by copies alone, step by step; and their judge
  *
  * Scenarios are drawn anew for every phase: few draws make a phase fast, many phases keep the
- * placement from fitting the accidents of a few draws. The judge's draws are its own. */
+ * placement from fitting the accidents of a few draws. Where there is time, a short search is
+ * followed by changes that are tried out with care. The judge's draws are its own. */
 #include "coordinator/arrange.h"
 
 #include <math.h>
@@ -11,17 +12,36 @@
 #include "common/mem.h"
 #include "common/split.h"
 #include "coordinator/pack.h"
+#include "coordinator/refine.h"
 
 #define PHASES_MAX        16
 #define PHASE_CANDIDATES  1250
+#define CAREFUL_PHASES    4
+#define TRIES_MIN         40
+#define TRIES_MAX         300 /* more win next to nothing */
 #define HEAT              0.02f /* at the start, of the mean time */
 #define COPY_POWER        0.7f  /* see pack_fresh */
 #define JUDGE_SEED        0x6a75646765u
+#define CAREFUL_SEED      0x6361726566u
 #define EXACT_ROUNDS      256
 #define EXACT_TRIES       24
 #define EXACT_KICKS       24
 #define EXACT_WORK        500000000 /* pairs of slots looked at, for sizes far from the usual */
 #define SOLVE_WORK        100       /* per slot, and more where devices are very many */
+
+/* Changes tried out with care after a short search, where there is time for enough of them. */
+static void plan_care(struct arrange *a, uint32_t effort_us, uint32_t phase_us)
+{
+    const struct search_problem *p = &a->problem;
+    uint32_t try_us = 4 + p->n_devices * p->n_slots / 20, draw_us = p->n_experts / 2;
+    uint32_t before_us = CAREFUL_PHASES * phase_us + draw_us;
+    a->n_tries = effort_us > before_us ? (effort_us - before_us) / try_us : 0;
+    a->n_tries = a->n_tries < TRIES_MAX ? a->n_tries : TRIES_MAX;
+    if (a->n_tries < TRIES_MIN)
+        a->n_tries = 0;
+    else if (a->n_phases > CAREFUL_PHASES)
+        a->n_phases = CAREFUL_PHASES;
+}
 
 void arrange_init(struct arrange *a, const struct search_problem *problem,
                   const struct belief *belief, uint32_t effort_us)
@@ -35,13 +55,15 @@ void arrange_init(struct arrange *a, const struct search_problem *problem,
     a->n_phases = a->n_phases < 1 ? 1 : a->n_phases > PHASES_MAX ? PHASES_MAX : a->n_phases;
     size_t n = (size_t)problem->n_experts * SCENARIOS;
     a->load = xcalloc(a->n_phases * n, sizeof *a->load);
-    a->n_judges = a->n_phases > 2 ? ARRANGE_JUDGES_MAX : 1;
+    plan_care(a, effort_us, phase_us);
+    a->n_judges = a->n_tries ? ARRANGE_JUDGES_MAX : a->n_phases > 2 ? 2 : 1;
 }
 
 void arrange_fini(struct arrange *a)
 {
     search_destroy(a->search);
     free(a->load);
+    free(a->careful);
     free(a->judge);
     *a = (struct arrange){ 0 };
 }
@@ -78,6 +100,22 @@ static const float *draw(struct arrange *a, uint32_t phase)
     return a->load + phase * n;
 }
 
+/* What the searches leave is refined, on scenarios of its own. */
+static void refine_placement(struct arrange *a, const struct placement *in_force,
+                             struct placement *p)
+{
+    size_t n = (size_t)a->problem.n_experts * SCENARIOS;
+    if (!a->n_tries)
+        return;
+    if (!a->careful) {
+        a->careful = xcalloc(REFINE_DRAWS * n, sizeof *a->careful);
+        for (uint32_t i = 0; i < REFINE_DRAWS; i++)
+            scenario_draw(a->belief, a->problem.n_devices,
+                          scenario_hash(a->problem.seed ^ (CAREFUL_SEED + i)), a->careful + i * n);
+    }
+    refine(&a->problem, in_force, a->careful, a->n_tries, p);
+}
+
 /* Cools to zero, so that the last phase only improves. */
 static void search_phases(struct arrange *a, const struct placement *start, struct placement *out)
 {
@@ -110,7 +148,11 @@ void arrange_fresh(struct arrange *a, const struct placement *start, struct plac
     placement_init_like(&packed, start);
     pack_fresh(a, &packed);
     a->problem.move_price = 0; /* everything moves anyway, compared with packed */
-    search_phases(a, &packed, out);
+    if (a->n_tries)
+        placement_copy(out, &packed);
+    else
+        search_phases(a, &packed, out);
+    refine_placement(a, &packed, out);
     a->problem.move_price = price;
     placement_fini(&packed);
 }
@@ -120,6 +162,7 @@ void arrange_copies(struct arrange *a, const struct placement *start, struct pla
     bool keep_homes = a->problem.keep_homes;
     a->problem.keep_homes = true;
     search_phases(a, start, out);
+    refine_placement(a, start, out);
     a->problem.keep_homes = keep_homes;
 }
 
@@ -138,6 +181,7 @@ void arrange_steps(struct arrange *a, const struct placement *start, struct plac
         }
     }
     search_placement(s, best, out);
+    refine_placement(a, start, out);
 }
 
 void arrange_judge(struct arrange *a, const struct placement *p, float *out)

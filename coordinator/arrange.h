@@ -4,7 +4,7 @@
 
 #include "coordinator/search.h"
 
-#define ARRANGE_JUDGES_MAX 2
+#define ARRANGE_JUDGES_MAX 4
 
 struct arrange {
     struct search_problem problem;
@@ -12,6 +12,8 @@ struct arrange {
     uint32_t n_phases; /* of search, each on scenarios of its own */
     uint32_t n_drawn;  /* phases whose scenarios are there already */
     float   *load;     /* (n_phases, n_experts, SCENARIOS) */
+    uint32_t n_tries;  /* of changes, with care; 0 where there is no time for it */
+    float   *careful;  /* (REFINE_DRAWS, n_experts, SCENARIOS); NULL before the first */
     uint32_t n_judges; /* draws that only the judge sees */
     struct search *search; /* one after the other uses its memory; NULL before the first */
     float   *judge;    /* (n_judges, n_experts, SCENARIOS); NULL before the first is judged */

@@ -1,12 +1,13 @@
 /* balance_search.c - the best candidate against staying
  *
- * Three kinds stand against it. What moves homes must be clearly better than what only adds copies:
- * the model of the error may be wrong, and copies cannot do harm. */
+ * Three kinds stand against it. What moves homes must be clearly better than what only adds copies,
+ * which cannot do harm, as far as loads drift: how they do may be modelled wrongly. Where windows
+ * differ by the noise of counting few tokens alone, the model is right. */
 #include "coordinator/balance_parts.h"
 
 #include <string.h>
 
-#define HOME_MARGIN 0.05 /* of the ratio, that a plan which moves homes must win by */
+#define HOME_MARGIN 0.05 /* of the ratio, that a plan which moves homes must win by in a drift */
 #define CHEAP_MOVES 0.05 /* of what a plan wins */
 #define REPEATS_MAX 4    /* a plan is improved until nothing is left to propose */
 
@@ -59,8 +60,10 @@ static bool speeds_differ(const struct balance *b)
 static void settle(const struct balance *b, const struct placement *from, struct candidate *c)
 {
     struct placement *p = &c->placement;
-    if (c->verdict.kind == BALANCE_FRESH && !speeds_differ(b))
+    if (c->verdict.kind == BALANCE_FRESH && !speeds_differ(b)) {
         plan_align(p, from, b->policy.n_nodes);
+        return;
+    }
     placement_keep_slots(p, from);
     placement_share_evenly(p);
     placement_keep_homes(p, from);
@@ -101,7 +104,8 @@ static void best_against(const struct balance *b, struct arrange *a, const struc
             continue;
         double margin = 0;
         if (kind == BALANCE_FRESH && best->verdict.kind == BALANCE_COPIES && !b->policy.is_known)
-            margin = HOME_MARGIN * best->verdict.ratio_after * b->policy.horizon_windows;
+            margin = HOME_MARGIN * a->belief->drift * best->verdict.ratio_after *
+                     b->policy.horizon_windows;
         if (!make(b, a, &stay->placement, kind, fresh, &c)) {
             placement_fini(&c.placement);
             continue;

@@ -213,11 +213,15 @@ static void believe(struct forecast *f, double mean)
     double w = f->error_weight + PRIOR_WEIGHT;
     double noise = f->is_counts ? (f->noise_sum + PRIOR_WEIGHT * NOISE_PRIOR) / w : 0;
     double spread2 = (f->spread_sum + PRIOR_WEIGHT * SPREAD_PRIOR * SPREAD_PRIOR) / w;
+    double all = 0, drift = 0;
     for (uint32_t e = 0; e < f->n_experts; e++) {
         double x = shrink(said[e] * scale, mean, f->shrink);
         f->belief.mean[e] = x;
         f->belief.sd[e] = sqrt(noise * x + spread2 * x * x);
+        drift += spread2 * x * x;
+        all += noise * x + spread2 * x * x;
     }
+    f->belief.drift = all > 0 ? drift / all : 0;
 }
 
 void forecast_add(struct forecast *f, const double *load)

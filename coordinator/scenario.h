@@ -15,6 +15,7 @@ struct belief {
     uint32_t n_experts;
     double  *mean; /* (n_experts) tokens */
     double  *sd;   /* (n_experts) standard deviation of what comes around the mean */
+    double   drift; /* 0..1: the part of all variance that is not counting noise */
 };
 
 /* out: (n_experts, SCENARIOS), each scenario scaled to a mean of 1 per device. Scenario 0 is the

@@ -41,38 +41,6 @@ static float row_cost(const struct search *s, const struct row *r, uint32_t devi
     return quad_sum(sum);
 }
 
-static bool was_held(const struct search *s, uint32_t device, int32_t expert)
-{
-    return expert < 0 || s->held[(size_t)device * s->n_words + (uint32_t)expert / 64] >>
-                         ((uint32_t)expert % 64) & 1;
-}
-
-static int32_t find_copy(const struct search *s, uint32_t device, int32_t expert)
-{
-    for (int32_t c = s->head[expert]; c >= 0; c = s->next[c])
-        if ((uint32_t)c / s->p->n_slots == device)
-            return c;
-    return -1;
-}
-
-static void unlink_slot(struct search *s, uint32_t slot)
-{
-    int32_t e = s->expert[slot], *at = &s->head[e];
-    while (*at != (int32_t)slot)
-        at = &s->next[*at];
-    *at = s->next[slot];
-    s->n_copies[e]--;
-    s->expert[slot] = PLACEMENT_EMPTY;
-}
-
-static void link_slot(struct search *s, uint32_t slot, int32_t e)
-{
-    s->expert[slot] = e;
-    s->next[slot] = s->head[e];
-    s->head[e] = (int32_t)slot;
-    s->n_copies[e]++;
-}
-
 /* The objective is sum over scenarios of weight * (sum of 8th powers)^(1/8), made linear here. */
 static void reweigh(struct search *s)
 {
@@ -113,14 +81,14 @@ static double mean_ratio(const struct search *s)
 static void put(struct search *s, uint32_t slot, int32_t e)
 {
     uint32_t g = slot / s->p->n_slots;
-    int32_t before = s->expert[slot];
+    int32_t before = s->at.expert[slot];
     if (before >= 0) {
-        s->n_moves -= !was_held(s, g, before);
-        unlink_slot(s, slot);
+        s->n_moves -= !slots_was_held(&s->at, g, before);
+        slots_unlink(&s->at, slot);
     }
     if (e >= 0) {
-        link_slot(s, slot, e);
-        s->n_moves += !was_held(s, g, e);
+        slots_link(&s->at, slot, e);
+        s->n_moves += !slots_was_held(&s->at, g, e);
     }
     if (s->n_changes == s->change_cap) {
         s->change_cap = s->change_cap ? s->change_cap * 2 : 256;
@@ -144,11 +112,11 @@ static void record_step(struct search *s)
 static void settle(struct search *s, uint32_t g)
 {
     for (uint32_t c = g * s->p->n_slots; c < (g + 1) * s->p->n_slots; c++) {
-        int32_t e = s->expert[c];
-        if (e < 0 || s->n_copies[e] < 2)
+        int32_t e = s->at.expert[c];
+        if (e < 0 || s->at.n_copies[e] < 2)
             continue;
         search_fill(s, e);
-        for (int32_t d = s->head[e]; d >= 0; d = s->next[d]) {
+        for (int32_t d = s->at.head[e]; d >= 0; d = s->at.next[d]) {
             uint32_t b = (uint32_t)d / s->p->n_slots;
             s->cost[b] = row_cost(s, &s->device[b], b);
         }
@@ -164,31 +132,21 @@ struct candidate {
 
 static float moves_price(const struct search *s, uint32_t device, int32_t in, int32_t out)
 {
-    int n_moves = (int)!was_held(s, device, in) - (int)!was_held(s, device, out);
-    return s->p->move_price * (float)n_moves;
+    int more = !slots_was_held(&s->at, device, in), less = !slots_was_held(&s->at, device, out);
+    return s->p->move_price * (float)(more - less);
 }
 
-/* What an expert gains by having copies on several nodes: rows that need not cross. */
 static float node_value(const struct search *s, int32_t e, int32_t without, int32_t with_slot)
 {
-    if (s->p->n_nodes < 2 || s->p->node_price <= 0)
-        return 0;
-    uint32_t per_node = s->p->n_devices / s->p->n_nodes * s->p->n_slots, n = 0;
-    for (uint32_t node = 0; node < s->p->n_nodes; node++) {
-        bool has = with_slot >= 0 && (uint32_t)with_slot / per_node == node;
-        for (int32_t c = s->head[e]; c >= 0 && !has; c = s->next[c])
-            has = c != without && (uint32_t)c / per_node == node;
-        n += has;
-    }
-    return s->p->node_price * s->load[e].q[0][0] * (float)n / (float)s->p->n_nodes;
+    return search_node_value(s->p, &s->at, e, s->load[e].q[0][0], without, with_slot);
 }
 
 static void try_swap(struct search *s, uint32_t a, uint32_t b, struct candidate *best)
 {
     uint32_t ga = a / s->p->n_slots, gb = b / s->p->n_slots;
-    int32_t ea = s->expert[a], eb = s->expert[b];
+    int32_t ea = s->at.expert[a], eb = s->at.expert[b];
     s->effort--;
-    if (ea < 0 || ea == eb || s->is_fixed[a] || s->is_fixed[b])
+    if (ea < 0 || ea == eb || s->at.is_fixed[a] || s->at.is_fixed[b])
         return;
     const struct row *la = &s->device[ga], *lb = &s->device[gb];
     quad sum = { 0 };
@@ -201,7 +159,7 @@ static void try_swap(struct search *s, uint32_t a, uint32_t b, struct candidate 
                   moves_price(s, gb, ea, eb);
     if (delta >= best->delta)
         return;
-    if (find_copy(s, gb, ea) >= 0 || (eb >= 0 && find_copy(s, ga, eb) >= 0))
+    if (slots_find(&s->at, gb, ea) >= 0 || (eb >= 0 && slots_find(&s->at, ga, eb) >= 0))
         return;
     if (s->p->n_nodes > 1) {
         delta += node_value(s, ea, -1, -1) - node_value(s, ea, (int32_t)a, (int32_t)b);
@@ -216,7 +174,7 @@ static void try_swap(struct search *s, uint32_t a, uint32_t b, struct candidate 
 static float touched_cost(struct search *s, int32_t e, bool fresh)
 {
     float sum = 0;
-    for (int32_t c = s->head[e]; c >= 0; c = s->next[c]) {
+    for (int32_t c = s->at.head[e]; c >= 0; c = s->at.next[c]) {
         uint32_t g = (uint32_t)c / s->p->n_slots;
         sum += fresh ? row_cost(s, &s->device[g], g) - s->cost[g] : 0;
     }
@@ -229,19 +187,20 @@ static void try_replica(struct search *s, int32_t e, uint32_t b, struct candidat
     enum { TOUCHED_MAX = 24 };
     uint32_t g = b / s->p->n_slots, n = 0, slot[TOUCHED_MAX];
     struct row part[TOUCHED_MAX], device[TOUCHED_MAX];
-    int32_t f = s->expert[b];
+    int32_t f = s->at.expert[b];
     s->effort -= REPLICA_COST;
-    if (s->is_fixed[b] || e == f || (f >= 0 && s->n_copies[f] < 2) || find_copy(s, g, e) >= 0)
+    if (s->at.is_fixed[b] || e == f || (f >= 0 && s->at.n_copies[f] < 2) ||
+        slots_find(&s->at, g, e) >= 0)
         return;
-    if (s->n_copies[e] + (f >= 0 ? s->n_copies[f] : 0) + 1 > TOUCHED_MAX)
+    if (s->at.n_copies[e] + (f >= 0 ? s->at.n_copies[f] : 0) + 1 > TOUCHED_MAX)
         return; /* an expert with so many copies is levelled by every other step */
     float delta = moves_price(s, g, e, f) + node_value(s, e, -1, -1) -
                   node_value(s, e, -1, (int32_t)b);
     if (f >= 0)
         delta += node_value(s, f, -1, -1) - node_value(s, f, (int32_t)b, -1);
-    for (int32_t c = s->head[e]; c >= 0; c = s->next[c])
+    for (int32_t c = s->at.head[e]; c >= 0; c = s->at.next[c])
         slot[n++] = (uint32_t)c;
-    for (int32_t c = f >= 0 ? s->head[f] : -1; c >= 0; c = s->next[c])
+    for (int32_t c = f >= 0 ? s->at.head[f] : -1; c >= 0; c = s->at.next[c])
         slot[n++] = (uint32_t)c;
     if (f < 0)
         slot[n++] = b;
@@ -253,8 +212,8 @@ static void try_replica(struct search *s, int32_t e, uint32_t b, struct candidat
     if (f >= 0) {
         /* Its part joins a sister's before it is filled anew: the sum must stay f's load. */
         search_add_part(s, b, -1);
-        unlink_slot(s, b);
-        uint32_t sister = (uint32_t)s->head[f];
+        slots_unlink(&s->at, b);
+        uint32_t sister = (uint32_t)s->at.head[f];
         for (int i = 0; i < QUADS; i++) {
             s->part[sister].q[i] += s->part[b].q[i];
             s->device[sister / s->p->n_slots].q[i] += s->part[b].q[i];
@@ -262,19 +221,19 @@ static void try_replica(struct search *s, int32_t e, uint32_t b, struct candidat
         s->part[b] = zero;
         search_fill(s, f);
     }
-    link_slot(s, b, e);
+    slots_link(&s->at, b, e);
     s->part[b] = zero;
     search_fill(s, e);
     /* Devices that hold both e and f would be counted twice. */
     delta += touched_cost(s, e, true);
-    for (int32_t c = f >= 0 ? s->head[f] : -1; c >= 0; c = s->next[c]) {
+    for (int32_t c = f >= 0 ? s->at.head[f] : -1; c >= 0; c = s->at.next[c]) {
         uint32_t d = (uint32_t)c / s->p->n_slots;
-        if (find_copy(s, d, e) < 0)
+        if (slots_find(&s->at, d, e) < 0)
             delta += row_cost(s, &s->device[d], d) - s->cost[d];
     }
-    unlink_slot(s, b);
+    slots_unlink(&s->at, b);
     if (f >= 0)
-        link_slot(s, b, f);
+        slots_link(&s->at, b, f);
     for (uint32_t i = 0; i < n; i++) {
         s->part[slot[i]] = part[i];
         s->device[slot[i] / s->p->n_slots] = device[i];
@@ -286,7 +245,7 @@ static void try_replica(struct search *s, int32_t e, uint32_t b, struct candidat
 static void apply(struct search *s, const struct candidate *c)
 {
     uint32_t ga = c->a / s->p->n_slots, gb = c->b / s->p->n_slots;
-    int32_t ea = s->expert[c->a], eb = s->expert[c->b];
+    int32_t ea = s->at.expert[c->a], eb = s->at.expert[c->b];
     const struct row zero = { 0 };
     search_add_part(s, c->b, -1);
     if (c->expert >= 0) {
@@ -294,7 +253,7 @@ static void apply(struct search *s, const struct candidate *c)
         put(s, c->b, c->expert);
         s->part[c->b] = zero;
         if (eb >= 0) {
-            uint32_t sister = (uint32_t)s->head[eb];
+            uint32_t sister = (uint32_t)s->at.head[eb];
             for (int i = 0; i < QUADS; i++) {
                 s->part[sister].q[i] += orphan.q[i];
                 s->device[sister / s->p->n_slots].q[i] += orphan.q[i];
@@ -336,10 +295,10 @@ static void try_device(struct search *s, uint32_t a, uint32_t b, struct candidat
         for (uint32_t i = 0; i < SWAP_PAIRS; i++)
             try_swap(s, a * n + draw(s, n), b * n + draw(s, n), best);
     /* A copy of something on a, in the place of a copy on b that may go. */
-    int32_t e = s->expert[a * n + draw(s, n)];
+    int32_t e = s->at.expert[a * n + draw(s, n)];
     for (uint32_t i = draw(s, n), tried = 0; tried < n && e >= 0; tried++, i = (i + 1) % n) {
-        int32_t f = s->expert[b * n + i];
-        if (!s->is_fixed[b * n + i] && (f < 0 || s->n_copies[f] > 1)) {
+        int32_t f = s->at.expert[b * n + i];
+        if (!s->at.is_fixed[b * n + i] && (f < 0 || s->at.n_copies[f] > 1)) {
             try_replica(s, e, b * n + i, best);
             return;
         }
@@ -395,22 +354,9 @@ void search_restart(struct search *s, const struct placement *p, const float *lo
     s->start = p;
     s->random = problem->seed;
     s->n_moves = s->n_changes = s->n_steps = 0;
-    memset(s->n_copies, 0, p->n_experts * sizeof *s->n_copies);
-    memset(s->held, 0, (size_t)p->n_devices * s->n_words * sizeof *s->held);
-    memset(s->is_fixed, 0, s->n_total * sizeof *s->is_fixed);
-    memset(s->head, 0xff, p->n_experts * sizeof *s->head); /* -1 */
-    for (uint32_t c = 0; c < s->n_total; c++) {
-        s->expert[c] = PLACEMENT_EMPTY;
-        if (p->expert[c] == PLACEMENT_EMPTY)
-            continue;
-        uint32_t e = (uint32_t)p->expert[c];
-        link_slot(s, c, p->expert[c]);
-        s->held[(size_t)(c / p->n_slots) * s->n_words + e / 64] |= 1ull << (e % 64);
-    }
+    slots_start(&s->at, p, p, problem->keep_homes);
     for (uint32_t g = 0; g < p->n_devices; g++)
         s->slowness[g] = problem->speed ? (float)(1 / problem->speed[g]) : 1;
-    for (uint32_t e = 0; e < p->n_experts && problem->keep_homes; e++)
-        s->is_fixed[p->home[e]] = true;
     search_redraw(s, load);
     record_step(s);
 }
@@ -421,16 +367,9 @@ struct search *search_create(const struct search_problem *problem, const struct 
     assert(problem->n_nodes && problem->n_devices % problem->n_nodes == 0);
     struct search *s = xcalloc(1, sizeof *s);
     s->p = problem;
-    s->n_total = placement_n_total(p);
-    s->n_words = (p->n_experts + 63) / 64;
-    s->expert = xcalloc(s->n_total, sizeof *s->expert);
-    s->next = xcalloc(s->n_total, sizeof *s->next);
-    s->head = xcalloc(p->n_experts, sizeof *s->head);
-    s->n_copies = xcalloc(p->n_experts, sizeof *s->n_copies);
-    s->held = xcalloc((size_t)p->n_devices * s->n_words, sizeof *s->held);
-    s->is_fixed = xcalloc(s->n_total, sizeof *s->is_fixed);
+    slots_init(&s->at, p);
     s->load = xcalloc(p->n_experts, sizeof *s->load);
-    s->part = xcalloc(s->n_total, sizeof *s->part);
+    s->part = xcalloc(s->at.n_total, sizeof *s->part);
     s->device = xcalloc(p->n_devices, sizeof *s->device);
     s->slowness = xcalloc(p->n_devices, sizeof *s->slowness);
     s->cost = xcalloc(p->n_devices, sizeof *s->cost);
@@ -444,9 +383,9 @@ void search_destroy(struct search *s)
 {
     if (!s)
         return;
-    void *parts[] = { s->expert, s->next, s->head, s->n_copies, s->held, s->is_fixed, s->load,
-                      s->part, s->device, s->slowness, s->cost, s->lane, s->aside, s->change,
-                      s->step, s->step_change };
+    void *parts[] = { s->load, s->part, s->device, s->slowness, s->cost, s->lane, s->aside,
+                      s->change, s->step, s->step_change };
+    slots_fini(&s->at);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         free(parts[i]);
     free(s);
@@ -465,7 +404,7 @@ const struct search_step *search_steps(const struct search *s)
 void search_placement(const struct search *s, uint32_t step, struct placement *out)
 {
     assert(step < s->n_steps);
-    memcpy(out->expert, s->expert, s->n_total * sizeof *out->expert);
+    memcpy(out->expert, s->at.expert, s->at.n_total * sizeof *out->expert);
     for (uint32_t i = s->n_changes; i-- > s->step_change[step];)
         out->expert[s->change[i].slot] = s->change[i].before;
     placement_keep_slots(out, s->start);

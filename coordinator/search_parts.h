@@ -3,6 +3,7 @@
 #define COORDINATOR_SEARCH_PARTS_H
 
 #include "coordinator/search.h"
+#include "coordinator/slots.h"
 
 #define QUADS (SCENARIOS / 4)
 
@@ -25,14 +26,8 @@ struct change {
 
 struct search {
     const struct search_problem *p;
-    uint32_t n_total, n_words;
     const struct placement *start; /* kept by the caller */
-    int32_t    *expert;   /* (n_total) */
-    int32_t    *next;     /* (n_total) the next slot with the same expert, -1 */
-    int32_t    *head;     /* (n_experts) */
-    uint32_t   *n_copies; /* (n_experts) */
-    uint64_t   *held;     /* (n_devices, n_words) bits: what the start has where */
-    bool       *is_fixed; /* (n_total) */
+    struct slots at;
     struct row *load;     /* (n_experts) */
     struct row *part;     /* (n_total) */
     struct row *device;   /* (n_devices) sum of the parts */
@@ -62,13 +57,41 @@ static inline quad quad_max(quad a, quad b)
     return (quad)((m & (quad_mask)a) | (~m & (quad_mask)b));
 }
 
+static inline quad quad_min(quad a, quad b)
+{
+    quad_mask m = a < b;
+    return (quad)((m & (quad_mask)a) | (~m & (quad_mask)b));
+}
+
+/* What the first of two copies serves of w where both devices are to take the same time:
+ * (base_a + x) * slow_a = (base_b + w - x) * slow_b. to_a: slow_b / (slow_a + slow_b). */
+static inline quad quad_even(quad base_a, quad base_b, quad w, float to_a, float to_b)
+{
+    const quad zero = { 0 };
+    return quad_min(quad_max((base_b + w) * to_a - base_a * to_b, zero), w);
+}
+
+/* The level to which a load fills copies; lanes of copies above it get speed 0. */
+quad search_level(struct lane *lane, uint32_t n, quad load);
+
+static inline quad lane_part(const struct lane *lane, quad level)
+{
+    quad x = level * lane->speed - lane->base;
+    return (quad)((quad_mask)x & (lane->speed > 0));
+}
+
 /* Adds a copy's part to its device, or takes it off. */
 static inline void search_add_part(struct search *s, uint32_t slot, float sign)
 {
-    struct row *d = &s->device[slot / s->p->n_slots];
+    struct row *d = &s->device[slots_device(&s->at, slot)];
     for (int i = 0; i < QUADS; i++)
         d->q[i] += sign * s->part[slot].q[i];
 }
+
+/* What an expert gains by having copies on several nodes: rows that need not cross; as if one slot
+ * did not have it, another did (-1: none). mean_load: in units of a device's mean. */
+float search_node_value(const struct search_problem *p, const struct slots *at, int32_t e,
+                        float mean_load, int32_t without, int32_t with_slot);
 
 /* The best parts of one expert's copies in every scenario, the rest of their devices' load being
  * given. */
