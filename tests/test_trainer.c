@@ -425,12 +425,23 @@ static void a_failed_checkpoint_costs_only_itself(void **state)
     assert_true(!exists("run/step-4") && !exists("run/step-4.tmp") && exists("run/step-8"));
     assert_non_null(strstr(t.warning, "no checkpoint of step 4: "));
     assert_non_null(strstr(t.warning, "No space left on device"));
-    new_folder(NULL);
-    start(&t, 1, "run", DATA TRAIN(3, "")); /* its only one is its last */
-    finish(&t);
     unsetenv("BALLAST_FAILPOINT");
-    assert_all(&t, BALLAST__RANK_PHASE__RANK_FAILED, 1);
-    assert_non_null(strstr(t.text[0], "No space left on device"));
+}
+
+/* The one at the job's end is tried again, by all ranks together, until somebody has made room. */
+static void the_last_checkpoint_waits_for_room(void **state)
+{
+    (void)state;
+    struct trial t;
+    trial_failpoint = "checkpoint-write:5:enospc"; /* once */
+    start(&t, 2, "run", DATA TRAIN(3, "")); /* its only one is its last */
+    finish(&t);
+    trial_failpoint = NULL;
+    assert_all(&t, BALLAST__RANK_PHASE__RANK_FINISHED, 0);
+    assert_non_null(strstr(t.warning, "step 3, the last, is not saved, tried again in 1 s: "));
+    assert_non_null(strstr(t.warning, "No space left on device"));
+    assert_true(exists("run/step-3") && !exists("run/step-3.tmp"));
+    assert_int_equal(t.n_reports, 3); /* each step is told once */
 }
 
 /* What resumes from a checkpoint begins behind it, so its step is told before it counts. */
@@ -529,6 +540,7 @@ int main(void)
         CASE(weights_that_part_are_noticed),
         CASE(a_rank_that_skips_a_collective_is_named),
         CASE(a_failed_checkpoint_costs_only_itself),
+        CASE(the_last_checkpoint_waits_for_room),
         CASE(a_checkpoint_does_not_count_before_its_step_is_told),
         CASE(changed_settings_hold_from_one_step_on_all_ranks),
     };

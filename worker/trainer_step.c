@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/failpoint.h"
@@ -17,6 +18,8 @@
 #include "worker/run_log.h"
 
 #define SKIPS_MAX 10    /* in a row; a model that is spoiled does not recover */
+#define LAST_SAVE_WAIT_S 240 /* altogether; from 1 s on doubled up to 32 s */
+#define LAST_SAVE_DOUBLINGS 5
 #define ROLLBACKS_MAX 3 /* without getting past the step that went wrong */
 
 static double seconds_since(uint64_t began_ns)
@@ -71,11 +74,14 @@ static void before_commit(void *context)
     channel_settle(e->trainer->channel);
 }
 
-/* A checkpoint that fails costs the checkpoint, unless it is the last one. */
-static int checkpoint(struct trainer *t, bool is_last, struct step_end *e, struct err *err)
+static bool is_over(int rc)
+{
+    return rc == 0 || rc == -ECANCELED || rc == -ETIMEDOUT;
+}
+
+static int save(struct trainer *t, struct step_end *e, struct err *err)
 {
     struct run *run = &t->run;
-    struct step_result *r = e->result;
     e->began_ns = clock_now_ns();
     trainer_take_time(t);
     spans_begin(run->dev, PHASE_CHECKPOINT, -1);
@@ -84,6 +90,36 @@ static int checkpoint(struct trainer *t, bool is_last, struct step_end *e, struc
     int rc = ckpt_save(&run->ckpt, &run->state, err);
     spans_end(run->dev);
     measure_checkpoint(e);
+    return rc;
+}
+
+/* The job's end waits for whoever frees the disk, so that nothing is trained twice. Ranks hear of a
+ * failure together, so they wait and try alike. */
+static int save_at_last(struct trainer *t, struct step_end *e, struct err *err)
+{
+    struct run *run = &t->run;
+    int rc = save(t, e, err);
+    unsigned waited_s = 0;
+    for (unsigned i = 0, wait_s; !is_over(rc) && waited_s < LAST_SAVE_WAIT_S; i++) {
+        wait_s = i < LAST_SAVE_DOUBLINGS ? 1u << i : 1u << LAST_SAVE_DOUBLINGS;
+        snprintf(t->warning, sizeof t->warning, "step %" PRIu64 ", the last, is not saved, tried "
+                 "again in %u s: %.300s", run->state.step, wait_s, err->text);
+        if (run->coll->rank == 0)
+            log_warn("msg=\"%s\"", t->warning);
+        trainer_report_running(t);
+        sleep(wait_s);
+        waited_s += wait_s;
+        rc = save(t, e, err);
+    }
+    return rc;
+}
+
+/* A checkpoint that fails costs the checkpoint, unless the attempt ends with it. */
+static int checkpoint(struct trainer *t, bool is_last, struct step_end *e, struct err *err)
+{
+    struct run *run = &t->run;
+    struct step_result *r = e->result;
+    int rc = run->state.step >= run->spec->train_steps ? save_at_last(t, e, err) : save(t, e, err);
     if (rc == 0) {
         run->checkpoint_step = run->state.step;
         t->warning[0] = '\0';
@@ -92,7 +128,7 @@ static int checkpoint(struct trainer *t, bool is_last, struct step_end *e, struc
                    run->state.step, r->seconds[PHASE_CHECKPOINT]);
         return 0;
     }
-    if (is_last || rc == -ECANCELED || rc == -ETIMEDOUT)
+    if (is_last || is_over(rc))
         return rc;
     t->n_failed_saves++;
     snprintf(t->warning, sizeof t->warning, "no checkpoint of step %" PRIu64 ": %.300s",
