@@ -209,14 +209,10 @@ static int list_layers(struct ctl *c, const Ballast__ExpertsRequest *request)
 
 int ctl_experts(struct ctl *c)
 {
-    static const char *const windows[] = {"last", "1m", "1h", "all"};
     Ballast__ExpertsRequest request = BALLAST__EXPERTS_REQUEST__INIT;
-    bool is_known = !c->window;
-    for (size_t i = 0; c->window && i < sizeof windows / sizeof *windows; i++)
-        is_known |= !strcmp(c->window, windows[i]);
     if (!(request.job_id = ctl_job_id(c, c->args[0])))
         return CTL_USAGE;
-    if (!is_known)
+    if (c->window && !check_is_window(c->window))
         return ctl_fail(c, CTL_USAGE, "--window: expected last, 1m, 1h or all");
     if (!c->history && c->plot)
         return ctl_fail(c, CTL_USAGE, "--plot goes with --history");

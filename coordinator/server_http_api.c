@@ -166,25 +166,32 @@ static bool ask_steps(const struct http_request *r, struct query *q, job_id job)
     return is_right;
 }
 
+/* ?window=, or preset where it is not given. False where it is none. */
+static bool read_window(const struct http_request *r, const char *preset, struct arena *a,
+                        char **out)
+{
+    const char *text = http_argument(r, "window");
+    *out = arena_strdup(a, text ? text : preset);
+    return check_is_window(*out);
+}
+
 static bool ask_experts(const struct http_request *r, struct query *q, job_id job)
 {
     Ballast__ExpertsRequest *m = arena_alloc(&q->arena, sizeof *m);
-    (void)r;
     ballast__experts_request__init(m);
     m->job_id = job;
     m->layer = -1;
-    m->window = "1m";
     q->payload = &m->base;
-    return true;
+    return read_window(r, "1m", &q->arena, &m->window);
 }
 
 static bool ask_load_history(const struct http_request *r, struct query *q, job_id job)
 {
     uint64_t count;
-    ask_experts(r, q, job);
+    bool is_right = ask_experts(r, q, job);
     Ballast__ExpertsRequest *m = (Ballast__ExpertsRequest *)q->payload;
-    bool is_right = read_number(r, "count", WINDOWS_SHOWN, LOAD_WINDOWS_MAX, &count) && count;
-    m->window = "all";
+    is_right &= read_window(r, "1h", &q->arena, &m->window);
+    is_right &= read_number(r, "count", WINDOWS_SHOWN, LOAD_WINDOWS_MAX, &count) && count;
     m->history = (uint32_t)count;
     return is_right;
 }
@@ -266,7 +273,8 @@ void http_api(struct server *s, struct http_request *r, const char *path)
         }
         query_free(q);
         refuse_now(s, r, BALLAST__CODE__INVALID_ARGUMENT, "ARGUMENT",
-                   "count and after are whole numbers, count is at least 1, all is 0 or 1");
+                   "count and after are whole numbers, count is at least 1, all is 0 or 1, window "
+                   "is one of last, 1m, 1h, all");
     }
 }
 

@@ -68,6 +68,9 @@ const char *check_code_name(Ballast__Code code);
 /* 1-64 of letters, digits, '.', '_', '-', starting with a letter or digit. */
 bool check_is_name(const char *text);
 
+/* last, 1m, 1h or all: of which time expert load is asked. */
+bool check_is_window(const char *word);
+
 /* UTF-8 without control characters and within n_bytes_max. */
 bool check_is_text(const char *text, size_t n_bytes_max);
 /* The same, but lines may end and tabs stand in it. */

@@ -56,15 +56,22 @@ static int check_load(struct walk *w, const struct place *at, const Ballast__Loa
     return check_load_report(r, &err) == 0 ? 0 : check_violate_field(w, at, "layers", err.text);
 }
 
+bool check_is_window(const char *word)
+{
+    static const char *const words[] = {"last", "1m", "1h", "all"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!strcmp(word, words[i]))
+            return true;
+    return false;
+}
+
 static int check_experts_request(struct walk *w, const struct place *at,
                                  const Ballast__ExpertsRequest *r)
 {
-    static const char *const windows[] = {"", "last", "1m", "1h", "all"};
-    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
-        if (!strcmp(r->window, windows[i]))
-            return r->layer >= -1 && r->layer < (int32_t)LAYERS_MAX
-                       ? 0 : check_violate_field(w, at, "layer", "is no layer; -1 means all");
-    return check_violate_field(w, at, "window", "expected last, 1m, 1h or all");
+    if (*r->window && !check_is_window(r->window))
+        return check_violate_field(w, at, "window", "expected last, 1m, 1h or all");
+    return r->layer >= -1 && r->layer < (int32_t)LAYERS_MAX
+               ? 0 : check_violate_field(w, at, "layer", "is no layer; -1 means all");
 }
 
 static int check_backup_request(struct walk *w, const struct place *at,

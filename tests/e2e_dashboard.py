@@ -120,7 +120,7 @@ def json_is_the_clients(c, job):
     expect(value_of(c, f"jobs/{job}/steps?count=3")["items"] == steps[-3:], "the last steps")
     until(lambda: value_of(c, f"jobs/{job}/experts")["items"] == c.json("experts", job)["items"],
           5, "the same load of experts (the last minute goes on between two questions)")
-    until(lambda: value_of(c, f"jobs/{job}/load-history")["windows"] ==
+    until(lambda: value_of(c, f"jobs/{job}/load-history?window=all")["windows"] ==
           c.json("experts", job, "--history", "--window", "all")["windows"], 5,
           "the same windows of load (they are joined as time goes on)")
     expect(value_of(c, f"jobs/{job}/rebalances")["items"] ==
@@ -159,7 +159,9 @@ def what_is_wrong_is_refused(c, job):
             ("/api/v1/jobs?count=-1", 400, "count"), ("/api/v1/jobs?count=1e3", 400, "count"),
             ("/api/v1/jobs?count=100000000000000000000", 400, "count"),
             ("/api/v1/jobs?count=", 400, "count"), ("/api/v1/jobs?all=2", 400, "all"),
-            (f"/api/v1/jobs/{job}/steps?after=", 400, "after"), ("/" + "x" * 40000, 414, "")):
+            (f"/api/v1/jobs/{job}/steps?after=", 400, "after"),
+            (f"/api/v1/jobs/{job}/experts?window=1d", 400, "window"),
+            (f"/api/v1/jobs/{job}/load-history?window=", 400, "window"), ("/" + "x" * 40000, 414, "")):
         got, text, _ = ask(c, path)
         expect(got in (status, 431) if status == 414 else got == status,
                f"{path[:60]}: {got} instead of {status}: {text}")

@@ -68,14 +68,16 @@ async function ask(path) {
 }
 
 // What is not there yet is empty, not an error.
-async function items(path) {
+async function list(path, name) {
   try {
-    return (await ask(path)).items;
+    return (await ask(path))[name];
   } catch (e) {
     if (e.status === 409 || e.status === 404) return [];
     throw e;
   }
 }
+const items = (path) => list(path, "items");
+const windows = (path) => list(path, "windows");
 
 // ---- jobs -------------------------------------------------------------------------------------
 
@@ -235,15 +237,17 @@ function addSteps(news) {
 
 // ---- heat maps --------------------------------------------------------------------------------
 
-// Blue below the mean, white at it, red above; a quarter to four times.
-function shade(overMean) {
-  const x = Math.max(-1, Math.min(1, Math.log2(Math.max(overMean, 1e-6)) / 2));
+// Blue below the mean, white at it, red above; so many octaves either way.
+const EXPERT_OCTAVES = 2, DEVICE_OCTAVES = 0.5;
+
+function shade(overMean, octaves) {
+  const x = Math.max(-1, Math.min(1, Math.log2(Math.max(overMean, 1e-6)) / octaves));
   const to = x < 0 ? [33, 102, 172] : [178, 24, 43], part = Math.abs(x);
   return to.map((c) => Math.round(247 + (c - 247) * part));
 }
 
 // rows: of numbers over their mean. text(row, column): what the pointer tells.
-function showMap(canvas, output, rows, text) {
+function showMap(canvas, output, rows, octaves, text) {
   const wide = Math.max(1, ...rows.map((r) => r.length)), high = rows.length;
   canvas.parentElement.hidden = !high;
   if (!high) return;
@@ -252,7 +256,7 @@ function showMap(canvas, output, rows, text) {
   canvas.style.height = Math.min(MAPPED_PX, Math.max(40, 14 * high)) + "px";
   const image = new ImageData(wide, high);
   rows.forEach((row, y) => row.forEach((x, i) => {
-    image.data.set([...shade(x), 255], 4 * (y * wide + i));
+    image.data.set([...shade(x, octaves), 255], 4 * (y * wide + i));
   }));
   canvas.getContext("2d").putImageData(image, 0, 0);
   canvas.onmousemove = (e) => {
@@ -270,16 +274,16 @@ const overMean = (row) => {
 
 function showExperts(layers) {
   showMap($("heat-map"), $("heat-at"), layers.map((l) => overMean(l.tokens)),
+          EXPERT_OCTAVES,
           (y, x, v) => `layer ${layers[y].layer}, expert ${x}: ${whole(layers[y].tokens[x])} `
                      + `tokens, ${v.toFixed(2)} times the mean`);
 }
 
-function showDevices(history) {
-  const windows = history ? history.windows : [];
-  const n = Math.max(0, ...windows.map((w) => w.device_load.length));
-  const rows = Array.from({ length: n }, (_, d) => windows.map((w) => w.device_load[d]));
-  showMap($("devices-map"), $("devices-at"), rows,
-          (y, x, v) => `rank ${y}, steps ${windows[x].first_step} to ${windows[x].last_step}: `
+function showDevices(past) {
+  const n = Math.max(0, ...past.map((w) => w.device_load.length));
+  const rows = Array.from({ length: n }, (_, d) => past.map((w) => w.device_load[d]));
+  showMap($("devices-map"), $("devices-at"), rows, DEVICE_OCTAVES,
+          (y, x, v) => `rank ${y}, steps ${past[x].first_step} to ${past[x].last_step}: `
                      + `${v.toFixed(2)} times the mean`);
 }
 
@@ -348,11 +352,12 @@ async function refreshJob(isSlow) {
   showEvents(job.events);
   if (isSlow) {
     const [layers, plans] = [await items(`${base}/experts`), await items(`${base}/rebalances`)];
-    const history = await ask(`${base}/load-history`).catch(() => null);
+    const fine = await windows(`${base}/load-history?window=1m`);
+    const hour = await windows(`${base}/load-history?window=1h`);
     if (id !== shown.job) return;
     showExperts(layers);
     showMoves(plans);
-    showDevices(history);
+    showDevices(fine.length > hour.length ? fine : hour);
   }
   showCurves();
 }
