@@ -1,6 +1,7 @@
 /* ctl_experts.c - tokens per expert: hot and cold ones as a table, all of them as a heat map */
 #include "coordinator/ctl_list.h"
 #include "coordinator/json_of.h"
+#include "proto/check.h"
 
 #include <inttypes.h>
 #include <math.h>
