@@ -176,16 +176,23 @@ void query_begin_recall(struct server *s, link_peer peer, const struct identity 
                         const struct wire_bytes *frames, job_id job);
 /* Its read is done: true if it waits for news now, false if query_answer is due. */
 bool query_park(struct server *s, struct query *q);
-void query_answer(struct server *s, struct query *q);
-/* What a read that is back says, in the query's arena: true if there is no answer, with why. */
-bool query_refuses(struct query *q, Ballast__Status *out_status);
-ProtobufCMessage *query_reply(struct server *s, struct query *q);
+/* Its read goes to the store, again after more is to be read. */
+void query_submit(struct server *s, struct query *q);
+/* Of a read of one job. */
+bool query_job_has_ended(const struct store_read *r);
 /* What a durable turn is news for. */
 void query_wake(struct server *s, const struct turn_work *w);
 void query_expire(struct server *s, uint64_t now_ns);
 void query_stop_all(struct server *s);
 void query_forget_peer(struct server *s, link_peer peer);
 void query_free(struct query *q);
+
+/* ---- server_answer --------------------------------------------------------------------------- */
+
+void query_answer(struct server *s, struct query *q);
+/* What a read that is back says, in the query's arena: true if there is no answer, with why. */
+bool query_refuses(struct query *q, Ballast__Status *out_status);
+ProtobufCMessage *query_reply(struct server *s, struct query *q);
 
 /* ---- server_balance: queries about expert load, placements and the database ------------------ */
 
