@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether every operator is right on this machine's GPUs, and how fast, from built programs.
 
-    gpu_ops.py [--gpus N] [--slots K] [--minutes M] [--only STEP,...] [--op NAME] [--list]
+    gpu_ops.py [--gpus N] [--slots K] [--minutes M] [--only STEP,...] [--op NAME,...] [--list]
 
 BALLAST_BIN names the folder of the programs (build/bin), BALLAST_TESTS that of cuda_ops,
 bench_coll and bench_train (beside it: ../tests), BALLAST_SHARED the reference models (../shared).
@@ -384,15 +384,19 @@ def parse():
     p.add_argument("--slots", type=int, help="checks at once on a GPU; by its cores unless said")
     p.add_argument("--minutes", type=float, default=8, help="for everything")
     p.add_argument("--only", default="", help="names of steps, with commas")
-    p.add_argument("--op", help="this op alone")
+    p.add_argument("--op", default="", help="names of ops, with commas; all unless said")
     p.add_argument("--rehearse", action="store_true", help="on the CPU, to try the script")
     p.add_argument("--list", action="store_true", help="names the steps and ends")
     o = p.parse_args()
     done = subprocess.run(cuda_ops(o, "--list"), capture_output=True, text=True, timeout=60,
                           env=dict(os.environ, LD_LIBRARY_PATH=library_path()))
-    o.ops = [op for op in done.stdout.split() if op == (o.op or op)]
-    if not o.ops:
-        p.error(f"no such op: {o.op}" if o.op else f"cuda_ops does not run: {done.stderr}")
+    there = done.stdout.split()
+    if not there:
+        p.error(f"cuda_ops does not run: {done.stderr}")
+    wanted = set(filter(None, o.op.split(","))) or set(there)
+    if wanted - set(there):
+        p.error(f"no such op: {', '.join(sorted(wanted - set(there)))}")
+    o.ops = [op for op in there if op in wanted]
     o.gpu_ids = gpu_ids(o)
     cores = len(os.sched_getaffinity(0)) // len(o.gpu_ids)
     o.slots = o.slots or max(1, min(8, cores // 2))
