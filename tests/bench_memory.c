@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/data.h"
 #include "common/hf_config.h"
 #include "common/mem.h"
 #include "proto/job_file.h"
@@ -29,7 +30,6 @@
 #include "tests/documents.h"
 #include "worker/channel.h"
 #include "worker/child.h"
-#include "worker/data.h"
 
 #define RANKS_HERE_MAX 16u
 #define N_STEPS        6u

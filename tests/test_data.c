@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "worker/data.h"
+#include "common/data.h"
 #include "tests/folder.h"
 
 static void put(const char *name, const void *bytes, size_t n)

@@ -4,12 +4,12 @@
 
 #include <stdatomic.h>
 
+#include "common/data.h"
 #include "common/layout.h"
 #include "common/memory_model.h"
 #include "common/tensor_map.h"
 #include "proto/ballast.pb-c.h"
 #include "worker/ckpt.h"
-#include "worker/data.h"
 #include "worker/dispatch.h"
 #include "worker/model.h"
 #include "worker/optim.h"

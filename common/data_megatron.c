@@ -4,7 +4,7 @@
  * the document table u64; then i32 lengths and i64 byte offsets of the sequences, and the i64
  * numbers of the sequences at which documents begin, from 0 to all. A dataset of several modes has
  * a byte for each sequence behind them. The sequences of a document lie one after another. */
-#include "worker/data_parts.h"
+#include "common/data_parts.h"
 
 #include <errno.h>
 #include <stdlib.h>

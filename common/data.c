@@ -2,7 +2,7 @@
  *
  * The order is a keyed permutation worked out per index, so there is no shuffled list to keep, to
  * agree on or to resume. */
-#include "worker/data.h"
+#include "common/data.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -10,10 +10,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/data_parts.h"
 #include "common/mem.h"
 #include "common/mix.h"
 #include "common/progress.h"
-#include "worker/data_parts.h"
 
 int data_format_parse(const char *word, enum data_format *out, struct err *err)
 {

@@ -3,7 +3,7 @@
  * All lines are checked at open, when only their places are kept; a line is read again when it is
  * its turn. As elsewhere, labels stand at the tokens that they are: position i is trained to say
  * labels[i + 1], and -100 is no label. */
-#include "worker/data_parts.h"
+#include "common/data_parts.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -7,8 +7,8 @@
  * and only one that is longer than a window is cut. Not packed: windows are cut inside each
  * document; its last one may be shorter. The order is a permutation of all windows, another one
  * each epoch. */
-#ifndef WORKER_DATA_H
-#define WORKER_DATA_H
+#ifndef COMMON_DATA_H
+#define COMMON_DATA_H
 
 #include "common/err.h"
 #include "common/types.h"

@@ -2,10 +2,10 @@
  *
  * data.c cuts documents into windows, data_files.c finds and maps files and reads raw tokens,
  * data_megatron.c and data_jsonl.c find the documents of theirs. Nobody else includes this. */
-#ifndef WORKER_DATA_PARTS_H
-#define WORKER_DATA_PARTS_H
+#ifndef COMMON_DATA_PARTS_H
+#define COMMON_DATA_PARTS_H
 
-#include "worker/data.h"
+#include "common/data.h"
 
 /* Of a token in a file, little-endian. */
 enum data_dtype {

@@ -1,5 +1,5 @@
 /* data_files.c - the files that a job names: found, mapped, and their raw tokens read */
-#include "worker/data_parts.h"
+#include "common/data_parts.h"
 
 #include <errno.h>
 #include <glob.h>
