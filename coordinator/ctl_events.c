@@ -57,7 +57,7 @@ const struct ctl_list ctl_event_list = {
 
 /* ---- the newest ------------------------------------------------------------------------------ */
 
-/* Oldest first, at most as many as q wants (all of them to be sorted). */
+/* Oldest first, at most one more than q wants (all of them to be sorted). */
 struct events {
     const void **rows;
     size_t   n;
@@ -80,7 +80,9 @@ static int fetch(struct ctl *c, struct list_query *q, const Ballast__EventsReque
 {
     Ballast__EventsRequest request = *wanted;
     bool is_told = list_tell_terms(q, &request.n_terms, &request.terms);
-    uint64_t n_max = is_told && !q->is_ordered ? q->count : SORTED_MOST;
+    uint64_t n_max = SORTED_MOST;
+    if (is_told && !q->is_ordered && q->count < UINT64_MAX)
+        n_max = q->count + 1; /* one more: is any left out? */
     do {
         const ProtobufCMessage *message;
         uint64_t left = n_max - out->n;

@@ -9,7 +9,7 @@
 #include "coordinator/ctl_given.h"
 #include "coordinator/json_of.h"
 
-#define HISTORY_MOST 1000u /* that the coordinator tells */
+#define HISTORY_MOST 1000u /* the coordinator tells one more, if there is */
 
 /* ---- history --------------------------------------------------------------------------------- */
 
@@ -374,7 +374,7 @@ static void show_history(const struct ctl *c, struct list_query *q,
         rows[i] = r->entries[i];
     size_t n = list_choose(q, rows, r->n_entries, &was_cut);
     list_show(c, q, rows, n, 0, was_cut);
-    if (r->n_entries == HISTORY_MOST)
+    if (r->n_entries > HISTORY_MOST)
         ctl_hint(c, "older plans than the last %u stand in the table plans: ballast db query",
                  HISTORY_MOST);
     ctl_hint(c, "automatic rebalancing is %s", r->auto_on ? "on" : "off");

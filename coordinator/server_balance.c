@@ -12,7 +12,7 @@
 #include "coordinator/device_load.h"
 
 #define ROWS_DEFAULT    1000u
-#define HISTORY_MAX     1000u
+#define HISTORY_MAX     1001u /* one more than a client lists: are there more? */
 #define HISTORY_SHOWN   100u
 
 /* ---- reading --------------------------------------------------------------------------------- */

@@ -149,7 +149,7 @@ static bool ask_events(const struct http_request *r, struct query *q, job_id job
     q->payload = &m->base;
     bool is_right = read_number(r, "count", EVENTS_SHOWN, JOBS_MAX, &count) && count;
     m->job_id = job;
-    m->last = (uint32_t)count;
+    m->last = (uint32_t)count + 1; /* are there more? */
     return is_right;
 }
 
@@ -293,9 +293,11 @@ static struct json *jobs_json(const Ballast__JobListReply *m)
     LIST("JobList", m->seq, m->truncated, m->jobs, m->n_jobs, json_of_job);
 }
 
-static struct json *events_json(const Ballast__EventsReply *m)
+static struct json *events_json(const Ballast__EventsRequest *asked, const Ballast__EventsReply *m)
 {
-    LIST("EventList", m->next_seq - 1, m->before_seq != 0, m->events, m->n_events, json_of_event);
+    size_t first = m->n_events == asked->last; /* the one more, the oldest */
+    LIST("EventList", m->next_seq - 1, m->before_seq != 0, m->events + first,
+         m->n_events - first, json_of_event);
 }
 
 static struct json *steps_json(const Ballast__MetricsReply *m)
@@ -321,7 +323,8 @@ static struct json *reply_json(const struct query *q, const ProtobufCMessage *re
     case BALLAST__METHOD__METHOD_JOB_SHOW:
         return json_of_job_show((const Ballast__JobShowReply *)reply);
     case BALLAST__METHOD__METHOD_EVENTS:
-        return events_json((const Ballast__EventsReply *)reply);
+        return events_json((const Ballast__EventsRequest *)q->payload,
+                           (const Ballast__EventsReply *)reply);
     case BALLAST__METHOD__METHOD_METRICS:
         return steps_json((const Ballast__MetricsReply *)reply);
     case BALLAST__METHOD__METHOD_EXPERTS:

@@ -113,7 +113,12 @@ def json_is_the_clients(c, job):
            "a job is told in two ways")
     expect(value_of(c, "jobs")["items"] == c.json("jobs", "-a")["items"], "jobs")
     expect(value_of(c, "jobs?all=0")["items"] == [], "no job lives")
-    expect(value_of(c, f"jobs/{job}/events")["items"] == c.events(job), "events")
+    events = c.events(job)
+    expect(value_of(c, f"jobs/{job}/events")["items"] == events, "events")
+    for n in (len(events) - 1, len(events)):
+        part = value_of(c, f"jobs/{job}/events?count={n}")
+        expect(part["items"] == events[-n:] and part["meta"]["truncated"] == (n < len(events)),
+               f"the newest {n} of {len(events)} events")
     steps = c.steps(job)
     expect(value_of(c, f"jobs/{job}/steps")["items"] == steps, "steps")
     expect(value_of(c, f"jobs/{job}/steps?after=5")["items"] == steps[5:], "steps after the fifth")

@@ -193,13 +193,18 @@ static void events_are_looked_for_in_steps(void **state)
     Ballast__EventsRequest *r = (Ballast__EventsRequest *)last_request(
         BALLAST__METHOD__METHOD_EVENTS, &ballast__events_request__descriptor);
     assert_int_equal(r->before_seq, 50);
-    assert_int_equal(r->last, 199);
+    assert_int_equal(r->last, 200); /* one more than is still wanted */
     assert_string_equal(r->terms[0]->column, "kind");
     protobuf_c_message_free_unpacked(&r->base, NULL);
     will_say_then(BALLAST__METHOD__METHOD_EVENTS, &first.base, &then.base);
     check("events --filter 'text~loss' -o seq,text --no-header", 0, "  3  the loss is", "");
-    will_say(BALLAST__METHOD__METHOD_EVENTS, &first.base);
+    will_say_then(BALLAST__METHOD__METHOD_EVENTS, &first.base, &then.base);
     check("events -c 1 -o name", 0, "90\n", "only the last 1 events are listed; -c N lists more");
+    will_say_then(BALLAST__METHOD__METHOD_EVENTS, &first.base, &then.base);
+    check("events -c 2 -o name", 0, "3\n90\n", "");
+    then.n_events = 0; /* nothing older is of that kind */
+    will_say_then(BALLAST__METHOD__METHOD_EVENTS, &first.base, &then.base);
+    check("events -c 1 -o name", 0, "90\n", "");
 }
 
 static Ballast__Worker worker(char *name, char *node, Ballast__WorkerState worker_state)
