@@ -8,8 +8,8 @@
  * settings.c changed settings of a job: asked for, recorded, told to its ranks
  * attach.c   workers come, beat, fall silent and go
  * placing.c  experts move: loads come in, plans are proposed, followed, recorded
- * attempt.c  one attempt of a job: its gang starts, reports, is stopped, is over;
- *            attempt_say.c: what its ranks are told */
+ * attempt.c  one attempt of a job: its gang starts, is stopped, is over; attempt_gang.c: its
+ *            workers, attempt_report.c: what they say, attempt_say.c: what they are told */
 #ifndef COORDINATOR_CORE_H
 #define COORDINATOR_CORE_H
 

@@ -116,6 +116,20 @@ static inline bool job_has_ended(const struct job *j)
     return job_state_is_ended(j->state);
 }
 
+/* Its attempt shall go on: it has a gang, all of whose ranks are wanted. */
+static inline bool job_is_wanted(const struct job *j)
+{
+    return j->state == BALLAST__JOB_STATE__JOB_STARTING ||
+        j->state == BALLAST__JOB_STATE__JOB_RUNNING;
+}
+
+/* Its attempt shall end: the ranks that are left are told to stop. */
+static inline bool job_is_stopping(const struct job *j)
+{
+    return j->state == BALLAST__JOB_STATE__JOB_RECOVERING ||
+        j->state == BALLAST__JOB_STATE__JOB_STOPPING;
+}
+
 /* The only ways a state changes. */
 bool job_may_move(const struct job *j, Ballast__JobState next);
 void job_move(struct job *j, Ballast__JobState next);

@@ -15,8 +15,7 @@
 
 static bool has_ranks(const struct job *j)
 {
-    return j->ranks && (j->state == BALLAST__JOB_STATE__JOB_STARTING ||
-                        j->state == BALLAST__JOB_STATE__JOB_RUNNING);
+    return j->ranks && job_is_wanted(j);
 }
 
 static void tell(struct coord *c, struct turn *t, struct job *j, uint32_t rank)
