@@ -237,7 +237,7 @@ const struct ctl_command ctl_commands[] = {
      "there with other content stays, and the command says so, unless --force. Needs no\n"
      "coordinator. With --validate ballast-worker checks a shrunk model of the same structure\n"
      "(layouts, gradients, a loss that falls, time against the prediction); exit code 1 if one\n"
-     "fails.\n"
+     "fails. Exit code 6: nothing fits the machines of --cluster.\n"
      "\n"
      "  ballast adapt models/new-one\n"
      "  ballast adapt models/new-one --cluster cluster.yaml --train lora --out adapted\n"

@@ -195,6 +195,8 @@ static void search(struct adapt *a)
         strategy_search(&a->job_today, &today, world, a->today);
     }
     adapt_choose_today(a);
+    if (a->runs && !a->today_fits)
+        adapt_find_fewest_today(a, &today);
     if (a->all->n_plans)
         a->n_neighbours = strategy_neighbours(&a->job, &a->all->plans[0], a->neighbours);
     find_fewest(a, &all);
@@ -279,6 +281,7 @@ int ctl_adapt(struct ctl *c)
     struct adapt *a = xcalloc(1, sizeof *a);
     struct adapt_validation validation = {0};
     struct err err = {0};
+    char why_not[ADAPT_TEXT_MAX];
     int code = CTL_OK;
     a->c = c;
     a->all = xcalloc(1, sizeof *a->all);
@@ -306,6 +309,9 @@ int ctl_adapt(struct ctl *c)
         tell_next(a, c);
     if (code == CTL_OK && a->validation && !validation.passed)
         code = CTL_FAILED;
+    fflush(stdout);
+    if (code == CTL_OK && c->cluster && !adapt_fits(a, why_not))
+        code = ctl_fail(c, CTL_LIMIT, "%s", why_not);
     adapt_validation_fini(&validation);
     adapt_free(a);
     return code;

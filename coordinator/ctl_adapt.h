@@ -47,6 +47,7 @@ struct adapt {
     const struct adapt_validation *validation; /* NULL: was not asked for */
     bool     today_fits;    /* by the engine's own account of memory */
     uint64_t today_bytes;   /* a rank of the job file's plan by that account; 0: not known */
+    uint32_t fewest_today;  /* devices that would hold one, where none fits; 0: no number does */
     uint32_t today_plan;    /* index in today->plans */
 };
 
@@ -57,6 +58,8 @@ bool adapt_engine_runs(const struct adapt *a, const struct plan_choice *p, char 
 
 /* Fills today_fits and today_plan. */
 void adapt_choose_today(struct adapt *a);
+/* Fills fewest_today: the first number that holds a plan within these limits. */
+void adapt_find_fewest_today(struct adapt *a, const struct strategy_limits *today);
 /* The plan of the job file: the fastest that runs today, else the one of least memory. */
 const struct strategy_plan *adapt_job_plan(const struct adapt *a);
 /* A job of a plan. Gives, ended with adapt_job_free. */
@@ -75,8 +78,12 @@ bool adapt_tensors_refused(const struct adapt *a);
 /* The keys of a config.json that are not in asked, a set of keys (json_note_keys), and are none of
  * those that every configuration has for other programs. An array of texts, for json_destroy. */
 struct json *adapt_keys_not_read(const char *path, const struct json *asked);
-/* Why nothing fits: "the least is 150.0 GB a GPU". */
+/* Why nothing fits: "the least is 150.0 GB a GPU, 9.0 GB more than it has". */
 void adapt_shortfall(const struct adapt *a, char out[160]);
+/* Whether a plan fits the cluster; of a model that the engine trains, one that it runs. Else a line:
+ * what does not, how much is missing, where it would. */
+#define ADAPT_TEXT_MAX 640u
+bool adapt_fits(const struct adapt *a, char out_why_not[ADAPT_TEXT_MAX]);
 
 /* Markdown. */
 void adapt_report(const struct adapt *a, FILE *out);

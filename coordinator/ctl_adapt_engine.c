@@ -191,17 +191,42 @@ static uint64_t bytes_today(const struct adapt *a, const struct strategy_plan *p
     return memory.total;
 }
 
-void adapt_choose_today(struct adapt *a)
+/* The first of the plans that a device of the cluster holds; false: of those tried none. */
+static bool first_that_fits(const struct adapt *a, const struct strategy *s, uint32_t *out_plan,
+                            uint64_t *out_bytes)
 {
-    uint32_t n = a->today->n_plans < PLANS_TRIED ? a->today->n_plans : PLANS_TRIED;
+    uint32_t n = s->n_plans < PLANS_TRIED ? s->n_plans : PLANS_TRIED;
     uint64_t room = a->cluster.gpu_memory - (a->cluster.gpu_memory < a->cluster.gpu_reserve
                                                  ? a->cluster.gpu_memory : a->cluster.gpu_reserve);
-    a->today_fits = !a->runs && n > 0;
-    for (uint32_t i = 0; a->runs && !a->today_fits && i < n; i++) {
-        a->today_plan = i;
-        a->today_bytes = bytes_today(a, &a->today->plans[i]);
-        a->today_fits = a->today_bytes && a->today_bytes <= room;
+    for (uint32_t i = 0; i < n; i++) {
+        *out_plan = i;
+        *out_bytes = bytes_today(a, &s->plans[i]);
+        if (*out_bytes && *out_bytes <= room)
+            return true;
     }
+    return false;
+}
+
+void adapt_choose_today(struct adapt *a)
+{
+    a->today_fits = a->runs ? first_that_fits(a, a->today, &a->today_plan, &a->today_bytes)
+                            : a->today->n_plans > 0;
     if (a->runs && !a->today_fits)
         a->today_bytes = bytes_today(a, &a->today->least);
+}
+
+void adapt_find_fewest_today(struct adapt *a, const struct strategy_limits *today)
+{
+    struct strategy *s = xcalloc(1, sizeof *s);
+    struct job_shape shape = a->job_today;
+    uint32_t world = strategy_fewest(&shape, today, RANKS_MAX, &(struct strategy_plan){0}), plan;
+    uint64_t tokens = (uint64_t)shape.global_batch * shape.sequence_length, bytes;
+    for (; world && world <= RANKS_MAX; world *= 2) {
+        shape.global_batch = strategy_batch(tokens, shape.sequence_length, world);
+        strategy_search(&shape, today, world, s);
+        if (first_that_fits(a, s, &plan, &bytes))
+            break;
+    }
+    a->fewest_today = world <= RANKS_MAX ? world : 0;
+    free(s);
 }

@@ -37,7 +37,9 @@ void adapt_shortfall(const struct adapt *a, char out[160])
         snprintf(out, 160, "no degrees divide a step of %" PRIu32 " sequences over so many %s",
                  a->job.global_batch, adapt_devices(a));
     else if (m->total > a->cluster.gpu_memory)
-        snprintf(out, 160, "the least is %.1f GB a GPU", (double)m->total / 1e9);
+        snprintf(out, 160, "the least is %.1f GB a %s, %.1f GB more than it has",
+                 (double)m->total / 1e9, one_device(a),
+                 (double)(m->total - a->cluster.gpu_memory) / 1e9);
     else
         snprintf(out, 160, "the least is %.1f GB a GPU with %.1f GB of the host's memory, which "
                  "has %.1f GB for each GPU", (double)m->total / 1e9, (double)m->host / 1e9,
@@ -190,6 +192,50 @@ static void print_today(const struct adapt *a)
                ", %s%s: %.1f GB each, %.0f tokens/s\n", c->fsdp, c->ep, c->expert_shard,
                a->job.is_lora ? base_names[c->base] : c->is_f32 ? "f32" : "bf16",
                a->job.is_lora ? " base" : "", gb, p->time.tokens_per_s);
+}
+
+/* The smallest number of devices that was found to hold it, with any weights. */
+static uint32_t fewest_of_all(const struct adapt *a)
+{
+    uint32_t fewest = 0;
+    for (uint32_t i = 0; i < a->n_fewest; i++)
+        if (a->fewest[i].world && (!fewest || a->fewest[i].world < fewest))
+            fewest = a->fewest[i].world;
+    return fewest;
+}
+
+/* By the engine's own account: what a device would have to hold, and how much of that it lacks. */
+static void today_shortfall(const struct adapt *a, char out[160])
+{
+    uint64_t least = a->today_bytes ? a->today_bytes : adapt_job_plan(a)->memory.total;
+    uint64_t has = a->cluster.gpu_memory - a->cluster.gpu_reserve;
+    snprintf(out, 160, "the least is %.4g GB a %s, %.4g GB more than it has beside gpu_reserve",
+             (double)least / 1e9, one_device(a), least > has ? (double)(least - has) / 1e9 : 0);
+}
+
+bool adapt_fits(const struct adapt *a, char out_why_not[ADAPT_TEXT_MAX])
+{
+    uint32_t world = a->cluster.nodes * a->cluster.gpus_per_node;
+    bool any = a->all->n_plans > 0;
+    uint32_t fewest = a->runs ? a->fewest_today : fewest_of_all(a);
+    double gb = (double)a->cluster.gpu_memory / 1e9;
+    char why[160], then[160];
+    if (any && (!a->runs || a->today_fits))
+        return true;
+    if (any)
+        today_shortfall(a, why);
+    else
+        adapt_shortfall(a, why);
+    if (fewest && fewest != world)
+        snprintf(then, sizeof then, "%" PRIu32 " %s of %.4g GB would hold it", fewest,
+                 fewest > 1 ? adapt_devices(a) : one_device(a), gb);
+    else
+        snprintf(then, sizeof then, "it takes %s with more memory%s or a smaller "
+                 "--sequence-length", adapt_devices(a), a->job.is_lora ? "" : ", --train lora");
+    snprintf(out_why_not, ADAPT_TEXT_MAX, "no plan%s fits %" PRIu32 " %s of %.4g GB (%.200s): %s; "
+             "%s", any ? " that the engine runs" : "", world, adapt_devices(a), gb,
+             a->cluster.name, why, then);
+    return false;
 }
 
 void adapt_print(const struct adapt *a)

@@ -287,6 +287,34 @@ def what_would_go_wrong_is_said(folder):
     expect(done.returncode == 2 and "gpu_reserve" in done.stderr, done.stderr)
 
 
+def what_does_not_fit_ends_with_6(folder):
+    """Of the cluster that was named; without one a model is only told of."""
+    model, few = os.path.join(CONFIGS, "deepseek-v3"), os.path.join(folder, "few.yaml")
+    if not os.path.exists(CONFIGS):
+        print("SKIPPED: no reference data at", CONFIGS)
+        return
+    write(folder, "few.yaml", "name: few\nnodes: 1\ngpus_per_node: 8\ngpu_memory: 80GB\n")
+    for options in (("--train", "full"), ("--train", "lora", "--json")):
+        done = run("adapt", model, "--cluster", few, *options)
+        said = re.fullmatch(
+            r".*no plan fits 8 GPUs of 80 GB \(few\): the least is [0-9.]+ GB a GPU, [0-9.]+ GB "
+            r"more than it has; (\d+) GPUs of 80 GB would hold it.*\n", done.stderr)
+        expect(done.returncode == 6 and said, done.stderr)
+        expect(len(done.stdout) > 500, "what the model is, is told all the same")
+        write(folder, "enough.yaml", f"nodes: {int(said[1]) // 8}\ngpu_memory: 80GB\n")
+        done = run("adapt", model, "--cluster", os.path.join(folder, "enough.yaml"), *options)
+        expect(done.returncode == 0, f"on {said[1]} GPUs: {done.stderr}")
+    # Plans that the engine does not run yet are no use to a job of it.
+    linear = os.path.join(CONFIGS, "kimi-linear-48b-a3b")
+    done = run("adapt", linear, "--cluster", few, "--sequence-length", 262144,
+               "--out", os.path.join(folder, "out"))
+    expect(done.returncode == 6 and "no plan that the engine runs fits" in done.stderr and
+           "more than it has beside gpu_reserve; " in done.stderr, done.stderr)
+    expect(os.path.exists(os.path.join(folder, "out/REPORT.md")), "no report says why")
+    done = run("adapt", linear, "--sequence-length", 10000000)
+    expect(done.returncode == 0 and "that the engine runs fits" in done.stdout, done.stderr)
+
+
 # ---- checks and measurements by the worker's program
 
 def worker(*args):
@@ -517,6 +545,7 @@ def main():
         kimi_k3_is_planned(os.path.join(folder, "k3"))
         a_small_model_becomes_a_job(folder)
         two_machines_meet_with_keys(folder)
+        what_does_not_fit_ends_with_6(os.path.join(folder, "unfit"))
         what_would_go_wrong_is_said(os.path.join(folder, "warned"))
         a_shrunk_model_is_checked(os.path.join(folder, "shrunk"))
         a_measured_cluster_is_planned_for(os.path.join(folder, "cluster"))
