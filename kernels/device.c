@@ -31,9 +31,13 @@ int device_open(const char *name, enum elem_type type, uint32_t n_threads, bool 
     if (rc < 0)
         return rc;
 #if BALLAST_HAS_CUDA
-    if (strcmp(name, "cpu") != 0)
-        return device_cuda_open((uint32_t)strtoul(name + strlen("cuda:"), NULL, 10), type,
-                                deterministic, out, err);
+    if (strcmp(name, "cpu") != 0) {
+        rc = device_cuda_open((uint32_t)strtoul(name + strlen("cuda:"), NULL, 10), type,
+                              deterministic, out, err);
+        if (rc == 0 && n_threads > 0)
+            (*out)->n_threads = n_threads;
+        return rc;
+    }
 #endif
     if (type != ELEM_F32)
         return err_set(err, -EINVAL, "device cpu: computes in f32 only; use precision f32, or a "

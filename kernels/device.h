@@ -285,8 +285,8 @@ struct device_ops {
                               int64_t in, int64_t out);
     /* The same over frozen weights that stay packed: w[g] (out, in) as common/packing.h lays it
      * out, from a multiple of 16 bytes on, no code and no scale of it NaN; MXFP4: in a multiple of
-     * 32. Weights are decoded a block at a time and never lie unpacked as a whole, which is not
-     * always fastest: packed_experts.h chooses. */
+     * 32. Only some weights lie decoded at a time: blocks of them, or on a GPU as many as
+     * GPU_UNPACK_BYTES hold. */
     void (*grouped_linear_packed)(struct device *dev, elem_ptr y, const_elem_ptr x,
                                   const uint8_t *const *w, enum packing packing,
                                   const int64_t *offsets, int32_t n_groups, int64_t in,
@@ -601,7 +601,7 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     enum elem_type elem; /* of its elements; the cpu's are float32 */
-    uint32_t n_threads;
+    uint32_t n_threads;  /* that compute; of a GPU, that the host may use beside it */
     bool     deterministic; /* asked for: bits do not depend on n or threads; the cpu's never do */
     bool     is_host;       /* its memory is the host's, which may look into it without a copy */
     uint8_t  uuid[16];      /* of a GPU, the same in every process; zeros: the host */
@@ -620,8 +620,8 @@ int device_cuda_open(uint32_t index, enum elem_type type, bool deterministic, st
 /* Whether name is cpu or cuda:N and this build has it. -EINVAL, -ENOTSUP. */
 int device_check(const char *name, struct err *err);
 
-/* The device of that name. The cpu's elements are float32: -EINVAL for others. n_threads is the
- * cpu's alone. */
+/* The device of that name. The cpu's elements are float32: -EINVAL for others. n_threads as in the
+ * device; 0: all cores, of a GPU's host one. */
 int device_open(const char *name, enum elem_type type, uint32_t n_threads, bool deterministic,
                 struct device **out, struct err *err);
 

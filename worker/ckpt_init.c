@@ -6,6 +6,7 @@
 #include "common/hash.h"
 #include "common/mem.h"
 #include "common/mix.h"
+#include "kernels/pool.h"
 #include "worker/ckpt.h"
 
 static uint64_t key_of(uint64_t seed, const char *name)
@@ -66,31 +67,61 @@ static double value(const struct tensor_entry *e, const struct model_spec *spec,
     return cut_normal(key, i) / sqrt(spec->hidden);
 }
 
-static void init_tensor(struct shard *s, const struct tensor_entry *e,
-                        const struct model_spec *spec, uint64_t seed)
+/* ---- by all threads ---- */
+
+#define PIECE ((uint64_t)1 << 16) /* elements of a task */
+
+struct init {
+    struct shard *shard;
+    struct pool  *pool;
+    const struct model_spec *spec; /* NULL: of adapters */
+    uint64_t seed;
+};
+
+struct fill {
+    const struct init *init;
+    const struct tensor_entry *e;
+    uint64_t key, first, count; /* of the tensor: the elements that are filled in */
+    float   *x;
+};
+
+static void fill_piece(void *arg, uint32_t task, uint32_t thread)
 {
-    uint64_t key = key_of(seed, e->name);
+    const struct fill *f = arg;
+    uint64_t begin = task * PIECE, end = begin + PIECE < f->count ? begin + PIECE : f->count;
+    (void)thread;
+    for (uint64_t i = begin; i < end; i++)
+        f->x[i] = (float)value(f->e, f->init->spec, f->key, f->first + i);
+}
+
+static void init_tensor(const struct init *init, const struct tensor_entry *e)
+{
     struct shard_part p;
-    if (e->packing != PACKING_NONE || !shard_part(s, e, &p))
+    if (e->packing != PACKING_NONE || !shard_part(init->shard, e, &p))
         return;
-    float *x = xcalloc(p.count, sizeof *x);
-    for (uint64_t i = 0; i < p.count; i++)
-        x[i] = (float)value(e, spec, key, p.first + i);
-    shard_part_write(s, &p, 0, p.count, x);
-    free(x);
+    struct fill f = {.init = init, .e = e, .key = key_of(init->seed, e->name), .first = p.first,
+                     .count = p.count, .x = xcalloc(p.count, sizeof *f.x)};
+    pool_run(init->pool, (uint32_t)((p.count + PIECE - 1) / PIECE), fill_piece, &f);
+    shard_part_write(init->shard, &p, 0, p.count, f.x);
+    free(f.x);
+}
+
+static void init_tensors(struct init init, const struct tensor_map *map, bool adapters)
+{
+    init.pool = pool_create(shard_device(init.shard)->n_threads);
+    for (size_t t = 0; t < map->n_entries; t++)
+        if ((map->entries[t].adapter != ADAPTER_NONE) == adapters)
+            init_tensor(&init, &map->entries[t]);
+    pool_destroy(init.pool);
 }
 
 void ckpt_init_weights(struct shard *s, const struct tensor_map *map,
                        const struct model_spec *spec, uint64_t seed)
 {
-    for (size_t t = 0; t < map->n_entries; t++)
-        if (map->entries[t].adapter == ADAPTER_NONE)
-            init_tensor(s, &map->entries[t], spec, seed);
+    init_tensors((struct init){.shard = s, .spec = spec, .seed = seed}, map, false);
 }
 
 void ckpt_init_adapters(struct shard *s, const struct tensor_map *map, uint64_t seed)
 {
-    for (size_t t = 0; t < map->n_entries; t++)
-        if (map->entries[t].adapter != ADAPTER_NONE)
-            init_tensor(s, &map->entries[t], NULL, seed);
+    init_tensors((struct init){.shard = s, .seed = seed}, map, true);
 }
