@@ -65,13 +65,14 @@ class GpuCluster(Cluster):
     def __init__(self, o, n_workers=None, nodes=None):
         super().__init__(n_workers=n_workers or o.ranks, nodes=nodes)
         self.n_gpus = 0 if o.rehearse else o.gpus
+        self.cores = max(1, len(os.sched_getaffinity(0)) // self.n_workers)
 
     def start_worker(self, i):
         return self._start(f"worker-{i}", "ballast-worker",
                            f"name: w{i}\nnode: {self.nodes[i]}\n"
                            f"coordinator: {self.address}\n"
                            f"state_dir: {self.folder}/worker-{i}.state\n"
-                           f"allowed_roots: [{self.folder}]\ncores: 4\n"
+                           f"allowed_roots: [{self.folder}]\ncores: {self.cores}\n"
                            f"device: {self.device(i)}\n")
 
     def device(self, i):
