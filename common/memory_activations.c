@@ -215,13 +215,11 @@ static uint64_t adapter_bytes(const struct memory_input *in)
     return rows * in->lora_rank * (2 * in->elem_bytes + FLOAT_BYTES);
 }
 
-/* And room for the largest of the matrices that are unpacked before their product, or for those of
- * several experts. */
+/* And room for the largest of the matrices that are unpacked before their product; an op unpacks
+ * experts' itself. */
 static uint64_t unpacked_bytes(const struct memory_input *in)
 {
-    uint64_t expert = (uint64_t)in->spec->latent * in->spec->expert_inter, most = 0;
-    if (in->unpacks_experts && in->packing != PACKING_NONE)
-        most = packing_room(memory_slots(in), expert);
+    uint64_t most = 0;
     for (size_t i = 0; in->map && i < in->map->n_entries; i++) {
         const struct tensor_entry *e = &in->map->entries[i];
         if (e->packing != PACKING_NONE && e->expert < 0)

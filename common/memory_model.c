@@ -294,13 +294,41 @@ static uint64_t sparse_bytes(const struct memory_input *in)
                                           (is_cut ? 0 : in->n_tokens * width));
 }
 
-/* What the op takes at once that takes the most on a GPU. */
-static uint64_t gpu_op_bytes(const struct memory_input *in)
+/* What the backward of attention over all keys takes on a GPU: a number for each row of a head, and
+ * what each head adds to the rotated part that keys share. */
+static uint64_t attention_bytes(const struct memory_input *in)
+{
+    const struct model_spec *m = in->spec;
+    for (uint32_t l = 0; l < m->n_layers && !m->index_top_k; l++)
+        if (m->layers[l].attention != ATTENTION_KDA)
+            return FLOAT_BYTES * in->n_tokens * m->heads * (1 + (uint64_t)m->qk_rope_dim);
+    return 0;
+}
+
+/* Some rows of logits at once, and the loss of each row. */
+static uint64_t logits_bytes(const struct memory_input *in)
 {
     uint64_t row = (uint64_t)in->spec->vocab * in->elem_bytes;
     uint64_t rows = GPU_LOGITS_BYTES / row / GPU_LOGITS_ROWS_MIN * GPU_LOGITS_ROWS_MIN;
-    uint64_t logits = min(in->n_tokens, max(rows, GPU_LOGITS_ROWS_MIN)) * row;
-    return max(max(logits, kda_bytes(in)), max(muon_bytes(in), sparse_bytes(in)));
+    return min(in->n_tokens, max(rows, GPU_LOGITS_ROWS_MIN)) * row + 8 * in->n_tokens;
+}
+
+/* Experts' weights that are unpacked at once. */
+static uint64_t packed_bytes(const struct memory_input *in)
+{
+    uint64_t matrix = (uint64_t)in->spec->latent * in->spec->expert_inter * in->elem_bytes;
+    return in->packing == PACKING_NONE ? 0 : packing_room(memory_slots(in), matrix);
+}
+
+/* What the op takes at once that takes the most on a GPU. */
+static uint64_t gpu_op_bytes(const struct memory_input *in)
+{
+    const uint64_t ops[] = {logits_bytes(in), kda_bytes(in),    attention_bytes(in),
+                            muon_bytes(in),   sparse_bytes(in), packed_bytes(in)};
+    uint64_t most = 0;
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++)
+        most = max(most, ops[i]);
+    return most + GPU_TABLE_BYTES;
 }
 
 /* And on a CPU, where threads have their own besides. */
@@ -327,12 +355,12 @@ static uint64_t op_bytes(const struct memory_input *in)
     return max(shares, in->on_gpu ? gpu_op_bytes(in) : cpu_op_bytes(in));
 }
 
-/* Of a GPU the first block of ops' scratch stays, beside one that the largest of them needs. */
+/* Of a GPU one block, reserved before the first op, and the ring of uploads. */
 static uint64_t scratch_bytes(const struct memory_input *in, uint64_t op)
 {
     uint64_t d = in->spec->kda_head_dim, square = KDA_CHUNK_ROWS * KDA_CHUNK_ROWS;
     if (in->on_gpu)
-        return GPU_BLOCK_BYTES + (op > GPU_BLOCK_BYTES ? op : 0) + GPU_RING_BYTES;
+        return max(op, GPU_BLOCK_BYTES) + GPU_RING_BYTES;
     /* Of a chunk of the recurrence some 22 (rows, d), three (rows, rows) and two (d, d). */
     uint64_t chunk = d ? FLOAT_BYTES * (22 * KDA_CHUNK_ROWS * d + 3 * square + 2 * d * d) : 0;
     return op + max(in->n_threads, 1) * (PACK_BYTES + chunk);

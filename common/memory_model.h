@@ -27,7 +27,6 @@ struct memory_input {
     uint32_t lora_rank;      /* of those */
     bool     lora_by_heads;  /* sparse attention brings one of kv_b head by head */
     enum packing packing; /* of a frozen base; without a map its experts' alone count */
-    bool     unpacks_experts; /* packed ones have room to be unpacked in */
     const struct tensor_map *map; /* for the exact sizes of units; NULL: layers' mean */
     bool     on_gpu;
     uint32_t n_threads;     /* of a CPU; 0: one */

@@ -6,14 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define ROOM_NUMBERS (128ull << 20) /* of bf16: 256 MiB */
-
-/* An H200's: products of experts in bf16, bytes that unpack reads and writes, and one more op. */
-#define PRODUCT_FLOPS 550e12
-#define UNPACK_BYTES  3.5e12
-#define START_SECONDS 4e-6
-#define MXFP4_BYTES   (17.0 / 32) /* of a number */
-#define FP8_BYTES     1.0
+#include "common/gpu_bytes.h"
 
 enum packing packing_of_base(const char *word)
 {
@@ -30,27 +23,10 @@ int packing_check(enum packing packing, const char *name, uint64_t cols, struct 
                    PRIu64, MXFP4_GROUP, name, cols);
 }
 
-double packing_slowdown(enum packing packing)
+uint64_t packing_room(uint64_t n, uint64_t matrix_bytes)
 {
-    return packing == PACKING_MXFP4 ? 4.3 : packing == PACKING_FP8 ? 3.8 : 1;
-}
-
-/* A product over plain weights takes 2 rows matrix / PRODUCT_FLOPS, and one that decodes s times as
- * long, s = packing_slowdown. Unpacking takes n (START_SECONDS + matrix bytes / UNPACK_BYTES) with
- * the bytes of a packed number and two of bf16. It pays where that is less than the (s - 1) parts
- * that it saves: over matrices of 3584 x 3072 in FP8 from 120 rows of each on (13.4 us for 0.112 us
- * a row), in MXFP4 from 90, over 2048 x 1024 in FP8 from 270. */
-bool packing_pays_to_unpack(enum packing packing, double rows, double n, double matrix)
-{
-    double bytes = (packing == PACKING_MXFP4 ? MXFP4_BYTES : FP8_BYTES) + 2;
-    double unpacking = n * (START_SECONDS + matrix * bytes / UNPACK_BYTES);
-    return (packing_slowdown(packing) - 1) * 2 * rows * matrix / PRODUCT_FLOPS > unpacking;
-}
-
-uint64_t packing_room(uint64_t n, uint64_t matrix)
-{
-    uint64_t fit = matrix ? ROOM_NUMBERS / matrix : 0;
-    return matrix * (fit < 1 ? 1 : fit < n ? fit : n);
+    uint64_t fit = matrix_bytes ? GPU_UNPACK_BYTES / matrix_bytes : 0;
+    return matrix_bytes * (fit < 1 ? 1 : fit < n ? fit : n);
 }
 
 static uint64_t blocks(uint64_t n)

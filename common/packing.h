@@ -31,18 +31,9 @@ int packing_check(enum packing packing, const char *name, uint64_t cols, struct 
 uint64_t packing_scales_at(enum packing packing, uint64_t rows, uint64_t cols);
 uint64_t packing_bytes(enum packing packing, uint64_t rows, uint64_t cols);
 
-/* How many times as long as others products on a GPU take that decode their weights, as measured on
- * an H200 (docs/performance.md). */
-double packing_slowdown(enum packing packing);
-
-/* Whether a GPU is faster that unpacks n matrices before their products, of so many rows in all,
- * than one that decodes them in these. matrix: numbers of each. */
-bool packing_pays_to_unpack(enum packing packing, double rows, double n, double matrix);
-
-/* Numbers of the room in which experts' matrices are unpacked before their products on a GPU
- * (kernels/packed_experts.h): of so many experts as lie in 256 MiB of bf16, of n at most and one at
- * least. matrix: numbers of the largest. */
-uint64_t packing_room(uint64_t n, uint64_t matrix);
+/* Bytes of the room in which a GPU unpacks experts' matrices before their products: of as many as lie
+ * in GPU_UNPACK_BYTES, of n at most and one at least. matrix_bytes: unpacked, of the largest. */
+uint64_t packing_room(uint64_t n, uint64_t matrix_bytes);
 
 #ifdef __cplusplus
 }

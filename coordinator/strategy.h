@@ -67,8 +67,6 @@ struct plan_choice {
 
 /* What frozen experts are packed as. */
 enum packing plan_packing(const struct job_shape *job, const struct plan_choice *c);
-/* Whether packed experts may be unpacked before their products, which pays on a GPU. */
-bool plan_unpacks(const struct job_shape *job, const struct plan_choice *c);
 
 struct plan_memory { /* bytes of one GPU */
     uint64_t weights, gradients, optimizer, activations, buffers, total;

@@ -53,11 +53,6 @@ enum packing plan_packing(const struct job_shape *job, const struct plan_choice 
     return job->is_lora ? of[c->base] : PACKING_NONE;
 }
 
-bool plan_unpacks(const struct job_shape *job, const struct plan_choice *c)
-{
-    return plan_packing(job, c) != PACKING_NONE && !c->is_f32 && !cluster_is_cpu(job->cluster);
-}
-
 static void state(const struct job_shape *job, const struct plan_choice *c, struct plan_memory *m)
 {
     const struct costs *k = job->costs;
@@ -157,9 +152,6 @@ static uint64_t buffers(const struct job_shape *job, const struct plan_choice *c
         n += experts * F32;
     if (c->ep > 1)
         n += 3 * (rows.sent + rows.piece) * k->row_width * element;
-    if (plan_unpacks(job, c))
-        n += element * (double)packing_room(k->n_experts / c->ep,
-                                            (uint64_t)costs_expert_matrix(k));
     return (uint64_t)n + job->cluster->gpu_reserve;
 }
 

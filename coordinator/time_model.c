@@ -10,11 +10,12 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "common/gpu_bytes.h"
 #include "common/mem.h"
 #include "common/memory_model.h"
 #include "common/outline_config.h"
 
-/* Products that decode their weights over those that need not; packing_slowdown has a GPU's. */
+/* A CPU's products that decode their weights over those that need not. */
 #define UNPACK_MXFP4_CPU 1.06
 #define UNPACK_FP8_CPU   1.03
 #define HIDDEN_MAX     0.9   /* of a gather that computing can hide */
@@ -85,9 +86,8 @@ static double dense_seconds(const struct work *w)
                    l->product_tflops * 1e12 * w->narrow, w->tokens);
 }
 
-/* What it takes that experts are packed, of products that take plain seconds: they decode as they
- * multiply, or weights are unpacked before, for each chunk of tokens once more
- * (kernels/packed_experts.h). */
+/* What it takes that experts are packed, of products that take plain seconds. A CPU decodes within
+ * them, a GPU before each, for each chunk of tokens once more. */
 static double packed_seconds(const struct work *w, double plain)
 {
     static const double on_cpu[] = {[PACKING_NONE] = 1, [PACKING_MXFP4] = UNPACK_MXFP4_CPU,
@@ -97,15 +97,12 @@ static double packed_seconds(const struct work *w, double plain)
     enum packing packing = plan_packing(w->job, w->c);
     if (packing == PACKING_NONE || cluster_is_cpu(l))
         return plain * (on_cpu[packing] - 1);
-    double n_chunks = plan_chunks(w->job, w->c, w->tokens);
-    double experts = (double)k->n_experts / w->c->ep;
-    if (!plan_unpacks(w->job, w->c) ||
-        !packing_pays_to_unpack(packing, w->tokens * k->top_k / n_chunks, experts,
-                                costs_expert_matrix(k)))
-        return plain * (packing_slowdown(packing) - 1);
-    double bytes = (double)k->experts / w->c->ep * (base_size(w) + w->element);
+    double n_chunks = plan_chunks(w->job, w->c, w->tokens), of_rank = 1.0 / w->c->ep;
+    double bytes = (double)k->experts * of_rank * (base_size(w) + w->element);
+    double n_runs = ceil(k->n_experts * of_rank * costs_expert_matrix(k) * w->element /
+                         GPU_UNPACK_BYTES);
     double once = bytes / (l->pointwise_tb_per_s * 1e12) +
-                  experts * k->n_moe * EXPERT_MATRICES * l->launch_us * 1e-6;
+                  n_runs * k->n_moe * EXPERT_MATRICES * l->launch_us * 1e-6;
     return (w->of_experts + w->backs) * n_chunks * once;
 }
 

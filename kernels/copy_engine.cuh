@@ -1,4 +1,4 @@
-/* copy_engine.cuh - boxes of a tensor into shared memory, and the barriers that tell of them
+/* copy_engine.cuh - boxes of a tensor into shared memory and out of it, and what tells of them
  *
  * One thread asks for a box; its bytes count at a barrier, also at that of another block of the
  * cluster. All addresses are of shared memory. */
@@ -81,6 +81,31 @@ __device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, int32
                      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)),
                      "h"((uint16_t)((1 << PAIR) - 1))
                      : "memory");
+}
+
+/* Adds a box of 64 rows of 32 floats, which lies in shared memory and was fenced there, to what is
+ * at (x, y, z) of the map. By one thread. */
+__device__ __forceinline__ void add_box(const CUtensorMap *map, const char *from, int32_t x,
+                                        int32_t y, int32_t z)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, {%2, %3, %4}], [%1];\n"
+                 "cp.async.bulk.commit_group;\n" ::"l"(map),
+                 "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+/* Until all of this thread's boxes but the last N_PENDING have been read from shared memory. */
+template <int N_PENDING>
+__device__ __forceinline__ void boxes_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(N_PENDING) : "memory");
+}
+
+/* Until all of them are written. */
+__device__ __forceinline__ void boxes_wait()
+{
+    asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* cuda_grouped.c - on the GPU: a linear per group of rows, the experts, also with packed weights */
+/* cuda_grouped.c - on the GPU: a linear per group of rows, the experts */
 #include <stdlib.h>
 
 #include "kernels/ops_cuda.h"
@@ -8,6 +8,9 @@
 #include "kernels/cuda_tiles.h"
 
 #define PAIRED_ROWS_MIN 512 /* of a group, on average */
+/* Summed over, on average: with more rows there is little to add for each product, and the second
+ * cache serves reads and writes as fast. Between what was measured at 1,170 and at 9,362. */
+#define ADDED_ROWS_MAX 4096
 
 /* ---- which kernel takes a job ---- */
 
@@ -20,8 +23,7 @@ static bool all_are_aligned(const struct cuda_tile_job *job, const struct cuda_t
                             int32_t n_groups)
 {
     for (int32_t i = 0; i < n_groups; i++)
-        if (!is_aligned(groups[i].a, job->a_stride) ||
-            (job->b_packing == PACKING_NONE && !is_aligned(groups[i].b, job->b_stride)))
+        if (!is_aligned(groups[i].a, job->a_stride) || !is_aligned(groups[i].b, job->b_stride))
             return false;
     return true;
 }
@@ -30,8 +32,7 @@ static bool all_are_aligned(const struct cuda_tile_job *job, const struct cuda_t
 static bool is_wide(const struct cuda_tile_job *job, int32_t n_groups, bool all_aligned)
 {
     return job->type == ELEM_BF16 && job->shared_a && all_aligned &&
-           job->b_packing == PACKING_NONE && n_groups <= CUDA_TILE_WIDE_GROUPS_MAX &&
-           job->n_shared_rows <= INT32_MAX;
+           n_groups <= CUDA_TILE_WIDE_GROUPS_MAX && job->n_shared_rows <= INT32_MAX;
 }
 
 static uint64_t common_divisor(uint64_t a, uint64_t b)
@@ -44,24 +45,45 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-/* The copy engine wants one array for all experts: the weights, wherever they lie, are slots some
- * stride apart. Returns whether there are not too many. */
-static bool find_slots(struct cuda_tile_job *job, struct cuda_tile_group *groups, int32_t n_groups)
+static uintptr_t matrix_of(const struct cuda_tile_group *g, bool is_c)
+{
+    return is_c ? (uintptr_t)g->c : (uintptr_t)g->b;
+}
+
+/* The copy engine wants one array for all experts: b or c of each, wherever they lie, are slots some
+ * stride apart. Returns whether it can have them. */
+static bool find_slots(struct cuda_tile_slots *s, struct cuda_tile_group *groups, int32_t n_groups,
+                       bool is_c)
 {
     uintptr_t first = UINTPTR_MAX, last = 0, stride = 0;
     for (int32_t i = 0; i < n_groups; i++) {
-        uintptr_t at = (uintptr_t)groups[i].b;
+        uintptr_t at = matrix_of(&groups[i], is_c);
         first = at < first ? at : first;
         last = at > last ? at : last;
     }
     for (int32_t i = 0; i < n_groups; i++)
-        stride = common_divisor(stride, (uintptr_t)groups[i].b - first);
-    job->first_slot = (const void *)first;
-    job->slot_stride = (int64_t)stride / 2;
-    job->n_slots = stride > 0 ? (int64_t)((last - first) / stride) + 1 : 1;
-    for (int32_t i = 0; stride > 0 && i < n_groups; i++)
-        groups[i].b_slot = (int32_t)(((uintptr_t)groups[i].b - first) / stride);
-    return job->n_slots <= INT32_MAX;
+        stride = common_divisor(stride, matrix_of(&groups[i], is_c) - first);
+    s->first = (const void *)first;
+    s->stride = (int64_t)(stride / (is_c ? sizeof(float) : 2));
+    s->n = stride > 0 ? (int64_t)((last - first) / stride) + 1 : 1;
+    for (int32_t i = 0; stride > 0 && i < n_groups; i++) {
+        int32_t slot = (int32_t)((matrix_of(&groups[i], is_c) - first) / stride);
+        *(is_c ? &groups[i].c_slot : &groups[i].b_slot) = slot;
+    }
+    return s->n <= INT32_MAX && first % 16 == 0 && stride % 16 == 0;
+}
+
+/* Sums over few rows: a product is then short beside what it adds to. An element is added to once
+ * and alike by either way. */
+static bool wants_boxes(const struct cuda_tile_job *job, const struct cuda_tile_group *groups,
+                        int32_t n_groups)
+{
+    int64_t n_rows = 0;
+    for (int32_t i = 0; i < n_groups; i++)
+        n_rows += groups[i].k;
+    return job->a_transposed && job->c_type == ELEM_F32 && job->alpha == 1 && job->beta == 1 &&
+           job->c_stride % 4 == 0 && n_groups <= CUDA_TILE_BOXED_GROUPS_MAX &&
+           n_rows <= (int64_t)n_groups * ADDED_ROWS_MAX;
 }
 
 static int64_t count_tiles(struct cuda_tile_group *groups, int32_t n_groups, int64_t rows,
@@ -91,10 +113,12 @@ void cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
 {
     bool all_aligned = all_are_aligned(job, groups, n_groups);
     bool wide = is_wide(job, n_groups, all_aligned) &&
-                (job->shared_b || find_slots(job, groups, n_groups));
+                (job->shared_b || find_slots(&job->b_slots, groups, n_groups, false));
     int64_t rows = job->type == ELEM_BF16 ? CUDA_TILE_BF16 : CUDA_TILE_F32, cols = rows;
     if (wide) {
         job->in_pairs = is_in_pairs(groups, n_groups);
+        job->adds_boxes = wants_boxes(job, groups, n_groups) &&
+                          find_slots(&job->c_slots, groups, n_groups, true);
         rows = CUDA_TILE_WIDE_ROWS * (job->in_pairs ? 2 : 1);
         cols = CUDA_TILE_WIDE_COLS;
     }
@@ -192,50 +216,4 @@ void cuda_grouped_linear_dw(struct device *dev, float *const *acc_dw, const_elem
         };
     cuda_tiles(dev, "grouped_linear_dw", &job, groups, n_groups);
     free(groups);
-}
-
-/* ---- weights that stay packed ---- */
-
-static void packed_product(struct device *dev, const char *op, struct cuda_tile_job *job,
-                           elem *c, const elem *a, const uint8_t *const *w,
-                           const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out)
-{
-    struct cuda_tile_group *groups = xcalloc((size_t)n_groups, sizeof *groups);
-    uint64_t scales_at = packing_scales_at(job->b_packing, (uint64_t)out, (uint64_t)in);
-    assert(packing_check(job->b_packing, op, (uint64_t)in, NULL) == 0);
-    for (int32_t g = 0; g < n_groups; g++) {
-        assert((uintptr_t)w[g] % 16 == 0);
-        groups[g] = (struct cuda_tile_group){
-            .c = elem_at(dev, c, offsets[g] * job->c_stride),
-            .a = const_elem_at(dev, a, offsets[g] * job->a_stride), .b = w[g],
-            .b_scales = w[g] + scales_at, .m = offsets[g + 1] - offsets[g], .n = job->c_stride,
-            .k = job->a_stride,
-        };
-    }
-    cuda_tiles(dev, op, job, groups, n_groups);
-    free(groups);
-}
-
-void cuda_grouped_linear_packed(struct device *dev, elem_ptr y, const_elem_ptr x,
-                                const uint8_t *const *w, enum packing packing,
-                                const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out)
-{
-    struct cuda_tile_job job = {
-        .c_stride = out, .a_stride = in, .b_stride = in, .b_transposed = true,
-        .b_packing = packing, .type = dev->elem, .c_type = dev->elem, .alpha = 1,
-    };
-    packed_product(dev, "grouped_linear_packed", &job, y.p, x.p, w, offsets, n_groups, in, out);
-}
-
-void cuda_grouped_linear_packed_dx(struct device *dev, elem_ptr dx, const_elem_ptr dy,
-                                   const uint8_t *const *w, enum packing packing,
-                                   const int64_t *offsets, int32_t n_groups, int64_t in,
-                                   int64_t out, float beta)
-{
-    struct cuda_tile_job job = {
-        .c_stride = in, .a_stride = out, .b_stride = in, .b_packing = packing, .type = dev->elem,
-        .c_type = dev->elem, .alpha = 1, .beta = beta,
-    };
-    packed_product(dev, "grouped_linear_packed_dx", &job, dx.p, dy.p, w, offsets, n_groups, in,
-                   out);
 }

@@ -11,40 +11,47 @@
 #define CUDA_TILE_WIDE_ROWS 128
 #define CUDA_TILE_WIDE_COLS 256
 #define CUDA_TILE_WIDE_GROUPS_MAX 2048
+#define CUDA_TILE_BOXED_GROUPS_MAX 448 /* of sums that the copy engine adds */
 
 /* One product of a group: c (m, n) = alpha a b + beta c; all pointers into the device. */
 struct cuda_tile_group {
     void *c;
     const void *a, *b;
-    const void *b_scales; /* of a packed b */
     int64_t m, n, k;
     int64_t first_tile; /* tiles of the groups before */
     int32_t row;        /* of the job's shared operands: the group's first */
-    int32_t b_slot;     /* of a b of its own: how many slot strides from the first slot */
+    int32_t b_slot;     /* of a b of its own: how many strides from the first slot */
+    int32_t c_slot;     /* the same of c, where the copy engine adds to it */
+};
+
+/* What the copy engine sees as one array: matrices that lie whole strides of elements apart. */
+struct cuda_tile_slots {
+    const void *first;
+    int64_t stride, n;
 };
 
 /* What the groups have in common; the fields are those of cuda_product. */
 struct cuda_tile_job {
     int64_t c_stride, a_stride, b_stride;
     bool    a_transposed, b_transposed;
-    enum packing b_packing; /* its stride counts numbers, and is how many a row has */
     enum elem_type type, c_type;
     float   alpha, beta;
     /* Where the groups' rows lie one after another: all of them. a NULL: each group has its own a
      * and b; b NULL: each has its own b, alike in size. */
     const void *shared_a, *shared_b;
     int64_t n_shared_rows;
-    /* Of b of one's own, found by cuda_tiles: all lie whole strides of elements from the first. */
-    const void *first_slot;
-    int64_t slot_stride, n_slots;
-    bool in_pairs; /* two tiles below each other share what they read of b; set by cuda_tiles */
+    /* Set by cuda_tiles: */
+    struct cuda_tile_slots b_slots; /* of b of one's own */
+    struct cuda_tile_slots c_slots; /* where sums are added by the copy engine */
+    bool adds_boxes; /* whether they are */
+    bool in_pairs;   /* two tiles below each other share what they read of b */
 };
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* groups (n_groups) in host memory, in which first_tile and b_slot are filled in. Sums are taken
+/* groups (n_groups) in host memory, in which first_tile and slots are filled in. Sums are taken
  * along k in one order. */
 void cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
                 struct cuda_tile_group *groups, int32_t n_groups);

@@ -6,7 +6,8 @@
  * the ring for the next tile while this one is written. Blocks may work in pairs on two tiles below
  * each other: each then asks for half of what they share of b, for both. Rows of a tile beyond the
  * group's belong to its neighbour: they are not written, and where rows are summed over they are
- * made zero. */
+ * made zero. Such sums over few rows are added to c by the copy engine, through shared memory, while
+ * the next tile is worked on (job.adds_boxes). */
 #include "kernels/copy_engine.cuh"
 #include "kernels/wide_tile.cuh"
 
@@ -18,7 +19,9 @@
 #define A_BYTES       (ROWS * DEPTH * 2)
 #define B_BYTES       (COLS * DEPTH * 2)
 #define STAGE_BYTES   (A_BYTES + B_BYTES)
-#define SHARED_BYTES  (STAGES * STAGE_BYTES + 1024)
+#define RING_BYTES    (STAGES * STAGE_BYTES)
+#define BOX_BYTES     (64 * PANEL_ROW_BYTES) /* of c, on its way; a warpgroup has two */
+#define BOX_COLS      (PANEL_ROW_BYTES / 4)
 #define PANEL_BYTES   (DEPTH * PANEL_ROW_BYTES) /* of an operand that is read by columns */
 #define STRIP         8 /* tiles of rows that are done together: they share b through the cache */
 
@@ -27,9 +30,16 @@ struct place {
     int64_t row, col; /* of the tile's first element */
 };
 
+/* Beside the ring in shared memory: boxes, where there are any, and then first_tile of the groups,
+ * which are fewer in products that may have boxes. */
+#define BOXES_BYTES           (4 * BOX_BYTES)
+#define GROUPS_BYTES(columns) ((columns ? CUDA_TILE_BOXED_GROUPS_MAX : CUDA_TILE_WIDE_GROUPS_MAX) * 4)
+#define SHARED_BYTES(columns) \
+    (RING_BYTES + (columns ? BOXES_BYTES : 0) + GROUPS_BYTES(columns) + 1024)
+static_assert(CUDA_TILE_WIDE_GROUPS_MAX * 4 <= BOXES_BYTES, "of products of columns without boxes");
+
 struct shared_state {
     uint64_t full[STAGES], empty[STAGES]; /* mbarriers */
-    int32_t  first_tile[CUDA_TILE_WIDE_GROUPS_MAX];
 };
 
 /* The tile's group is the last that begins at or before it: empty ones begin where the next does. A
@@ -114,6 +124,11 @@ __device__ __forceinline__ void turn_next(turn *t)
 
 /* ---- the multipliers ---- */
 
+__device__ __forceinline__ void warpgroup_sync(int warpgroup)
+{
+    asm volatile("bar.sync %0, 128;\n" ::"r"(2 + warpgroup) : "memory");
+}
+
 /* Makes rows n_valid .. DEPTH of all panels zero, by both warpgroups. */
 __device__ static void clear_tail(char *stage, int n_valid)
 {
@@ -142,6 +157,41 @@ __device__ __forceinline__ void multiply(float (&d)[COLS / 2], const char *stage
     }
 }
 
+/* ---- sums that are added ---- */
+
+/* The warpgroup's 64 rows of a tile, whose first element is (row, col) of c's slot, a box at a time
+ * through its two buffers, which leave while the next one is filled and the next tile is worked on.
+ * n_sent boxes went before. What lies beyond the ends of c is not added. */
+__device__ __forceinline__ void add_boxes(const float (&d)[COLS / 2], char *buffers,
+                                          const CUtensorMap *c, int32_t row, int32_t col,
+                                          int32_t slot, int32_t n_cols, int warpgroup,
+                                          int *n_sent)
+{
+    int lane = (int)threadIdx.x & 31, own_row = 16 * ((int)threadIdx.x / 32 & 3) + lane / 4;
+    bool leads = threadIdx.x % 128 == 0;
+#pragma unroll
+    for (int q = 0; q < COLS / BOX_COLS; q++) {
+        if (q * BOX_COLS >= n_cols)
+            break;
+        char *to = buffers + (*n_sent)++ % 2 * BOX_BYTES;
+        if (leads)
+            boxes_wait_read<1>(); /* the one before the last has left this buffer */
+        warpgroup_sync(warpgroup);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int j = 0; j < BOX_COLS / 8; j++) {
+                int at = 4 * (q * (BOX_COLS / 8) + j) + 2 * h;
+                *(float2 *)(to + panel_offset<64>(own_row + 8 * h, 2 * j + lane % 4 / 2) +
+                            lane % 2 * 8) = make_float2(d[at], d[at + 1]);
+            }
+        panel_fence();
+        warpgroup_sync(warpgroup);
+        if (leads)
+            add_box(c, to, col + q * BOX_COLS, row, slot);
+    }
+}
+
 /* ---- the kernel ---- */
 
 /* A warp's word that it has read a stage, to all who write into it. */
@@ -158,10 +208,10 @@ __device__ __forceinline__ void release(uint64_t *empty)
 /* The tile of this block in its pair's. */
 template <int PAIR>
 __device__ __forceinline__ place find_place(const cuda_tile_group *groups,
-                                            const shared_state *state, int32_t n_groups,
+                                            const int32_t *first_tile, int32_t n_groups,
                                             int32_t tile)
 {
-    place p = find_tile(groups, state->first_tile, n_groups, tile, PAIR * ROWS);
+    place p = find_tile(groups, first_tile, n_groups, tile, PAIR * ROWS);
     p.row += (int64_t)(blockIdx.x % PAIR) * ROWS;
     return p;
 }
@@ -169,11 +219,12 @@ __device__ __forceinline__ place find_place(const cuda_tile_group *groups,
 template <int PAIR, bool A_T, bool B_T>
 __device__ static void produce(char *ring, shared_state *state, const CUtensorMap *a,
                                const CUtensorMap *b, const cuda_tile_job &job,
-                               const cuda_tile_group *groups, int32_t n_groups, int32_t n_tiles)
+                               const cuda_tile_group *groups, const int32_t *first_tile,
+                               int32_t n_groups, int32_t n_tiles)
 {
     turn t = {0, 0};
     for (int32_t tile = blockIdx.x / PAIR; tile < n_tiles; tile += gridDim.x / PAIR) {
-        place p = find_place<PAIR>(groups, state, n_groups, tile);
+        place p = find_place<PAIR>(groups, first_tile, n_groups, tile);
         cuda_tile_group g = groups[p.group];
         int32_t n_steps = ((int32_t)g.k + DEPTH - 1) / DEPTH, rows = (ROWS + n_steps - 1) / n_steps;
         for (int32_t k = 0; k < (int32_t)g.k; k += DEPTH) {
@@ -188,14 +239,31 @@ __device__ static void produce(char *ring, shared_state *state, const CUtensorMa
     }
 }
 
-template <int PAIR, bool A_T, bool B_T, typename C>
-__device__ static void consume(char *ring, shared_state *state, const cuda_tile_job &job,
-                               const cuda_tile_group *groups, int32_t n_groups, int32_t n_tiles)
+/* The warpgroup's rows of the tile leave. */
+template <bool A_T, typename C>
+__device__ __forceinline__ void finish_tile(float (&d)[COLS / 2], char *buffers,
+                                            const CUtensorMap *c, const cuda_tile_job &job,
+                                            const cuda_tile_group &g, const place &p, int warpgroup,
+                                            int *n_sent)
 {
-    int warpgroup = (int)threadIdx.x / 128 - 1;
+    int64_t row = p.row + 64 * warpgroup;
+    if (A_T && job.adds_boxes)
+        add_boxes(d, buffers, c, (int32_t)row, (int32_t)p.col, g.c_slot,
+                  (int32_t)min(g.n - p.col, (int64_t)COLS), warpgroup, n_sent);
+    else
+        write_tile<C>(d, job, g, row, p.col);
+}
+
+template <int PAIR, bool A_T, bool B_T, typename C>
+__device__ static void consume(char *ring, shared_state *state, const CUtensorMap *c,
+                               const cuda_tile_job &job, const cuda_tile_group *groups,
+                               const int32_t *first_tile, int32_t n_groups, int32_t n_tiles)
+{
+    int warpgroup = (int)threadIdx.x / 128 - 1, n_sent = 0;
+    char *buffers = ring + RING_BYTES + warpgroup * 2 * BOX_BYTES;
     turn t = {0, 0};
     for (int32_t tile = blockIdx.x / PAIR; tile < n_tiles; tile += gridDim.x / PAIR) {
-        place p = find_place<PAIR>(groups, state, n_groups, tile);
+        place p = find_place<PAIR>(groups, first_tile, n_groups, tile);
         int32_t n_k = (int32_t)groups[p.group].k;
         float d[COLS / 2];
         int before = -1; /* the stage that products may still be reading */
@@ -221,15 +289,17 @@ __device__ static void consume(char *ring, shared_state *state, const cuda_tile_
         wgmma_wait<0>();
         wgmma_keep(d);
         release<PAIR>(&state->empty[before]);
-        write_tile<C>(d, job, groups[p.group], p.row + 64 * warpgroup, p.col);
+        finish_tile<A_T, C>(d, buffers, c, job, groups[p.group], p, warpgroup, &n_sent);
     }
+    if (n_sent > 0 && threadIdx.x % 128 == 0)
+        boxes_wait();
 }
 
 template <int PAIR, bool A_T, bool B_T, typename C>
 __global__ static void __launch_bounds__(THREADS, 1)
     tiles_wide(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
-               const __grid_constant__ cuda_tile_job job, const cuda_tile_group *groups,
-               int32_t n_groups, int32_t n_tiles)
+               const __grid_constant__ CUtensorMap c, const __grid_constant__ cuda_tile_job job,
+               const cuda_tile_group *groups, int32_t n_groups, int32_t n_tiles)
 {
     extern __shared__ char unaligned[];
     __shared__ shared_state state;
@@ -242,18 +312,20 @@ __global__ static void __launch_bounds__(THREADS, 1)
         asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
         panel_fence();
     }
+    int32_t *first_tile = (int32_t *)(ring + RING_BYTES + (job.adds_boxes ? BOXES_BYTES : 0));
     for (int32_t i = (int32_t)threadIdx.x; i < n_groups; i += THREADS)
-        state.first_tile[i] = (int32_t)groups[i].first_tile;
+        first_tile[i] = (int32_t)groups[i].first_tile;
     __syncthreads();
     if (PAIR > 1)
         cluster_sync();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
         if (threadIdx.x == 0)
-            produce<PAIR, A_T, B_T>(ring, &state, &a, &b, job, groups, n_groups, n_tiles);
+            produce<PAIR, A_T, B_T>(ring, &state, &a, &b, job, groups, first_tile, n_groups,
+                                    n_tiles);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
-        consume<PAIR, A_T, B_T, C>(ring, &state, job, groups, n_groups, n_tiles);
+        consume<PAIR, A_T, B_T, C>(ring, &state, &c, job, groups, first_tile, n_groups, n_tiles);
     }
     if (PAIR > 1)
         cluster_sync(); /* the other one writes into this one's memory */
@@ -279,19 +351,22 @@ static encode_fn find_encode()
     return encode;
 }
 
-/* Matrices (n_rows, n_cols) of bf16, slot_stride apart, read in boxes of box_rows x 64; what lies
- * beyond their ends reads as zero. */
-static CUtensorMap map_of(const void *at, int64_t n_rows, int64_t n_cols, int64_t stride,
-                          int64_t n_slots, int64_t slot_stride, int box_rows)
+/* Matrices (n_rows, n_cols) in slots, in boxes of box_rows x 128 bytes; what lies beyond their ends
+ * reads as zero and is not written. */
+static CUtensorMap map_of(enum elem_type type, const cuda_tile_slots &slots, int64_t n_rows,
+                          int64_t n_cols, int64_t stride, int box_rows)
 {
     CUtensorMap map;
-    const cuuint64_t dims[3] = {(cuuint64_t)n_cols, (cuuint64_t)n_rows, (cuuint64_t)n_slots};
-    const cuuint64_t strides[2] = {
-        (cuuint64_t)stride * 2, (cuuint64_t)(slot_stride ? slot_stride : n_rows * stride) * 2,
-    };
-    const cuuint32_t box[3] = {DEPTH, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
-    CUresult rc = find_encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)at, dims,
-                                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    cuuint64_t size = type == ELEM_BF16 ? 2 : 4;
+    int64_t slot_stride = slots.stride ? slots.stride : n_rows * stride;
+    const cuuint64_t dims[3] = {(cuuint64_t)n_cols, (cuuint64_t)n_rows, (cuuint64_t)slots.n};
+    const cuuint64_t strides[2] = {(cuuint64_t)stride * size, (cuuint64_t)slot_stride * size};
+    const cuuint32_t box[3] = {(cuuint32_t)(PANEL_ROW_BYTES / size), (cuuint32_t)box_rows, 1};
+    const cuuint32_t steps[3] = {1, 1, 1};
+    CUresult rc = find_encode()(&map,
+                                type == ELEM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                                3, (void *)slots.first, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     assert(rc == CUDA_SUCCESS);
@@ -300,8 +375,8 @@ static CUtensorMap map_of(const void *at, int64_t n_rows, int64_t n_cols, int64_
 
 template <int PAIR, bool A_T, bool B_T, typename C>
 static void launch(struct device *dev, const cuda_tile_job *job, const CUtensorMap &a,
-                   const CUtensorMap &b, const cuda_tile_group *groups, int32_t n_groups,
-                   int32_t n_tiles)
+                   const CUtensorMap &b, const CUtensorMap &c, const cuda_tile_group *groups,
+                   int32_t n_groups, int32_t n_tiles)
 {
     auto kernel = tiles_wide<PAIR, A_T, B_T, C>;
     cudaLaunchAttribute cluster = {};
@@ -310,12 +385,12 @@ static void launch(struct device *dev, const cuda_tile_job *job, const CUtensorM
     cluster.val.clusterDim.x = PAIR, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
     config.gridDim.x = PAIR * grid_blocks(n_tiles, 1, cuda_n_multiprocessors(dev) / PAIR);
     config.blockDim.x = THREADS;
-    config.dynamicSmemBytes = SHARED_BYTES;
+    config.dynamicSmemBytes = SHARED_BYTES(A_T);
     config.stream = cuda_stream(dev);
     config.attrs = &cluster;
     config.numAttrs = 1;
-    allow_shared(kernel, SHARED_BYTES);
-    cudaLaunchKernelEx(&config, kernel, a, b, *job, groups, n_groups, n_tiles);
+    allow_shared(kernel, SHARED_BYTES(A_T));
+    cudaLaunchKernelEx(&config, kernel, a, b, c, *job, groups, n_groups, n_tiles);
 }
 
 template <bool A_T, bool B_T, typename C>
@@ -326,16 +401,19 @@ static void launch_wide(struct device *dev, const cuda_tile_job *job,
     /* b is (n, k) or (k, n) with n c's width and k a's. */
     int64_t b_rows = B_T ? job->c_stride : job->a_stride;
     int share = COLS / (job->in_pairs ? 2 : 1);
-    CUtensorMap a = map_of(job->shared_a, n, job->a_stride, job->a_stride, 1, 0,
+    CUtensorMap a = map_of(ELEM_BF16, {job->shared_a, 0, 1}, n, job->a_stride, job->a_stride,
                            A_T ? DEPTH : ROWS);
-    CUtensorMap b =
-        A_T ? map_of(job->shared_b, n, job->b_stride, job->b_stride, 1, 0, DEPTH)
-            : map_of(job->first_slot, b_rows, job->b_stride, job->b_stride, job->n_slots,
-                     job->slot_stride, B_T ? share : DEPTH);
+    CUtensorMap b = A_T ? map_of(ELEM_BF16, {job->shared_b, 0, 1}, n, job->b_stride, job->b_stride,
+                                 DEPTH)
+                        : map_of(ELEM_BF16, job->b_slots, b_rows, job->b_stride, job->b_stride,
+                                 B_T ? share : DEPTH);
+    CUtensorMap c = {};
+    if (job->adds_boxes)
+        c = map_of(ELEM_F32, job->c_slots, job->a_stride, job->c_stride, job->c_stride, 64);
     if (job->in_pairs)
-        launch<2, A_T, B_T, C>(dev, job, a, b, groups, n_groups, (int32_t)n_tiles);
+        launch<2, A_T, B_T, C>(dev, job, a, b, c, groups, n_groups, (int32_t)n_tiles);
     else
-        launch<1, A_T, B_T, C>(dev, job, a, b, groups, n_groups, (int32_t)n_tiles);
+        launch<1, A_T, B_T, C>(dev, job, a, b, c, groups, n_groups, (int32_t)n_tiles);
 }
 
 extern "C" void cuda_tiles_wide_launch(struct device *dev, const cuda_tile_job *job,

@@ -1,11 +1,10 @@
-/* product.cu - products by tiles of our own: groups of any sizes, packed weights, fixed order
+/* product.cu - products by tiles of our own: groups of any sizes, fixed order
  *
  * A block takes one tile of c after another, from all groups as from one list, so that small and
  * large groups fill the device alike. An element of c is summed along k in one order whatever the
  * number of rows, which is what deterministic runs need. float32 is summed by the ordinary units;
  * bf16 by tensor cores from a ring of tiles in shared memory. */
 #include "kernels/cuda_elem.cuh"
-#include "kernels/cuda_packed.cuh"
 #include "kernels/cuda_tiles.h"
 
 #define THREADS 256
@@ -60,25 +59,18 @@ __device__ static void put(void *c, bool is_bf16, int64_t at, float sum, float a
 
 /* Tile (DEPTH, SIDE) of an operand, zeros beyond its end: element (k, i) is number k of row i where
  * rows lie along k, else number i of row k. Neighbouring threads read along rows. */
-template <packing P>
-__device__ static void load_f32(float (*to)[SIDE + 4], const void *from, const void *scales,
-                                bool along_k, int64_t stride, int64_t k0, int64_t n_k, int64_t i0,
-                                int64_t n_i)
+__device__ static void load_f32(float (*to)[SIDE + 4], const void *from, bool along_k,
+                                int64_t stride, int64_t k0, int64_t n_k, int64_t i0, int64_t n_i)
 {
     for (int e = (int)threadIdx.x; e < DEPTH * SIDE; e += THREADS) {
         int k = along_k ? e % DEPTH : e / SIDE;
         int i = along_k ? e / DEPTH : e % SIDE;
         int64_t row = along_k ? i0 + i : k0 + k, col = along_k ? k0 + k : i0 + i;
-        float x = 0;
-        if (k0 + k < n_k && i0 + i < n_i)
-            x = P == PACKING_NONE
-                    ? ((const float *)from)[row * stride + col]
-                    : unpack_one<P>((const uint8_t *)from, scales, row, col, stride);
-        to[k][i] = x;
+        bool is_there = k0 + k < n_k && i0 + i < n_i;
+        to[k][i] = is_there ? ((const float *)from)[row * stride + col] : 0;
     }
 }
 
-template <packing P>
 __global__ static void __launch_bounds__(THREADS)
     tiles_f32(cuda_tile_job job, const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
 {
@@ -89,9 +81,8 @@ __global__ static void __launch_bounds__(THREADS)
         cuda_tile_group g = groups[p.group];
         float sum[4][4] = {};
         for (int64_t k0 = 0; k0 < g.k; k0 += DEPTH) {
-            load_f32<PACKING_NONE>(a, g.a, NULL, !job.a_transposed, job.a_stride, k0, g.k, p.row,
-                                   g.m);
-            load_f32<P>(b, g.b, g.b_scales, job.b_transposed, job.b_stride, k0, g.k, p.col, g.n);
+            load_f32(a, g.a, !job.a_transposed, job.a_stride, k0, g.k, p.row, g.m);
+            load_f32(b, g.b, job.b_transposed, job.b_stride, k0, g.k, p.col, g.n);
             __syncthreads();
 #pragma unroll
             for (int k = 0; k < DEPTH; k++)
@@ -134,17 +125,12 @@ __device__ __forceinline__ void copy_async_part(void *to_shared, const void *fro
                  : "memory");
 }
 
-/* Eight neighbouring numbers of a row, from a multiple of 8 on, of which n_valid exist, into shared
- * memory. */
-template <packing P>
-__device__ __forceinline__ void load_eight(bf16 *to, const void *from, const void *scales,
-                                           int64_t row, int64_t col, int64_t stride, int n_valid,
+/* Eight neighbouring numbers of a row, from number `at` of the matrix on, of which n_valid exist,
+ * into shared memory. */
+__device__ __forceinline__ void load_eight(bf16 *to, const void *from, int64_t at, int n_valid,
                                            bool is_aligned)
 {
-    int64_t at = row * stride + col;
-    if (P != PACKING_NONE) {
-        *(uint4 *)to = unpack_eight<P>((const uint8_t *)from, scales, row, col, stride, n_valid);
-    } else if (is_aligned) {
+    if (is_aligned) {
         copy_async_part(to, (const bf16 *)from + (n_valid > 0 ? at : 0), 2 * n_valid);
     } else {
         const bf16 *p = (const bf16 *)from + at;
@@ -154,10 +140,10 @@ __device__ __forceinline__ void load_eight(bf16 *to, const void *from, const voi
 }
 
 /* Tile (ROWS, COLS) of a row-major matrix (n_rows, n_cols), zeros beyond its end. */
-template <packing P, int ROWS, int COLS, int LD>
-__device__ __forceinline__ void load_tile(bf16 *to, const void *from, const void *scales,
-                                          int64_t stride, int64_t row0, int64_t n_rows,
-                                          int64_t col0, int64_t n_cols, bool is_aligned)
+template <int ROWS, int COLS, int LD>
+__device__ __forceinline__ void load_tile(bf16 *to, const void *from, int64_t stride, int64_t row0,
+                                          int64_t n_rows, int64_t col0, int64_t n_cols,
+                                          bool is_aligned)
 {
     constexpr int PER_ROW = COLS / 8;
 #pragma unroll
@@ -165,30 +151,25 @@ __device__ __forceinline__ void load_tile(bf16 *to, const void *from, const void
         int r = e / PER_ROW, c = e % PER_ROW * 8;
         int64_t left = row0 + r < n_rows ? n_cols - col0 - c : 0;
         int n_valid = left >= 8 ? 8 : left > 0 ? (int)left : 0;
-        load_eight<P>(to + r * LD + c, from, scales, row0 + r, col0 + c, stride, n_valid,
-                      is_aligned);
+        load_eight(to + r * LD + c, from, (row0 + r) * stride + col0 + c, n_valid, is_aligned);
     }
 }
 
 /* Both operands' tiles at k0. */
-template <bool A_T, bool B_T, packing P>
+template <bool A_T, bool B_T>
 __device__ __forceinline__ void load_stage(bf16 *stage, const cuda_tile_job &job,
                                            const cuda_tile_group &g, const place &p, int64_t k0,
                                            bool is_aligned)
 {
     bf16 *a = stage, *b = stage + TILE_ELEMS;
     if (A_T)
-        load_tile<PACKING_NONE, DEPTH, SIDE, LD_ALONG_I>(a, g.a, NULL, job.a_stride, k0, g.k,
-                                                         p.row, g.m, is_aligned);
+        load_tile<DEPTH, SIDE, LD_ALONG_I>(a, g.a, job.a_stride, k0, g.k, p.row, g.m, is_aligned);
     else
-        load_tile<PACKING_NONE, SIDE, DEPTH, LD_ALONG_K>(a, g.a, NULL, job.a_stride, p.row, g.m,
-                                                         k0, g.k, is_aligned);
+        load_tile<SIDE, DEPTH, LD_ALONG_K>(a, g.a, job.a_stride, p.row, g.m, k0, g.k, is_aligned);
     if (B_T)
-        load_tile<P, SIDE, DEPTH, LD_ALONG_K>(b, g.b, g.b_scales, job.b_stride, p.col, g.n, k0,
-                                              g.k, is_aligned);
+        load_tile<SIDE, DEPTH, LD_ALONG_K>(b, g.b, job.b_stride, p.col, g.n, k0, g.k, is_aligned);
     else
-        load_tile<P, DEPTH, SIDE, LD_ALONG_I>(b, g.b, g.b_scales, job.b_stride, k0, g.k, p.col,
-                                              g.n, is_aligned);
+        load_tile<DEPTH, SIDE, LD_ALONG_I>(b, g.b, job.b_stride, k0, g.k, p.col, g.n, is_aligned);
 }
 
 /* A warp's 64 x 32 of the tile, at row0, col0, over DEPTH. */
@@ -261,7 +242,7 @@ __device__ static void write_tile(const float (&d)[4][4][4], const cuda_tile_job
             }
 }
 
-template <bool A_T, bool B_T, packing P>
+template <bool A_T, bool B_T>
 __global__ static void __launch_bounds__(THREADS, 2)
     tiles_bf16(cuda_tile_job job, bool is_aligned, const cuda_tile_group *groups, int32_t n_groups,
                int64_t n_tiles)
@@ -275,8 +256,8 @@ __global__ static void __launch_bounds__(THREADS, 2)
         float d[4][4][4] = {};
         for (int s = 0; s < STAGES - 1; s++) {
             if (s < n_steps)
-                load_stage<A_T, B_T, P>(ring + s * 2 * TILE_ELEMS, job, g, p, (int64_t)s * DEPTH,
-                                        is_aligned);
+                load_stage<A_T, B_T>(ring + s * 2 * TILE_ELEMS, job, g, p, (int64_t)s * DEPTH,
+                                     is_aligned);
             copy_async_commit();
         }
         for (int s = 0; s < n_steps; s++) {
@@ -284,8 +265,8 @@ __global__ static void __launch_bounds__(THREADS, 2)
             __syncthreads();
             int next = s + STAGES - 1; /* into the stage that was read last */
             if (next < n_steps)
-                load_stage<A_T, B_T, P>(ring + next % STAGES * 2 * TILE_ELEMS, job, g, p,
-                                        (int64_t)next * DEPTH, is_aligned);
+                load_stage<A_T, B_T>(ring + next % STAGES * 2 * TILE_ELEMS, job, g, p,
+                                     (int64_t)next * DEPTH, is_aligned);
             copy_async_commit();
             multiply<A_T, B_T>(d, ring + s % STAGES * 2 * TILE_ELEMS, row, col);
         }
@@ -295,57 +276,26 @@ __global__ static void __launch_bounds__(THREADS, 2)
     }
 }
 
-template <bool A_T, bool B_T, packing P>
+template <bool A_T, bool B_T>
 static void launch_bf16(struct device *dev, const cuda_tile_job *job, bool is_aligned,
                         const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
 {
     unsigned n_blocks = grid_blocks(n_tiles, 1, 2 * cuda_n_multiprocessors(dev));
-    allow_shared(tiles_bf16<A_T, B_T, P>, SHARED_BYTES);
-    tiles_bf16<A_T, B_T, P><<<n_blocks, THREADS, SHARED_BYTES, cuda_stream(dev)>>>(
+    allow_shared(tiles_bf16<A_T, B_T>, SHARED_BYTES);
+    tiles_bf16<A_T, B_T><<<n_blocks, THREADS, SHARED_BYTES, cuda_stream(dev)>>>(
         *job, is_aligned, groups, n_groups, n_tiles);
-}
-
-template <packing P>
-static void launch_f32(struct device *dev, const cuda_tile_job *job,
-                       const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
-{
-    unsigned n_blocks = grid_blocks(n_tiles, 1, 4 * cuda_n_multiprocessors(dev));
-    tiles_f32<P><<<n_blocks, THREADS, 0, cuda_stream(dev)>>>(*job, groups, n_groups, n_tiles);
-}
-
-/* Of products with a packed b, whose a lies along k. */
-template <packing P>
-static void launch_packed(struct device *dev, const cuda_tile_job *job, bool is_aligned,
-                          const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
-{
-    auto launch = job->b_transposed ? launch_bf16<false, true, P> : launch_bf16<false, false, P>;
-    launch(dev, job, is_aligned, groups, n_groups, n_tiles);
-}
-
-static void launch_plain(struct device *dev, const cuda_tile_job *job, bool is_aligned,
-                         const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
-{
-    auto launch = job->a_transposed
-                      ? (job->b_transposed ? launch_bf16<true, true, PACKING_NONE>
-                                           : launch_bf16<true, false, PACKING_NONE>)
-                      : (job->b_transposed ? launch_bf16<false, true, PACKING_NONE>
-                                           : launch_bf16<false, false, PACKING_NONE>);
-    launch(dev, job, is_aligned, groups, n_groups, n_tiles);
 }
 
 extern "C" void cuda_tiles_launch(struct device *dev, const cuda_tile_job *job, bool is_aligned,
                                   const cuda_tile_group *groups, int32_t n_groups, int64_t n_tiles)
 {
-    packing p = job->b_packing;
     if (job->type == ELEM_F32) {
-        auto launch = p == PACKING_MXFP4 ? launch_f32<PACKING_MXFP4>
-                      : p == PACKING_FP8 ? launch_f32<PACKING_FP8>
-                                         : launch_f32<PACKING_NONE>;
-        launch(dev, job, groups, n_groups, n_tiles);
+        unsigned n_blocks = grid_blocks(n_tiles, 1, 4 * cuda_n_multiprocessors(dev));
+        tiles_f32<<<n_blocks, THREADS, 0, cuda_stream(dev)>>>(*job, groups, n_groups, n_tiles);
         return;
     }
-    auto launch = p == PACKING_MXFP4 ? launch_packed<PACKING_MXFP4>
-                  : p == PACKING_FP8 ? launch_packed<PACKING_FP8>
-                                     : launch_plain;
+    auto launch = job->a_transposed
+                      ? (job->b_transposed ? launch_bf16<true, true> : launch_bf16<true, false>)
+                      : (job->b_transposed ? launch_bf16<false, true> : launch_bf16<false, false>);
     launch(dev, job, is_aligned, groups, n_groups, n_tiles);
 }

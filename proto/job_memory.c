@@ -16,7 +16,6 @@ static void count_adapters(const Ballast__JobSpec *spec, const struct tensor_map
         out->lora_by_heads = out->lora_by_heads || (map->entries[i].role == ROLE_MLA_KV_B &&
                                                     map->entries[i].adapter != ADAPTER_NONE);
     out->packing = packing_of_base(spec->model_base_precision);
-    out->unpacks_experts = out->on_gpu && out->elem_bytes == 2;
 }
 
 int job_memory_input(const Ballast__JobSpec *spec, const struct model_spec *model,

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "common/packing.h"
-#include "kernels/packed_experts.h"
 
 /* Any codes; of MXFP4 scales around one, and among them the smallest there is. */
 static void fill_mxfp4(struct trial *t, uint8_t *bytes, int64_t scales_at, int64_t n_bytes)
@@ -93,59 +92,6 @@ static void grouped_linear_fp8_dx(struct trial *t)
     grouped_linear_packed_dx(t, PACKING_FP8);
 }
 
-/* The same by a way of packed_experts.h, d[6], with room for d[7] matrices. */
-static struct packed_experts experts_of(struct trial *t, enum packing packing)
-{
-    struct packed_experts e = {
-        .n_groups = (int32_t)t->d[1], .in = t->d[2], .out = t->d[3], .packing = packing,
-        .way = (enum packed_way)t->d[6], .room_numbers = t->d[7] * t->d[2] * t->d[3],
-    };
-    e.offsets = offsets_of(t, t->d[0], e.n_groups, t->d[4]);
-    e.w = packed_of(t, packing, e.n_groups, e.in, e.out);
-    e.room = scratch_bytes(t, (size_t)e.room_numbers * elem_size(t->dev));
-    return e;
-}
-
-static void experts_forward(struct trial *t, enum packing packing)
-{
-    struct packed_experts e = experts_of(t, packing);
-    const elem *x = in_elems(t, t->d[0] * e.in, 1);
-    elem *y = out_elems(t, "y", t->d[0] * e.out);
-    count_grouped(t);
-    TRIAL_RUN(t)
-        packed_experts_forward(t->dev, y, x, &e);
-}
-
-static void experts_dx(struct trial *t, enum packing packing)
-{
-    struct packed_experts e = experts_of(t, packing);
-    const elem *dy = in_elems(t, t->d[0] * e.out, 1);
-    elem *dx = assigned(t, "dx", t->d[0] * e.in, t->d[5]);
-    count_grouped(t);
-    TRIAL_RUN(t)
-        packed_experts_dx(t->dev, dx, dy, &e, (float)t->d[5]);
-}
-
-static void packed_experts_mxfp4(struct trial *t)
-{
-    experts_forward(t, PACKING_MXFP4);
-}
-
-static void packed_experts_mxfp4_dx(struct trial *t)
-{
-    experts_dx(t, PACKING_MXFP4);
-}
-
-static void packed_experts_fp8(struct trial *t)
-{
-    experts_forward(t, PACKING_FP8);
-}
-
-static void packed_experts_fp8_dx(struct trial *t)
-{
-    experts_dx(t, PACKING_FP8);
-}
-
 /* Rows d[2] .. d[2] + d[3] of (d[0], d[1]). */
 static void unpack(struct trial *t, enum packing packing)
 {
@@ -173,6 +119,7 @@ static void unpack_fp8(struct trial *t)
     {#op, op, {40, 7, 96, 9, SKEWED, 1}},                                                          \
     {#op, op, {301, 4, 160, 136, SKEWED, 0}},                                                      \
     {#op, op, {1500, 3, 3584, 3072, EVEN, 1}, CASE_LARGE},                                         \
+    {#op, op, {600, 9, 4096, 4096, SKEWED, 1}, CASE_LARGE}, /* in several runs */                 \
     {#op, op, {131072, 14, 3584, 3072, EVEN, 0}, CASE_BENCH}
 
 /* Rows that divide by nothing, that end within a block, of several; those of two published
@@ -187,40 +134,22 @@ static void unpack_fp8(struct trial *t)
     {#op, op, {700, 6, 512, 384, SKEWED, 0}},                                                      \
     {#op, op, {1500, 3, 3584, 3072, EVEN, 1}, CASE_LARGE},                                         \
     {#op, op, {1000, 3, 7168, 2048, SKEWED, 0}, CASE_LARGE},                                       \
+    {#op, op, {600, 9, 4096, 4096, SKEWED, 1}, CASE_LARGE}, /* in several runs */                 \
     {#op, op, {131072, 14, 3584, 3072, EVEN, 0}, CASE_BENCH}
 
-/* In one run, in several, of which the last is short, with experts that have no rows; and the way
- * that is chosen. */
-#define WAYS(op)                                                                                   \
-    {#op, op, {0, 3, 32, 8, EVEN, 0, PACKED_UNPACKED, 2}},                                         \
-    {#op, op, {40, 7, 96, 9, SKEWED, 1, PACKED_UNPACKED, 2}},                                      \
-    {#op, op, {301, 4, 160, 136, SKEWED, 0, PACKED_UNPACKED, 4}},                                  \
-    {#op, op, {301, 4, 160, 136, ONE_HAS_ALL, 1, PACKED_UNPACKED, 1}},                             \
-    {#op, op, {700, 5, 256, 520, SKEWED, 1, PACKED_UNPACKED, 3}},                                  \
-    {#op, op, {700, 5, 256, 520, SKEWED, 0, PACKED_DECODED, 3}},                                   \
-    {#op, op, {1500, 3, 3584, 3072, EVEN, 1, PACKED_BY_COST, 2}, CASE_LARGE}
-/* So many rows an expert, decoded and unpacked. */
-#define OF_ROWS(op, rows, groups, in, out, room)                                                   \
-    {#op, op, {(rows) * (groups), groups, in, out, EVEN, 0, PACKED_DECODED, room}, CASE_BENCH},    \
-    {#op, op, {(rows) * (groups), groups, in, out, EVEN, 0, PACKED_UNPACKED, room}, CASE_BENCH}
-#define OF_K3(op, rows)  OF_ROWS(op, rows, 14, 3584, 3072, 12)
-#define OF_64(op, rows)  OF_ROWS(op, rows, 64, 2048, 1024, 64)
+/* So many rows an expert, from one that wants each weight for a few rows alone. */
+#define OF_ROWS(op, rows, groups, in, out)                                                         \
+    {#op, op, {(rows) * (groups), groups, in, out, EVEN, 0}, CASE_BENCH}
+#define OF_K3(op, rows) OF_ROWS(op, rows, 14, 3584, 3072)
+#define OF_64(op, rows) OF_ROWS(op, rows, 64, 2048, 1024)
 
 static const struct op_case cases[] = {
     PACKED(grouped_linear_mxfp4), PACKED(grouped_linear_mxfp4_dx),
     FP8(grouped_linear_fp8), FP8(grouped_linear_fp8_dx),
-    WAYS(packed_experts_mxfp4), WAYS(packed_experts_mxfp4_dx),
-    WAYS(packed_experts_fp8), WAYS(packed_experts_fp8_dx),
-    OF_K3(packed_experts_fp8, 8), OF_K3(packed_experts_fp8, 32), OF_K3(packed_experts_fp8, 64),
-    OF_K3(packed_experts_fp8, 128), OF_K3(packed_experts_fp8, 256),
-    OF_K3(packed_experts_fp8, 512), OF_K3(packed_experts_fp8, 2048),
-    OF_K3(packed_experts_fp8, 8192),
-    OF_64(packed_experts_fp8, 32), OF_64(packed_experts_fp8, 128),
-    OF_64(packed_experts_fp8, 512), OF_64(packed_experts_fp8, 1024),
-    OF_K3(packed_experts_fp8_dx, 128), OF_K3(packed_experts_fp8_dx, 8192),
-    OF_K3(packed_experts_mxfp4, 8), OF_K3(packed_experts_mxfp4, 32),
-    OF_K3(packed_experts_mxfp4, 128), OF_K3(packed_experts_mxfp4, 8192),
-    OF_K3(packed_experts_mxfp4_dx, 128), OF_K3(packed_experts_mxfp4_dx, 8192),
+    OF_K3(grouped_linear_fp8, 8), OF_K3(grouped_linear_fp8, 128), OF_K3(grouped_linear_fp8, 1024),
+    OF_64(grouped_linear_fp8, 8), OF_64(grouped_linear_fp8, 128), OF_64(grouped_linear_fp8, 1024),
+    OF_K3(grouped_linear_mxfp4, 8), OF_K3(grouped_linear_mxfp4, 128),
+    OF_64(grouped_linear_mxfp4, 8), OF_64(grouped_linear_mxfp4, 1024),
     {"unpack_mxfp4", unpack_mxfp4, {3, 32, 1, 2}},
     {"unpack_mxfp4", unpack_mxfp4, {200, 416, 0, 200}},
     {"unpack_fp8", unpack_fp8, {1, 1, 0, 1}},

@@ -128,7 +128,7 @@ static void run_on(const struct model_spec *spec, const struct lora_config *lora
     struct stack_config config = {
         .spec = spec, .map = &map, .lora = lora, .degrees = degrees, .tokens_max = 128,
         .recompute = variant & 1 ? RECOMPUTE_FULL : RECOMPUTE_OFF, .n_spare = variant & 2 ? 1 : 0,
-        .deterministic = variant & 4, .unpacks_experts = variant & 256,
+        .deterministic = variant & 4,
     };
     if (variant & (16 | 32 | 64)) { /* indexers learn: beside the model, or alone */
         config.index_stage = variant & 32 ? INDEX_DENSE : INDEX_SPARSE;
@@ -738,27 +738,6 @@ static void a_packed_base_trains_as_what_it_decodes_to(void **state)
     }
 }
 
-/* A deterministic run unpacks experts wherever it has room for them. */
-static void experts_that_are_unpacked_first_train_the_same(void **state)
-{
-    (void)state;
-    static const enum packing packings[] = { PACKING_MXFP4, PACKING_FP8 };
-    static const struct layout_degrees degrees[] = { { 1, 1, 1, 0 }, { 4, 2, 2, 2 } };
-    struct lora_config c = LORA(all, false);
-    for (size_t i = 0; i < COUNT(packings) * COUNT(degrees); i++) {
-        enum packing packing = packings[i % 2];
-        struct model_spec m = wide(packing, false);
-        uint32_t variant = 2 | 4 | (packing == PACKING_FP8 ? 128 : 8);
-        struct packed_course decoded = { .packing = packing }, unpacked = { .packing = packing };
-        run_on(&m, &c, degrees[i / 2], variant, train_packed, &decoded);
-        run_on(&m, &c, degrees[i / 2], variant | 256, train_packed, &unpacked);
-        assert_memory_equal(unpacked.course.losses, decoded.course.losses,
-                            sizeof decoded.course.losses);
-        assert_memory_equal(unpacked.course.norms, decoded.course.norms,
-                            sizeof decoded.course.norms);
-    }
-}
-
 static void rows_that_are_no_groups_are_not_packed(void **state)
 {
     (void)state;
@@ -790,7 +769,6 @@ int main(void)
         cmocka_unit_test(every_layout_trains_the_same),
         cmocka_unit_test(moving_experts_changes_no_bit),
         cmocka_unit_test(a_packed_base_trains_as_what_it_decodes_to),
-        cmocka_unit_test(experts_that_are_unpacked_first_train_the_same),
         cmocka_unit_test(rows_that_are_no_groups_are_not_packed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -53,7 +53,7 @@ static const struct row {
     uint32_t n_spare;
     const struct lora_config *lora;
     enum packing packing;
-    bool muon, is_blocking, unpacks_experts;
+    bool muon, is_blocking;
     uint32_t n_nodes;
     uint32_t n_docs;     /* 0: one */
     uint32_t doc_tokens; /* of each; 0: N_TOKENS */
@@ -84,10 +84,6 @@ static const struct row {
     {"adapters, experts as FP8", {2, 2, 2, 1}, RECOMPUTE_OFF, false, 0, &adapters, PACKING_FP8},
     {"adapters, experts as FP8, all cut", {4, 4, 2, 2}, RECOMPUTE_OFF, false, 1, &adapters,
      PACKING_FP8},
-    {"the same, with room to unpack some", {4, 4, 2, 2}, RECOMPUTE_OFF, false, 1, &adapters,
-     PACKING_FP8, .unpacks_experts = true},
-    {"adapters, experts as MXFP4, with room to unpack some", {2, 2, 2, 1}, RECOMPUTE_FULL, false,
-     0, &adapters, PACKING_MXFP4, .unpacks_experts = true, .deterministic = true},
     {"adapters, one unit after another", {4, 4, 2, 2}, RECOMPUTE_OFF, .lora = &adapters,
      .is_blocking = true},
     {"in chunks", {2, 2, 2, 1}, RECOMPUTE_OFF, .n_docs = 8},
@@ -204,7 +200,7 @@ static int compare(struct stack *s, void *arg, struct err *err)
         .packing = row->packing, .map = map, .has_muon = row->muon,
         .lora_rank = row->lora ? row->lora->r : 0,
         .segment_tokens = row->segment_tokens, .recompute = row->recompute,
-        .count_margins = row->count_margins, .unpacks_experts = row->unpacks_experts,
+        .count_margins = row->count_margins,
         .n_spare = row->n_spare, .is_blocking = row->is_blocking, .n_nodes = row->n_nodes});
     int32_t tokens[DOCS_MAX * N_TOKENS], cu_seqlens[DOCS_MAX + 1] = {0};
     int32_t n_tokens = (int32_t)(n_docs(row) * doc_tokens(row));
@@ -262,7 +258,7 @@ static void the_plan_is_near_what_is_taken(void **state)
             .spec = &spec, .map = &map, .lora = row.lora, .degrees = row.degrees,
             .tokens_max = n_docs(&row) * doc_tokens(&row), .deterministic = row.deterministic,
             .segment_rows = row.segment_tokens, .recompute = row.recompute,
-            .count_margins = row.count_margins, .unpacks_experts = row.unpacks_experts,
+            .count_margins = row.count_margins,
             .n_spare = row.n_spare, .is_blocking = row.is_blocking, .n_nodes = row.n_nodes,
             .hierarchical = row.n_nodes > 0,
             .rules = {.aux_loss = row.aux_loss, .aux_scope = row.aux_scope},

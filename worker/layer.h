@@ -30,7 +30,6 @@ struct lora_pass {
     float   scale;   /* alpha / r */
     enum packing packing; /* of what is packed: experts' matrices, and what unit_view says */
     int64_t unpacked_max; /* numbers of the largest of those that are unpacked */
-    bool    unpacks_experts; /* where they have many rows */
     bool    on_experts, shared_a; /* routed ones; those of a layer have one A, in its unit */
     elem   *z, *dz;  /* scratch of (the rows of a product, r) */
     elem   *unpacked; /* of unpacked_max */

@@ -30,8 +30,7 @@ struct adapters_at *lora_find(const struct tensor_map *map)
     return units;
 }
 
-struct lora_pass lora_of(const struct lora_config *c, const struct tensor_map *map,
-                         uint32_t n_unpacked)
+struct lora_pass lora_of(const struct lora_config *c, const struct tensor_map *map)
 {
     struct lora_pass l = {0};
 
@@ -45,11 +44,9 @@ struct lora_pass lora_of(const struct lora_config *c, const struct tensor_map *m
         l.on_experts = l.on_experts || (e->adapter == ADAPTER_B && e->expert >= 0);
         if (e->packing != PACKING_NONE)
             l.packing = e->packing;
-        if (e->packing == PACKING_NONE || (e->expert >= 0 && n_unpacked == 0))
+        if (e->packing == PACKING_NONE || e->expert >= 0) /* an op unpacks experts' itself */
             continue;
-        int64_t n = (int64_t)(e->expert < 0 ? e->stored_count
-                                            : packing_room(n_unpacked, e->stored_count));
-        l.unpacks_experts = l.unpacks_experts || e->expert >= 0;
+        int64_t n = (int64_t)e->stored_count;
         l.unpacked_max = n > l.unpacked_max ? n : l.unpacked_max;
     }
     return l;

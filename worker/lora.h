@@ -13,10 +13,8 @@
  * map has none. */
 struct adapters_at *lora_find(const struct tensor_map *map);
 
-/* Of adapters that lora_map_add has added to the map; c NULL: there are none. n_unpacked: experts
- * that packed ones may be unpacked for at once; 0: they stay packed. */
-struct lora_pass lora_of(const struct lora_config *c, const struct tensor_map *map,
-                         uint32_t n_unpacked);
+/* Of adapters that lora_map_add has added to the map; c NULL: there are none. */
+struct lora_pass lora_of(const struct lora_config *c, const struct tensor_map *map);
 
 /* Takes the scratch of a pass whose lora is set. */
 void lora_carve(struct pass *p, const struct adapters_at *units, uint32_t n_units);

@@ -72,7 +72,7 @@ static size_t plan(struct model *m)
     activations_init(&m->act, m->config.dev, true);
     m->pass = (struct pass){ m->config.dev, s, &m->act, whole.n_tokens, cu_seqlens, 1 };
     m->pass.index_stage = m->config.index_stage;
-    m->pass.lora = lora_of(m->config.lora, m->config.map, model_unpacked(m));
+    m->pass.lora = lora_of(m->config.lora, m->config.map);
     model_cut_batch(m, cu_seqlens, 1);
     model_carve_inputs(m, &whole);
     model_carve_gradients(m);

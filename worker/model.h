@@ -34,7 +34,6 @@ struct model_config { /* all borrowed until model_close */
     int64_t segment_rows; /* with full recomputation, layers take so many at once; 0: all. Attention
                            * must be KDA or over chosen keys */
     bool count_margins; /* keep the histograms of quantile balancing */
-    bool unpacks_experts; /* packed ones get room to be unpacked in, which pays on a GPU */
     struct moe_rules rules; /* what a step with backward adds to the routers */
     enum index_stage index_stage; /* not frozen: the indexers train, and nothing else */
     bool index_joint; /* index_stage sparse: they train beside everything else */

@@ -113,7 +113,7 @@ int model_begin(struct model *m, const struct model_batch *b, struct err *err)
         .index_stage = m->config.index_joint ? INDEX_FROZEN : m->config.index_stage,
         .index_weight = m->config.index_weight, .acc_loss = m->acc_loss,
         .acc_index_loss = m->acc_loss + 1,
-        .lora = lora_of(m->config.lora, m->config.map, model_unpacked(m)),
+        .lora = lora_of(m->config.lora, m->config.map),
     };
     model_cut_batch(m, b->cu_seqlens, b->n_docs);
     m->config.dev->ops->zero(m->config.dev, m->acc_loss, 2 * sizeof *m->acc_loss);

@@ -42,12 +42,6 @@ int  model_begin(struct model *m, const struct model_batch *b, struct err *err);
 /* What is uploaded for sums over n slots. */
 void model_grow_ones(struct model *m, int64_t n);
 
-/* Of how many experts packed weights may be unpacked at once; 0: of none. */
-static inline uint32_t model_unpacked(const struct model *m)
-{
-    return m->config.unpacks_experts ? m->config.slots->n_slots : 0;
-}
-
 /* What of it planning does, too. All ranks cut a batch alike, however many tokens each has. */
 void model_cut_batch(struct model *m, const int32_t *cu_seqlens, int32_t n_docs);
 void model_carve_inputs(struct model *m, const struct model_batch *b);

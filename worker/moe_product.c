@@ -1,8 +1,6 @@
 /* moe_product.c - the products of the experts' own matrices, plain or packed */
 #include "worker/moe.h"
 
-#include "kernels/packed_experts.h"
-
 static int32_t number_of(enum tensor_role role)
 {
     return role - ROLE_EXPERT_GATE;
@@ -18,25 +16,14 @@ void moe_product_point(struct moe *e, const struct shard_experts *x, const struc
         }
 }
 
-static struct packed_experts packed_of(const struct pass *p, const struct moe *e,
-                                       const struct moe_product *w)
-{
-    return (struct packed_experts){
-        .w = e->packed + number_of(w->role) * w->n_groups, .packing = p->lora.packing,
-        .offsets = w->offsets, .n_groups = w->n_groups, .in = w->in, .out = w->out,
-        .room = p->lora.unpacks_experts ? p->lora.unpacked : NULL,
-        .room_numbers = p->lora.unpacked_max,
-    };
-}
-
 void moe_product_forward(const struct pass *p, const struct moe *e, const struct moe_product *w,
                          elem *y, const elem *x)
 {
     int32_t at = number_of(w->role) * w->n_groups;
-    struct packed_experts packed = packed_of(p, e, w);
 
     if (p->lora.packing != PACKING_NONE)
-        packed_experts_forward(p->dev, y, x, &packed);
+        p->dev->ops->grouped_linear_packed(p->dev, y, x, e->packed + at, p->lora.packing,
+                                           w->offsets, w->n_groups, w->in, w->out);
     else
         p->dev->ops->grouped_linear(p->dev, y, x, e->w + at, w->offsets, w->n_groups, w->in,
                                     w->out);
@@ -46,10 +33,10 @@ void moe_product_dx(const struct pass *p, const struct moe *e, const struct moe_
                     elem *dx, const elem *dy, float beta)
 {
     int32_t at = number_of(w->role) * w->n_groups;
-    struct packed_experts packed = packed_of(p, e, w);
 
     if (p->lora.packing != PACKING_NONE)
-        packed_experts_dx(p->dev, dx, dy, &packed, beta);
+        p->dev->ops->grouped_linear_packed_dx(p->dev, dx, dy, e->packed + at, p->lora.packing,
+                                              w->offsets, w->n_groups, w->in, w->out, beta);
     else
         p->dev->ops->grouped_linear_dx(p->dev, dx, dy, e->w + at, w->offsets, w->n_groups, w->in,
                                        w->out, beta);

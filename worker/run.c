@@ -216,7 +216,6 @@ static int open_model(struct run *run, struct err *err)
         .recompute = recompute_of(s->parallel_activation_checkpointing),
         .segment_rows = s->parallel_segment_tokens,
         .count_margins = run->bias_rule == BIAS_QUANTILE, .rules = run->rules,
-        .unpacks_experts = run->dev->elem == ELEM_BF16,
         .index_stage = run->index_stage, .index_joint = run->index_joint,
         .index_weight = (float)s->indexer_loss_coefficient,
     };

@@ -75,7 +75,6 @@ static int stack_open(struct stack *s, struct run *run, struct err *err)
         .shard = s->shard, .dispatch = s->dispatch, .dev = s->dev, .tokens_max = c->tokens_max,
         .recompute = c->recompute, .segment_rows = c->segment_rows,
         .count_margins = c->count_margins,
-        .unpacks_experts = c->unpacks_experts || s->dev->elem == ELEM_BF16,
         .index_stage = c->index_stage, .index_joint = c->index_joint, .index_weight = 1,
         .rules = c->rules,
     };

@@ -25,7 +25,6 @@ struct stack_config { /* borrowed while the ranks run */
     enum recompute recompute;
     int64_t segment_rows; /* as in model.h */
     bool deterministic, count_margins;
-    bool unpacks_experts; /* also on a CPU, whose elements are float32 */
     bool is_blocking; /* as parallel.overlap: false */
     enum index_stage index_stage;
     bool index_joint;
