@@ -34,6 +34,11 @@ static struct list_value phases_of(struct arena *a, const Ballast__StepReport *s
     return list_text(text);
 }
 
+static double epoch_of(const Ballast__StepReport *s)
+{
+    return s->epoch_samples ? (double)s->samples / (double)s->epoch_samples : (double)NAN;
+}
+
 COLUMN(step, list_count(a, s->step))
 COLUMN(loss, list_real(a, "%.4f", s->loss))
 COLUMN(valid, list_real(a, "%.4f", s->validation_loss))
@@ -50,6 +55,8 @@ COLUMN(index, list_real(a, "%.4f", s->index_loss))
 COLUMN(rerouted, list_count(a, s->rerouted))
 COLUMN(dropped, list_count(a, s->dropped))
 COLUMN(skipped, list_count(a, s->skipped))
+COLUMN(samples, list_count(a, s->samples))
+COLUMN(epoch, list_real(a, "%.3f", epoch_of(s)))
 COLUMN(attempt, list_count(a, s->attempt))
 COLUMN(time, list_instant(a, s->at_ns))
 COLUMN(phases, phases_of(a, s))
@@ -86,6 +93,8 @@ static const struct list_column step_columns[] = {
     {"REROUTED", LIST_NUMBER, LIST_IF_ANY, step_rerouted, 0, false, NULL},
     {"DROPPED", LIST_NUMBER, LIST_IF_ANY, step_dropped, 0, false, NULL},
     {"SKIPPED", LIST_NUMBER, LIST_IF_ANY, step_skipped, 0, false, NULL},
+    {"EPOCH", LIST_NUMBER, LIST_WIDE, step_epoch, 7, false, NULL},
+    {"SAMPLES", LIST_NUMBER, LIST_ASKED, step_samples, 9, false, NULL},
     {"ATTEMPT", LIST_NUMBER, LIST_WIDE, step_attempt, 0, false, NULL},
     {"TIME", LIST_INSTANT, LIST_WIDE, step_time, 24, false, NULL},
     {"PHASES", LIST_TEXT, LIST_ASKED, step_phases, 0, false, NULL},
@@ -171,7 +180,7 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     if (!*has_header && !c->no_header) {
         printf("step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,"
                "imbalance,aux_loss,z_loss,index_loss,rerouted,dropped,skipped,attempt,at,"
-               "memory_planned_bytes");
+               "memory_planned_bytes,samples,epoch");
         for (size_t i = 0; c->phases && i < s->n_phases; i++) {
             printf(",seconds_");
             ctl_print_escaped(stdout, s->phases[i]->name, strlen(s->phases[i]->name), false);
@@ -195,8 +204,10 @@ static void print_csv(const struct ctl *c, const Ballast__StepReport *s, void *c
     putchar(',');
     print_csv_number(s->index_loss);
     clock_stamp(s->at_ns, at);
-    printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu32 ",%s,%" PRIu64, s->rerouted,
-           s->dropped, s->skipped, s->attempt, at, s->memory_planned_bytes);
+    printf(",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu32 ",%s,%" PRIu64 ",%" PRIu64 ",",
+           s->rerouted, s->dropped, s->skipped, s->attempt, at, s->memory_planned_bytes,
+           s->samples);
+    print_csv_number(epoch_of(s));
     for (size_t i = 0; c->phases && i < s->n_phases; i++) {
         putchar(',');
         print_csv_number(s->phases[i]->seconds);

@@ -271,6 +271,10 @@ struct json *json_of_step(const Ballast__StepReport *step)
     json_put(o, "rerouted", json_new_u64(step->rerouted));
     json_put(o, "dropped", json_new_u64(step->dropped));
     json_put(o, "skipped", json_new_u64(step->skipped));
+    json_put(o, "samples", json_new_u64(step->samples));
+    json_put(o, "epoch", step->epoch_samples ? json_new_double((double)step->samples /
+                                                               (double)step->epoch_samples)
+                                             : NULL);
     json_put(o, "attempt", json_new_u64(step->attempt));
     json_put(o, "at", instant(step->at_ns));
     json_put(o, "phases", phases);

@@ -158,6 +158,8 @@ static Ballast__StepReport *step_at(sqlite3_stmt *s, struct arena *a)
     r->index_loss = real_at(s, 16);
     r->skipped = int_at(s, 17);
     r->memory_planned_bytes = int_at(s, 18);
+    r->samples = int_at(s, 19);
+    r->epoch_samples = int_at(s, 20);
     return r;
 }
 

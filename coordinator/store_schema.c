@@ -168,8 +168,13 @@ static const char stats_6[] =
 static const char stats_7[] =
     "ALTER TABLE steps ADD COLUMN memory_planned_bytes INTEGER NOT NULL DEFAULT 0;";
 
+/* How far into its data a job was. */
+static const char stats_8[] =
+    "ALTER TABLE steps ADD COLUMN samples INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE steps ADD COLUMN epoch_samples INTEGER NOT NULL DEFAULT 0;";
+
 static const char *const stats_steps[] = {stats_1, stats_2, stats_3, stats_4,
-                                          stats_5, stats_6, stats_7};
+                                          stats_5, stats_6, stats_7, stats_8};
 
 const struct schema schema_state = {"state", 0x424c5354, state_steps,
                                     sizeof state_steps / sizeof state_steps[0]};

@@ -11,7 +11,7 @@
 #define STEP_COLUMNS                                                                           \
     "step, attempt, at_ns, loss, validation_loss, grad_norm, lr, tokens_per_second, mfu, "     \
     "memory_bytes, imbalance, phases, aux_loss, z_loss, rerouted, dropped, index_loss, skipped, " \
-    "memory_planned_bytes"
+    "memory_planned_bytes, samples, epoch_samples"
 
 #define LOAD_COLUMNS                                                                           \
     "id, at_ns, first_step, last_step, n_steps, n_reports, attempt, placement_epoch, "         \
@@ -97,7 +97,7 @@ static const char *const sql[S_MAX] = {
     [S_STATS_ROLLBACK] = "ROLLBACK",
     [S_STEP] = "INSERT INTO steps (job, " STEP_COLUMNS ") "
                "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, "
-               "?17, ?18, ?19, ?20) "
+               "?17, ?18, ?19, ?20, ?21, ?22) "
                "ON CONFLICT (job, step) DO UPDATE SET attempt = excluded.attempt, "
                "at_ns = excluded.at_ns, loss = excluded.loss, "
                "validation_loss = excluded.validation_loss, grad_norm = excluded.grad_norm, "
@@ -107,7 +107,8 @@ static const char *const sql[S_MAX] = {
                "aux_loss = excluded.aux_loss, z_loss = excluded.z_loss, "
                "rerouted = excluded.rerouted, dropped = excluded.dropped, "
                "index_loss = excluded.index_loss, skipped = excluded.skipped, "
-               "memory_planned_bytes = excluded.memory_planned_bytes "
+               "memory_planned_bytes = excluded.memory_planned_bytes, "
+               "samples = excluded.samples, epoch_samples = excluded.epoch_samples "
                "WHERE excluded.attempt >= steps.attempt",
     [S_READ_STEPS] = "SELECT " STEP_COLUMNS " FROM steps WHERE job = ?1 AND step > ?2 "
                      "ORDER BY step LIMIT ?3",

@@ -73,7 +73,8 @@ static const struct column steps[] = {
     COLUMN("phases", "TEXT"), COLUMN("aux_loss", "REAL"), COLUMN("z_loss", "REAL"),
     COLUMN("rerouted", "INTEGER"), COLUMN("dropped", "INTEGER"),
     COLUMN("index_loss", "REAL"), COLUMN("skipped", "INTEGER"),
-    COLUMN("memory_planned_bytes", "INTEGER"),
+    COLUMN("memory_planned_bytes", "INTEGER"), COLUMN("samples", "INTEGER"),
+    COLUMN("epoch_samples", "INTEGER"),
 };
 static const struct column load_windows[] = {
     KEY("job", "INTEGER"), EXPR("seconds", "INTEGER", SECONDS), COLUMN("at_ns", "INTEGER"),

@@ -360,6 +360,8 @@ static int write_step(struct store_tables *t, job_id job, uint32_t attempt,
     put_real(&b, r->index_loss);
     put_int(&b, r->skipped);
     put_int(&b, r->memory_planned_bytes);
+    put_int(&b, r->samples);
+    put_int(&b, r->epoch_samples);
     int rc = db_run(b.s, err);
     free(phases);
     return rc;

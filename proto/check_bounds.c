@@ -65,6 +65,8 @@ static const struct check_bound bounds[] = {
     ROW(step_reports, "steps", 0, 0, STEPS_MAX),
     ROW(step_report, "step", 0, 1, INT64_MAX),
     ROW(step_report, "phases", 0, 0, PHASES_MAX),
+    ROW(step_report, "samples", 0, 0, INT64_MAX),
+    ROW(step_report, "epoch_samples", 0, 0, INT64_MAX),
     ROW(phase_time, "name", TEXT_FREE, 0, NAME_BYTES_MAX),
     ROW(log_chunk, "job_id", 0, 1, UINT64_MAX),
     ROW(log_chunk, "attempt", 0, 1, UINT32_MAX),

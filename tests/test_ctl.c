@@ -486,6 +486,8 @@ static void steps_are_tables_and_csv_and_json(void **state)
     s.lr = 3e-3;
     s.tokens_per_second = 1000;
     s.memory_bytes = 3u << 20;
+    s.samples = 32;
+    s.epoch_samples = 20;
     s.phases = phases;
     s.n_phases = 1;
     reply.steps = steps;
@@ -503,8 +505,9 @@ static void steps_are_tables_and_csv_and_json(void **state)
     check("metrics 7 -c 1 --csv --phases", 0,
           "step,loss,validation_loss,grad_norm,lr,tokens_per_second,mfu,memory_bytes,imbalance,"
           "aux_loss,z_loss,index_loss,rerouted,dropped,skipped,attempt,at,"
-          "memory_planned_bytes,seconds_forward\n"
-          "1,5.5,,0,0.003,1000,0,3145728,,1.25,,0.5,3,4,0,2,2025-11-29T13:49:53.123Z,0,0.25\n",
+          "memory_planned_bytes,samples,epoch,seconds_forward\n"
+          "1,5.5,,0,0.003,1000,0,3145728,,1.25,,0.5,3,4,0,2,2025-11-29T13:49:53.123Z,0,32,1.6,"
+          "0.25\n",
           "");
     steps_then_none(&reply.base, &no_more.base);
     struct json *v = run_json("metrics 7 -c 1 --json");

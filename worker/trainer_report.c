@@ -75,6 +75,8 @@ void trainer_report_step(struct trainer *t, const struct step_result *r, double 
     s.memory_bytes = r->memory_bytes;
     s.memory_planned_bytes = t->run.plan.total;
     s.imbalance = r->imbalance;
+    s.samples = t->run.state.next_sample;
+    s.epoch_samples = data_windows(t->run.train);
     s.aux_loss = r->aux_loss;
     s.z_loss = r->z_loss;
     s.index_loss = r->index_loss;
