@@ -90,7 +90,8 @@ int data_open(const struct data_config *c, struct data **out, struct err *err)
     struct data *d = xcalloc(1, sizeof *d);
     int rc;
     *d = (struct data){.seed = c->seed, .length = c->sequence_length, .vocab = c->vocab,
-                       .format = c->format, .pack = c->pack};
+                       .format = c->format, .pack = c->pack,
+                       .lines_bytes_max = c->lines_bytes_max ? c->lines_bytes_max : UINT64_MAX};
     assert(c->sequence_length > 0);
     if ((rc = data_files_open(d, c, err)) == 0)
         rc = count_windows(d, c->what, err);
@@ -117,19 +118,25 @@ void data_close(struct data *d)
     free(d);
 }
 
-uint64_t data_tokens(const struct data *d)
-{
-    return d->n_tokens;
-}
-
-uint64_t data_documents(const struct data *d)
-{
-    return d->n_docs;
-}
-
 uint64_t data_windows(const struct data *d)
 {
     return d->n_windows;
+}
+
+struct data_counts data_count(const struct data *d)
+{
+    struct data_counts n = {.n_files = d->n_files, .n_documents = d->n_docs,
+                            .n_tokens = d->n_tokens, .n_windows = d->n_windows,
+                            .n_labels = d->n_labels};
+    for (size_t i = 0; i < d->n_files; i++)
+        n.n_bytes += d->files[i].n_bytes;
+    n.n_read = d->format == DATA_JSONL ? d->n_read : n.n_bytes;
+    return n;
+}
+
+const char *data_file(const struct data *d, uint64_t i)
+{
+    return d->files[i].path;
 }
 
 /* ---- batches -------------------------------------------------------------------------------- */
@@ -170,8 +177,9 @@ void data_batch_reserve(struct data_batch *b, int64_t n_tokens)
 /* n inputs of a document from token on: one document of the batch. Its last label is the next
  * token's, if there is one. */
 static int add_document(const struct data *d, const struct data_doc *doc, uint64_t from, uint64_t n,
-                        struct data_batch *b, struct err *err)
+                        void *batch, struct err *err)
 {
+    struct data_batch *b = batch;
     uint64_t n_seen = from + n < doc->n_tokens ? n + 1 : n;
     reserve(b, (size_t)b->n_tokens + n_seen, (size_t)b->n_docs + 1);
     int32_t *tokens = b->tokens + b->n_tokens, *labels = b->labels + b->n_tokens;
@@ -190,6 +198,12 @@ static int add_document(const struct data *d, const struct data_doc *doc, uint64
     return 0;
 }
 
+/* ---- windows -------------------------------------------------------------------------------- */
+
+/* What becomes of n inputs of a document from a token on, which are one document of a window. */
+typedef int take(const struct data *d, const struct data_doc *doc, uint64_t from, uint64_t n,
+                 void *to, struct err *err);
+
 /* The last document that does not begin beyond at. */
 static size_t find_doc(const struct data *d, uint64_t at)
 {
@@ -204,8 +218,8 @@ static size_t find_doc(const struct data *d, uint64_t at)
     return low;
 }
 
-static int add_row(const struct data *d, const struct data_row *row, struct data_batch *b,
-                   struct err *err)
+static int take_row(const struct data *d, const struct data_row *row, take *f, void *to,
+                    struct err *err)
 {
     struct data_row at = row[0], end = row[1];
     int rc = 0;
@@ -213,37 +227,68 @@ static int add_row(const struct data *d, const struct data_row *row, struct data
         const struct data_doc *doc = &d->docs[at.doc];
         uint64_t left = n_inputs(doc) - at.from, n = left < d->length ? left : d->length;
         if (n > 0)
-            rc = add_document(d, doc, at.from, n, b, err);
+            rc = f(d, doc, at.from, n, to, err);
         at = n < left ? (struct data_row){at.doc, at.from + n} : (struct data_row){at.doc + 1, 0};
     }
     return rc;
 }
 
 /* A stretch of the row of all documents. */
-static int add_stretch(const struct data *d, uint64_t first, struct data_batch *b, struct err *err)
+static int take_stretch(const struct data *d, uint64_t first, take *f, void *to, struct err *err)
 {
     const struct data_doc *doc = &d->docs[find_doc(d, first)];
     uint64_t from = first - doc->first;
     int rc = 0;
     for (uint64_t n = d->length; n > 0 && rc == 0; from = 0, doc++) {
         uint64_t here = doc->n_tokens - from < n ? doc->n_tokens - from : n;
-        rc = add_document(d, doc, from, here, b, err);
+        rc = f(d, doc, from, here, to, err);
         n -= here;
     }
     return rc;
 }
 
-int data_window(const struct data *d, uint64_t index, struct data_batch *b, struct err *err)
+static int take_window(const struct data *d, uint64_t index, take *f, void *to, struct err *err)
 {
     assert(index < d->n_windows);
-    progress_made(); /* a line of a file may be long, and is parsed for each of its windows */
     if (packs_whole(d))
-        return add_row(d, &d->rows[index], b, err);
+        return take_row(d, &d->rows[index], f, to, err);
     if (d->pack)
-        return add_stretch(d, index * d->length, b, err);
+        return take_stretch(d, index * d->length, f, to, err);
     const struct data_doc *doc = &d->docs[find_doc(d, index)];
     uint64_t from = (index - doc->first) * d->length, left = n_inputs(doc) - from;
-    return add_document(d, doc, from, left < d->length ? left : d->length, b, err);
+    return f(d, doc, from, left < d->length ? left : d->length, to, err);
+}
+
+int data_window(const struct data *d, uint64_t index, struct data_batch *b, struct err *err)
+{
+    progress_made(); /* a line of a file may be long, and is parsed for each of its windows */
+    return take_window(d, index, add_document, b, err);
+}
+
+struct pieces {
+    struct data_piece *all;
+    size_t n;
+};
+
+static int add_piece(const struct data *d, const struct data_doc *doc, uint64_t from, uint64_t n,
+                     void *to, struct err *err)
+{
+    struct pieces *p = to;
+    const struct data_file *f = &d->files[doc->file];
+    uint64_t bytes = d->format == DATA_JSONL ? 0 : from * data_dtype_bytes(f->dtype);
+    (void)err;
+    p->all = xrealloc(p->all, (p->n + 1) * sizeof *p->all);
+    p->all[p->n++] = (struct data_piece){.path = f->path, .number = doc->number,
+                                         .at = doc->at + bytes, .first = from, .n_tokens = n};
+    return 0;
+}
+
+size_t data_pieces(const struct data *d, uint64_t window, struct data_piece **out)
+{
+    struct pieces p = {0};
+    take_window(d, window, add_piece, &p, NULL);
+    *out = p.all;
+    return p.n;
 }
 
 /* ---- the order ------------------------------------------------------------------------------ */
@@ -268,9 +313,13 @@ static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
     return i;
 }
 
-int data_sample(const struct data *d, uint64_t index, struct data_batch *b, struct err *err)
+uint64_t data_order(const struct data *d, uint64_t index)
 {
     uint64_t epoch = index / d->n_windows;
-    uint64_t window = permute(index % d->n_windows, d->n_windows, mix_word(d->seed) + mix_word(~epoch));
-    return data_window(d, window, b, err);
+    return permute(index % d->n_windows, d->n_windows, mix_word(d->seed) + mix_word(~epoch));
+}
+
+int data_sample(const struct data *d, uint64_t index, struct data_batch *b, struct err *err)
+{
+    return data_window(d, data_order(d, index), b, err);
 }

@@ -26,6 +26,7 @@ struct data_config {
     uint32_t sequence_length, vocab;
     bool     pack;
     uint64_t seed;
+    uint64_t lines_bytes_max; /* JSONL is counted no further than the line with this byte; 0: all */
 };
 
 struct data;
@@ -36,9 +37,22 @@ struct data;
 int  data_open(const struct data_config *config, struct data **out, struct err *err);
 void data_close(struct data *d);
 
-uint64_t data_tokens(const struct data *d);
-uint64_t data_documents(const struct data *d);
-uint64_t data_windows(const struct data *d);
+uint64_t data_windows(const struct data *d); /* of an epoch */
+
+struct data_counts {
+    uint64_t n_files, n_bytes; /* of Megatron the .bin */
+    uint64_t n_read;           /* bytes that the rest is of: n_bytes, unless lines_bytes_max says so */
+    uint64_t n_documents, n_tokens, n_windows;
+    uint64_t n_labels;         /* of JSONL: tokens that are learnt */
+};
+struct data_counts data_count(const struct data *d);
+
+/* File i of n_files; the path lives as long as d. */
+const char *data_file(const struct data *d, uint64_t i);
+
+/* Looks whether tokens are in the vocabulary, at the beginning of each file, at so many bytes in all;
+ * those of JSONL have been. *out_bytes: at how many it looked, n_bytes where that was not needed. */
+int data_check(const struct data *d, uint64_t bytes_max, uint64_t *out_bytes, struct err *err);
 
 /* A micro-batch; all zero is an empty one. The pointers are the batch's own. */
 struct data_batch {
@@ -54,11 +68,26 @@ void data_batch_reserve(struct data_batch *b, int64_t n_tokens);
 void data_batch_clear(struct data_batch *b); /* keeps the memory */
 void data_batch_fini(struct data_batch *b);
 
-/* Appends the sample of that global index: window permutation(seed, epoch)[index % windows]. A
- * token outside the vocabulary is -EINVAL with file and offset. */
+/* Appends the sample of that global index, which is the window data_order gives. A token outside
+ * the vocabulary is -EINVAL with file and offset. */
 int data_sample(const struct data *d, uint64_t index, struct data_batch *b, struct err *err);
+
+/* The window of that global index: permutation(seed, epoch)[index % windows]. */
+uint64_t data_order(const struct data *d, uint64_t index);
 
 /* Appends window number index in the files' order (validation). */
 int data_window(const struct data *d, uint64_t index, struct data_batch *b, struct err *err);
+
+/* Where a document of a batch comes from. */
+struct data_piece {
+    const char *path;         /* lives as long as the data */
+    uint64_t number;          /* of the document in its file, empty ones and lines too; from 0 */
+    uint64_t at;              /* byte of the first of its tokens; of JSONL, of the line */
+    uint64_t first, n_tokens; /* inputs: that many of the document's tokens from first on */
+};
+
+/* The documents that data_window would append, in order. Gives *out, freed with free(); returns how
+ * many. */
+size_t data_pieces(const struct data *d, uint64_t window, struct data_piece **out);
 
 #endif

@@ -102,6 +102,52 @@ int data_tokens_read(const struct data *d, const struct data_doc *doc, uint64_t 
     return 0;
 }
 
+/* Whether every value that a file of this kind can hold is a token. */
+static bool holds_tokens_alone(const struct data *d, const struct data_file *f)
+{
+    return (f->dtype == DTYPE_U8 && d->vocab >= 1u << 8) ||
+           (f->dtype == DTYPE_U16 && d->vocab >= 1u << 16);
+}
+
+/* Of a document, at most *left bytes, of which what was looked at is taken away. */
+static int check_document(const struct data *d, const struct data_doc *doc, uint64_t *left,
+                          struct err *err)
+{
+    int32_t tokens[1024], targets[1024];
+    uint32_t bytes = data_dtype_bytes(d->files[doc->file].dtype);
+    for (uint64_t from = 0, n; from < doc->n_tokens && *left >= bytes; from += n) {
+        n = *left / bytes < 1024 ? *left / bytes : 1024;
+        n = doc->n_tokens - from < n ? doc->n_tokens - from : n;
+        int rc = data_tokens_read(d, doc, from, n, tokens, targets, err);
+        if (rc < 0)
+            return rc;
+        *left -= n * bytes;
+    }
+    return 0;
+}
+
+int data_check(const struct data *d, uint64_t bytes_max, uint64_t *out_bytes, struct err *err)
+{
+    struct data_counts all = data_count(d);
+    double share = all.n_bytes > bytes_max ? (double)bytes_max / (double)all.n_bytes : 1;
+    uint64_t left = 0, n_looked = d->format == DATA_JSONL ? all.n_bytes : 0;
+    for (size_t i = 0, file = SIZE_MAX; i < d->n_docs && d->format != DATA_JSONL; i++) {
+        const struct data_file *f = &d->files[d->docs[i].file];
+        if (d->docs[i].file != file) {
+            file = d->docs[i].file;
+            left = (uint64_t)(share * (double)f->n_bytes) + sizeof(uint64_t);
+        }
+        uint64_t before = left;
+        int rc = holds_tokens_alone(d, f) ? 0 : check_document(d, &d->docs[i], &left, err);
+        if (rc < 0)
+            return rc;
+        n_looked += holds_tokens_alone(d, f) ? d->docs[i].n_tokens * data_dtype_bytes(f->dtype)
+                                             : before - left;
+    }
+    *out_bytes = n_looked;
+    return 0;
+}
+
 /* A raw file is one document. */
 static int open_raw(struct data *d, struct data_file *f, const char *what, struct err *err)
 {
@@ -110,13 +156,13 @@ static int open_raw(struct data *d, struct data_file *f, const char *what, struc
     if (f->n_bytes % bytes != 0)
         return err_set(err, -EINVAL, "%s: %s: %zu bytes are no whole number of %u-byte tokens",
                        what, f->path, f->n_bytes, bytes);
-    data_add_doc(d, 0, f->n_bytes / bytes);
+    data_add_doc(d, 0, 0, f->n_bytes / bytes);
     return 0;
 }
 
 /* ---- all ------------------------------------------------------------------------------------ */
 
-void data_add_doc(struct data *d, uint64_t at, uint64_t n_tokens)
+void data_add_doc(struct data *d, uint64_t number, uint64_t at, uint64_t n_tokens)
 {
     if (n_tokens == 0)
         return;
@@ -125,7 +171,8 @@ void data_add_doc(struct data *d, uint64_t at, uint64_t n_tokens)
         d->docs = xrealloc(d->docs, d->docs_cap * sizeof *d->docs);
     }
     d->docs[d->n_docs++] = (struct data_doc){.at = at, .n_tokens = n_tokens,
-                                             .file = (uint32_t)d->n_files - 1};
+                                             .file = (uint32_t)d->n_files - 1,
+                                             .number = (uint32_t)number};
     d->n_tokens += n_tokens;
 }
 

@@ -70,17 +70,16 @@ static int check_line(const struct data *d, const struct json *line, size_t *out
     return 0;
 }
 
-/* Of positions that are trained: nothing comes before the first. Of one token nothing is told. */
-static bool has_label(const struct json *line)
+/* Of positions that are trained: nothing comes before the first. */
+static uint64_t count_labels(const struct json *line)
 {
     const struct json *labels = json_get(line, "labels");
-    double x = NO_LABEL;
-    if (json_count(labels) == 1)
-        return true;
-    for (size_t i = 1; i < json_count(labels); i++)
-        if (json_as_double(json_at(labels, i), &x) && x >= 0)
-            return true;
-    return false;
+    uint64_t n = 0;
+    for (size_t i = 1; i < json_count(labels); i++) {
+        double x = NO_LABEL;
+        n += json_as_double(json_at(labels, i), &x) && x >= 0;
+    }
+    return n;
 }
 
 static size_t line_bytes(const struct data_file *f, uint64_t at)
@@ -101,28 +100,39 @@ static int parse_line(const struct data_file *f, uint64_t at, struct json **out,
     return json_parse((const char *)f->bytes + at, line_bytes(f, at), LINE_BYTES_MAX, out, err);
 }
 
+static int add_line(struct data *d, const struct data_file *f, uint64_t number, uint64_t at,
+                    bool *has_any, struct err *err)
+{
+    struct json *line = NULL;
+    size_t n_tokens = 0;
+    int rc = parse_line(f, at, &line, err);
+    if (rc == 0 && (rc = check_line(d, line, &n_tokens, err)) == 0) {
+        uint64_t n_labels = count_labels(line);
+        data_add_doc(d, number, at, n_tokens);
+        d->n_labels += n_labels;
+        *has_any = *has_any || n_labels > 0 || n_tokens == 1; /* of one token nothing is told */
+    }
+    json_destroy(line);
+    return rc < 0 ? err_prefix(err, "%s:%llu", f->path, (unsigned long long)number + 1) : 0;
+}
+
 int data_jsonl_open(struct data *d, struct err *err)
 {
     const struct data_file *f = &d->files[d->n_files - 1];
     uint64_t at = 0;
     int rc = 0;
     bool has_any = false, has_lines = false;
-    for (size_t number = 1; at < f->n_bytes && rc == 0; number++) {
-        size_t n_bytes = line_bytes(f, at), n_tokens = 0;
-        struct json *line = NULL;
+    for (uint64_t number = 0;
+         at < f->n_bytes && rc == 0 && d->n_read + at < d->lines_bytes_max; number++) {
+        size_t n_bytes = line_bytes(f, at);
         if (!is_blank(f->bytes + at, n_bytes)) {
-            if ((rc = parse_line(f, at, &line, err)) == 0 &&
-                (rc = check_line(d, line, &n_tokens, err)) == 0)
-                data_add_doc(d, at, n_tokens);
+            rc = add_line(d, f, number, at, &has_any, err);
             has_lines = true;
-            has_any = has_any || has_label(line);
-            json_destroy(line);
-            if (rc < 0)
-                err_prefix(err, "%s:%zu", f->path, number);
         }
         at += n_bytes + 1;
     }
-    if (rc == 0 && has_lines && !has_any)
+    d->n_read += at < f->n_bytes ? at : f->n_bytes;
+    if (rc == 0 && at >= f->n_bytes && has_lines && !has_any)
         rc = err_set(err, -EINVAL, "%s: no line has a label behind its first token, so nothing can "
                      "be learnt: all are -100", f->path);
     return rc;

@@ -123,7 +123,7 @@ static int add_document(struct data *d, const struct megatron_index *x, uint64_t
             at = u64_at(x->offsets + 8 * i);
         n_tokens += u32_at(x->lengths + 4 * i);
     }
-    data_add_doc(d, at, n_tokens);
+    data_add_doc(d, k, at, n_tokens);
     return 0;
 }
 

@@ -25,6 +25,7 @@ struct data_doc {
     uint64_t n_tokens; /* above 0 */
     uint64_t first;    /* its first token in the row of all, or its first window; see data.c */
     uint32_t file;
+    uint32_t number; /* in its file, from 0; of JSONL, its line's */
 };
 
 struct data_row { /* where a row of whole documents begins */
@@ -37,7 +38,7 @@ struct data {
     struct data_doc *docs;
     size_t   n_docs, docs_cap;
     struct data_row *rows; /* packed JSONL: n_windows + 1, the last one the end */
-    uint64_t n_tokens, n_windows, seed;
+    uint64_t n_tokens, n_windows, n_labels, n_read, lines_bytes_max, seed;
     uint32_t length, vocab;
     enum data_format format;
     bool     pack;
@@ -54,8 +55,8 @@ static inline uint32_t data_dtype_bytes(enum data_dtype t)
 int data_files_open(struct data *d, const struct data_config *c, struct err *err);
 /* f->path is mapped. what begins the errors. An empty file is -EINVAL. */
 int data_file_map(struct data_file *f, const char *what, struct err *err);
-/* Appends a document; nothing for n_tokens 0. */
-void data_add_doc(struct data *d, uint64_t at, uint64_t n_tokens);
+/* Appends a document; nothing for n_tokens 0. number: see struct data_doc. */
+void data_add_doc(struct data *d, uint64_t number, uint64_t at, uint64_t n_tokens);
 
 /* Tokens from .. from + n of a document, each of which is its own target. -EINVAL with file and
  * offset for one that is outside the vocabulary. */
@@ -66,7 +67,8 @@ int data_tokens_read(const struct data *d, const struct data_doc *doc, uint64_t 
  * are added. */
 int data_megatron_open(struct data *d, const char *path, const char *what, struct err *err);
 
-/* data_jsonl.c: every line of the last file of d, which is mapped, is checked and added. */
+/* data_jsonl.c: every line of the last file of d, which is mapped, is checked and added, until
+ * n_read reaches lines_bytes_max. */
 int data_jsonl_open(struct data *d, struct err *err);
 /* The same as data_tokens_read; targets that are ignored are -1. */
 int data_jsonl_read(const struct data *d, const struct data_doc *doc, uint64_t from, uint64_t n,

@@ -50,7 +50,7 @@ static void a_packed_window_knows_its_documents(void **state)
     struct err err = {0};
     setup_text();
     assert_int_equal(open_data("?.txt", DATA_BYTES, 6, true, 256, &d, &err), 0);
-    assert_int_equal(data_tokens(d), 20);
+    assert_int_equal(data_count(d).n_tokens, 20);
     assert_int_equal(data_windows(d), 3);
     assert_int_equal(data_window(d, 1, &b, &err), 0); /* g | hij | kl */
     assert_int_equal(b.n_tokens, 6);

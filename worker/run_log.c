@@ -16,10 +16,10 @@ void run_log_start(const struct run *r)
            r->coll->rank, r->coll->world, (double)n.total / 1e6,
            (double)shard_state_bytes(r->shard) / (1 << 20), r->dev->n_threads,
            r->state.step > 0 ? "resumes from step" : "starts at step", r->state.step);
+    struct data_counts data = data_count(r->train);
     if (r->coll->rank == 0)
         printf("data: %" PRIu64 " tokens in %" PRIu64 " documents, %" PRIu64
-               " sequences an epoch\n",
-               data_tokens(r->train), data_documents(r->train), data_windows(r->train));
+               " sequences an epoch\n", data.n_tokens, data.n_documents, data.n_windows);
 }
 
 static double mib(uint64_t n_bytes)

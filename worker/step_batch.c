@@ -1,25 +1,33 @@
-/* step_batch.c - sample i of a step goes to rank (i / micro_batch) % world
- *
- * So a step reads the same samples on any number of ranks. */
+/* step_batch.c - a rank's part of a step, as data_step.h deals it out */
 #include "worker/step_batch.h"
 
+#include "common/data_step.h"
 #include "kernels/spans.h"
 #include "worker/phases.h"
 
+static struct data_step next_step(const struct run *run)
+{
+    return (struct data_step){
+        .step = run->state.step + 1, .first = run->state.next_sample,
+        .global_batch = run->spec->train_global_batch,
+        .micro_batch = run->spec->train_micro_batch, .world = run->coll->world,
+    };
+}
+
 uint64_t step_n_batches(const struct run *run)
 {
-    return run->spec->train_global_batch /
-           ((uint64_t)run->spec->train_micro_batch * run->coll->world);
+    struct data_step s = next_step(run);
+    return data_step_passes(&s);
 }
 
 int step_batch(struct run *run, uint64_t k, struct err *err)
 {
-    uint64_t n = run->spec->train_micro_batch;
-    uint64_t first = run->state.next_sample + (k * run->coll->world + run->coll->rank) * n;
+    struct data_step s = next_step(run);
+    uint64_t first = data_step_sample(&s, run->coll->rank, k);
     int rc = 0;
     data_batch_clear(&run->batch);
     spans_begin(run->dev, PHASE_DATA, -1);
-    for (uint64_t i = 0; i < n && rc == 0; i++)
+    for (uint32_t i = 0; i < s.micro_batch && rc == 0; i++)
         rc = data_sample(run->train, first + i, &run->batch, err);
     spans_end(run->dev);
     return rc;
