@@ -24,11 +24,13 @@
 #define SWITCH_GAIN  0.95 /* another predictor must be this much better */
 
 enum predictor {
-    EMA5, LAST, EMA7, EMA9, MEAN, TREND, QUANTILE, PRIOR, N_PREDICTORS
-};
-static const char *const predictor_name[] = {
-    "average 0.5", "last", "average 0.7", "average 0.9", "mean of 8", "trend of 8",
-    "upper quartile of 8", "long mean",
+    EMA5, /* averages that keep 0.5, */
+    LAST,
+    EMA7, /* 0.7 */
+    EMA9, /* and 0.9 of the old */
+    MEAN, TREND, QUANTILE, /* of the newest windows; the upper quartile */
+    PRIOR, /* the mean of all windows */
+    N_PREDICTORS
 };
 static const double shrinkage[] = { 0.2, 0, 0.5, 0.8 };
 #define N_SHRINKAGES (sizeof shrinkage / sizeof *shrinkage)
@@ -43,7 +45,6 @@ struct forecast {
     double  *said;                       /* (N_PREDICTORS, n_experts) about the next window */
     double   score[N_PREDICTORS][N_SHRINKAGES], score_weight;
     double   noise_sum, spread_sum, error_weight;
-    double   absolute_sum, load_sum;
     bool     is_counts;                  /* all loads so far are whole numbers */
     struct belief belief;
 };
@@ -134,8 +135,6 @@ static void learn_error(struct forecast *f, const double *load, double mean)
     double m = mean_of(f->belief.mean, f->n_experts), scale = m > 0 ? mean / m : 0;
     for (uint32_t e = 0; e < f->n_experts; e++) {
         double x = f->belief.mean[e] * scale, d = load[e] - x;
-        f->absolute_sum += fabs(d);
-        f->load_sum += load[e];
         if (x < mean) {
             cold_error += d * d;
             cold += x;
@@ -254,19 +253,4 @@ const double *forecast_last(const struct forecast *f)
 const struct belief *forecast_belief(const struct forecast *f)
 {
     return &f->belief;
-}
-
-const char *forecast_name(const struct forecast *f)
-{
-    return predictor_name[f->predictor];
-}
-
-double forecast_shrinkage(const struct forecast *f)
-{
-    return shrinkage[f->shrink];
-}
-
-double forecast_error(const struct forecast *f)
-{
-    return f->load_sum > 0 ? f->absolute_sum / f->load_sum : 0;
 }

@@ -23,12 +23,4 @@ const double *forecast_last(const struct forecast *f);
 /* What is believed of the next window. Lives until the next forecast_add. */
 const struct belief *forecast_belief(const struct forecast *f);
 
-/* The predictor that is believed now, for people: "last", "average 0.5", ...; and how far it is
- * drawn towards the mean expert, 0 to 1. */
-const char *forecast_name(const struct forecast *f);
-double forecast_shrinkage(const struct forecast *f);
-
-/* Mean absolute error over the load, of the believed predictions so far; 0 before the second. */
-double forecast_error(const struct forecast *f);
-
 #endif
