@@ -73,9 +73,7 @@ static int ping(struct ctl *c, const Ballast__PingReply **out_reply, uint64_t *o
 
 static struct json *ping_json(const Ballast__PingReply *p, uint64_t took_ns)
 {
-    struct json *o = json_new_object(), *features = json_new_array();
-    for (size_t i = 0; i < p->n_features; i++)
-        json_push(features, json_new_string(p->features[i]));
+    struct json *o = json_new_object();
     json_put(o, "version", json_new_string(p->version));
     json_put(o, "commit", json_new_string(p->commit));
     json_put(o, "coordinator_epoch", json_new_u64(p->coordinator_epoch));
@@ -85,7 +83,6 @@ static struct json *ping_json(const Ballast__PingReply *p, uint64_t took_ns)
     json_put(o, "jobs_live", json_new_u64(p->n_jobs_live));
     json_put(o, "user", json_new_string(p->user));
     json_put(o, "dashboard", *p->dashboard ? json_new_string(p->dashboard) : NULL);
-    json_put(o, "features", features);
     json_put(o, "round_trip_seconds", json_new_double((double)took_ns / 1e9));
     return o;
 }
