@@ -14,9 +14,9 @@
 #include "coordinator/dashboard/dashboard.h"
 #include "coordinator/http.h"
 
-#define PULSE_MS      1000
-#define JOBS_MAX      1000u /* with series of their own */
-#define LIBRARY_AGE_S 86400u
+#define PULSE_MS        1000
+#define SERIES_JOBS_MAX 1000u /* jobs with series of their own */
+#define LIBRARY_AGE_S   86400u
 
 #define TEXT "text/plain; charset=utf-8"
 #define EXPOSITION "text/plain; version=0.0.4; charset=utf-8"
@@ -111,7 +111,7 @@ static void say_job_metrics(struct server *s, struct http_request *r)
 {
     struct arena a = {0};
     Ballast__Job **jobs = NULL;
-    size_t n = s->core ? coord_jobs(s->core, 0, NULL, JOBS_MAX, &a, &jobs) : 0;
+    size_t n = s->core ? coord_jobs(s->core, 0, NULL, SERIES_JOBS_MAX, &a, &jobs) : 0;
     say_own(r, EXPOSITION, metrics_jobs_text(jobs, n));
     arena_fini(&a);
 }

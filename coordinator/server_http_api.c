@@ -17,10 +17,11 @@
 #include "coordinator/json_of.h"
 
 #define QUERIES_MAX   16u   /* at once; what comes beyond is told to come again */
+#define ITEMS_MAX     1000u /* jobs or events of one answer */
 #define JOBS_SHOWN    100u
-#define JOBS_MAX      1000u
 #define EVENTS_SHOWN  100u
 #define STEPS_SHOWN   1000u
+#define STEPS_MAX     10000u
 #define WINDOWS_SHOWN 60u
 
 /* Takes value. */
@@ -125,7 +126,7 @@ static bool ask_jobs(const struct http_request *r, struct query *q, job_id job)
     m->n_order = 1;
     q->payload = &m->base;
     bool is_right = read_number(r, "all", 1, 1, &all);
-    is_right &= read_number(r, "count", JOBS_SHOWN, JOBS_MAX, &count) && count;
+    is_right &= read_number(r, "count", JOBS_SHOWN, ITEMS_MAX, &count) && count;
     m->all_states = all != 0;
     m->limit = (uint32_t)count;
     return is_right;
@@ -147,7 +148,7 @@ static bool ask_events(const struct http_request *r, struct query *q, job_id job
     uint64_t count;
     ballast__events_request__init(m);
     q->payload = &m->base;
-    bool is_right = read_number(r, "count", EVENTS_SHOWN, JOBS_MAX, &count) && count;
+    bool is_right = read_number(r, "count", EVENTS_SHOWN, ITEMS_MAX, &count) && count;
     m->job_id = job;
     m->last = (uint32_t)count + 1; /* are there more? */
     return is_right;
@@ -159,7 +160,7 @@ static bool ask_steps(const struct http_request *r, struct query *q, job_id job)
     uint64_t count;
     ballast__metrics_request__init(m);
     q->payload = &m->base;
-    bool is_right = read_number(r, "count", STEPS_SHOWN, 10 * STEPS_SHOWN, &count) && count &&
+    bool is_right = read_number(r, "count", STEPS_SHOWN, STEPS_MAX, &count) && count &&
                     read_number(r, "after", 0, INT64_MAX, &m->after_step);
     m->job_id = job;
     m->last = m->limit = (uint32_t)count;
