@@ -23,7 +23,7 @@ struct balance_policy balance_defaults(void)
     };
 }
 
-const char *balance_kind_name(enum balance_kind kind)
+static const char *kind_name(enum balance_kind kind)
 {
     static const char *const name[] = { "stay", "copies", "steps", "fresh", "given" };
     return name[kind];
@@ -104,7 +104,7 @@ static void say_why(const struct balance *b, const struct candidate *stay,
     struct balance_verdict *v = &best->verdict;
     if (best != stay && candidate_is_worth_it(b, best)) {
         snprintf(v->reason, sizeof v->reason, "%s: %u moves in %u rounds; max/mean %.3f -> %.3f "
-                 "wins %.2f windows, costs %.2f, risk %.2f", balance_kind_name(v->kind),
+                 "wins %.2f windows, costs %.2f, risk %.2f", kind_name(v->kind),
                  v->n_moves, v->n_rounds, v->ratio_before, v->ratio_after, v->gain, v->cost,
                  v->risk);
         *out = *v;
@@ -118,7 +118,7 @@ static void say_why(const struct balance *b, const struct candidate *stay,
     else
         snprintf(out->reason, sizeof out->reason, "stay at max/mean %.3f: the best plan (%s) wins "
                  "%.2f windows, costs %.2f, risk %.2f; needs a sure gain of %.1f %%",
-                 out->ratio_before, balance_kind_name(v->kind), v->gain, v->cost, v->risk,
+                 out->ratio_before, kind_name(v->kind), v->gain, v->cost, v->risk,
                  100 * b->policy.min_gain);
 }
 
@@ -223,7 +223,7 @@ void balance_weigh(const struct balance *b, const struct placement *in_force,
     v.n_moves = plan.n_moves;
     v.n_rounds = plan.n_rounds;
     v.n_bytes = plan.n_bytes;
-    snprintf(v.reason, sizeof v.reason, "%s: max/mean %.3f -> %.3f", balance_kind_name(v.kind),
+    snprintf(v.reason, sizeof v.reason, "%s: max/mean %.3f -> %.3f", kind_name(v.kind),
              v.ratio_before, v.ratio_after);
     *verdict = v;
 }

@@ -36,7 +36,6 @@ enum balance_kind {
     BALANCE_GIVEN,  /* a person's */
     BALANCE_KINDS
 };
-const char *balance_kind_name(enum balance_kind kind);
 
 struct balance_verdict {
     enum balance_kind kind;

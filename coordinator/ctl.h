@@ -133,9 +133,6 @@ int ctl_parse(int argc, char **argv, struct ctl *c, const struct ctl_command **o
 /* ---- ctl_help.c */
 
 void ctl_print_usage(FILE *out);
-void ctl_print_help(FILE *out, const struct ctl_command *command);
-/* The commands that begin with word, as those of jobs with job; false: there are none. */
-bool ctl_print_group(FILE *out, const char *word);
 /* Help about what the words name: a command, a group, or without any all of it. */
 int  ctl_show_help(const struct ctl *c, char *const *words, size_t n_words);
 /* "one of wide, json, yaml": what -o takes. Gives a text, freed with free(). */

@@ -28,7 +28,7 @@ const char ctl_help_examples[] =
     "  ballast help COMMAND                   more about a command, or a group as job\n"
     "  source <(ballast completion bash)      Tab completes commands, options, ids and names\n";
 
-void ctl_option_text(const struct ctl_command *command, const struct ctl_option *o, char out[64])
+static void option_text(const struct ctl_command *command, const struct ctl_option *o, char out[64])
 {
     bool has_short = o->short_form && ctl_option_of_short(command, o->short_form) == o;
     snprintf(out, 64, "%c%c%s --%s%s%s", has_short ? '-' : ' ',
@@ -52,7 +52,7 @@ void ctl_print_options(FILE *out, const struct ctl_command *command, bool with_r
         char left[64];
         if (!is_shown(command, o, with_remote))
             continue;
-        ctl_option_text(command, o, left);
+        option_text(command, o, left);
         print(out, left, o->help);
     }
 }
@@ -69,7 +69,8 @@ static void print_command(FILE *out, const struct ctl_command *command)
     fprintf(out, "  %-28s %s\n", left, command->summary);
 }
 
-bool ctl_print_group(FILE *out, const char *word)
+/* The commands that begin with word, as those of jobs with job; false: there are none. */
+static bool print_group(FILE *out, const char *word)
 {
     size_t n = strlen(word);
     bool is_one = false;
@@ -131,7 +132,7 @@ void ctl_forms_help(FILE *out, const struct ctl_command *command)
     free(names);
 }
 
-void ctl_print_help(FILE *out, const struct ctl_command *command)
+static void print_help(FILE *out, const struct ctl_command *command)
 {
     fprintf(out, "Usage: ballast %s%s%s [OPTION]...\n\n%s\n\n%s\nOptions:\n", command->name,
             *command->args ? " " : "", command->args, command->summary, command->details);
@@ -149,8 +150,8 @@ int ctl_show_help(const struct ctl *c, char *const *words, size_t n_words)
     if (!n_words)
         ctl_print_usage(stdout);
     else if (command && n_used == n_words)
-        ctl_print_help(stdout, command);
-    else if (n_words > 1 || !ctl_print_group(stdout, words[0]))
+        print_help(stdout, command);
+    else if (n_words > 1 || !print_group(stdout, words[0]))
         return ctl_unknown_command(c, words, n_words);
     return CTL_OK;
 }

@@ -6,10 +6,8 @@
 
 extern const char ctl_help_intro[], ctl_help_address[], ctl_help_codes[], ctl_help_examples[];
 
-/* "-f, --follow", "    --sort COLUMNS" */
-void ctl_option_text(const struct ctl_command *command, const struct ctl_option *o, char out[64]);
-/* Prints the command's own options, left as ctl_option_text has it; with NULL those of all
- * commands, with_remote also those of all that speak to a coordinator. */
+/* Prints the command's own options, left as in "-f, --follow" and "    --sort COLUMNS"; with NULL
+ * those of all commands, with_remote also those of all that speak to a coordinator. */
 void ctl_print_options(FILE *out, const struct ctl_command *command, bool with_remote,
                        void (*print)(FILE *out, const char *left, const char *help));
 /* Which forms, which columns. */

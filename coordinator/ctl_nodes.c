@@ -212,7 +212,7 @@ static const struct list_column state_columns[] = {
     {"DOWN", LIST_NUMBER, LIST_WIDE, group_down, 0, false, NULL},
     {"NODELIST", LIST_TEXT, LIST_ALWAYS, group_list, 0, false, NULL},
 };
-const struct ctl_list ctl_state_list = {
+static const struct ctl_list state_list = {
     .kind = "NodeStateList", .rows = "states", .columns = state_columns,
     .n_columns = sizeof state_columns / sizeof *state_columns, .name = "state", .order = "state",
     .json = state_json,
@@ -223,7 +223,7 @@ int ctl_nodes(struct ctl *c)
     const Ballast__WorkerListReply *fleet;
     struct list_query *q = xcalloc(1, sizeof *q);
     struct group *nodes = NULL, *rows = NULL;
-    int rc = list_begin(c, c->summary ? &ctl_state_list : &ctl_node_list, q);
+    int rc = list_begin(c, c->summary ? &state_list : &ctl_node_list, q);
     if (rc == CTL_OK)
         rc = ctl_fleet(c, &fleet);
     if (rc == CTL_OK) {

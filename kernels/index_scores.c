@@ -14,7 +14,8 @@
 #define BLOCK_KEYS    256
 #define DIGIT_BITS    8
 
-int64_t index_dots(const struct index_shape *s, int64_t n_queries)
+/* Floats of index_block's dots for n_queries. */
+static int64_t index_dots(const struct index_shape *s, int64_t n_queries)
 {
     return n_queries * s->n_heads * BLOCK_KEYS;
 }
@@ -31,9 +32,10 @@ void index_combine(float *restrict to, const float *restrict dots, int64_t strid
     }
 }
 
-void index_block(struct cpu_thread *t, float *scores, int64_t stride, float *dots,
-                 const struct index_operands *x, int64_t query, int64_t n_queries, int64_t key,
-                 int64_t n_keys)
+/* scores (n_queries, n_keys), rows stride apart, masked nowhere. */
+static void index_block(struct cpu_thread *t, float *scores, int64_t stride, float *dots,
+                        const struct index_operands *x, int64_t query, int64_t n_queries,
+                        int64_t key, int64_t n_keys)
 {
     const struct index_shape *s = x->shape;
     int64_t d = s->head_dim, n_heads = s->n_heads;

@@ -17,6 +17,7 @@
 #include "tests/patience.h"
 #include "worker/coll_wire.h"
 #include "worker/coll_wire_frame.h"
+#include "worker/coll_wire_parts.h"
 
 /* Which host each rank is on. */
 static const struct {
@@ -61,7 +62,7 @@ static void *rank_main(void *arg)
     r->rc = wire_open("tcp://127.0.0.1:*", &hosts.wire, &r->err);
     if (r->rc == 0) {
         run.peers[r->rank] = (struct wire_peer){wire_address(hosts.wire), wire_key(hosts.wire)};
-        run.data_ports[r->rank] = wire_data_port(hosts.wire);
+        run.data_ports[r->rank] = hosts.wire->door_port;
     }
     pthread_barrier_wait(&run.meet);
     if (r->rc == 0)
@@ -618,7 +619,7 @@ static void work_for_ever(struct board *b, const uint8_t *id, uint32_t rank)
     if (rc == 0) {
         strcpy(b->addresses[rank], wire_address(hosts.wire));
         memcpy(b->keys[rank], wire_key(hosts.wire), WIRE_KEY_BYTES);
-        b->data_ports[rank] = wire_data_port(hosts.wire);
+        b->data_ports[rank] = hosts.wire->door_port;
     }
     if (b->log > 0)
         dup2(b->log, 2);

@@ -138,11 +138,6 @@ const char *wire_address(const struct wire *w)
     return w->address;
 }
 
-uint16_t wire_data_port(const struct wire *w)
-{
-    return w->door_port;
-}
-
 const uint8_t *wire_key(const struct wire *w)
 {
     return w->key;

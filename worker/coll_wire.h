@@ -56,8 +56,6 @@ int wire_open(const char *address, struct wire **out_wire, struct err *err);
 /* What the others must know; live until close. */
 const char    *wire_address(const struct wire *w);
 const uint8_t *wire_key(const struct wire *w);
-/* Where links begin; the others hear of it from this rank itself. */
-uint16_t       wire_data_port(const struct wire *w);
 
 /* From now on rank talks to the others of world; peers (world) and events are copied. */
 void wire_join(struct wire *w, uint32_t rank, uint32_t world, const struct wire_peer *peers,

@@ -90,7 +90,6 @@ struct header {
 
 /* ---- coll_wire_socket.c: all return 0 or a negative errno ------------------------------------ */
 
-void wire_set(void *socket, int option, int value);
 int  wire_make_keys(struct wire *w, struct err *err);
 int  wire_listen_at(struct wire *w, const char *address, struct err *err);
 /* The connection to a rank, made if there is none; NULL with errno. */

@@ -89,7 +89,7 @@ int wire_address_check(const char *address, struct err *err)
 
 /* ---- sockets -------------------------------------------------------------------------------- */
 
-void wire_set(void *socket, int option, int value)
+static void set(void *socket, int option, int value)
 {
     zmq_setsockopt(socket, option, &value, sizeof value);
 }
@@ -99,14 +99,14 @@ static void *new_socket(struct wire *w, int type)
     void *s = zmq_socket(w->context, type);
     if (!s)
         return NULL;
-    wire_set(s, ZMQ_LINGER, WIRE_LINGER_MS);
-    wire_set(s, ZMQ_SNDHWM, HWM_MESSAGES);
-    wire_set(s, ZMQ_RCVHWM, HWM_MESSAGES);
-    wire_set(s, ZMQ_IPV6, 1);
-    wire_set(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS);
-    wire_set(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS);
-    wire_set(s, ZMQ_HEARTBEAT_TIMEOUT, SILENCE_MS);
-    wire_set(s, ZMQ_HEARTBEAT_TTL, SILENCE_MS);
+    set(s, ZMQ_LINGER, WIRE_LINGER_MS);
+    set(s, ZMQ_SNDHWM, HWM_MESSAGES);
+    set(s, ZMQ_RCVHWM, HWM_MESSAGES);
+    set(s, ZMQ_IPV6, 1);
+    set(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS);
+    set(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS);
+    set(s, ZMQ_HEARTBEAT_TIMEOUT, SILENCE_MS);
+    set(s, ZMQ_HEARTBEAT_TTL, SILENCE_MS);
     zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &(int64_t){2 * WIRE_TEXT_BYTES}, sizeof(int64_t));
     zmq_setsockopt(s, ZMQ_CURVE_PUBLICKEY, w->key, WIRE_KEY_BYTES);
     zmq_setsockopt(s, ZMQ_CURVE_SECRETKEY, w->secret, WIRE_KEY_BYTES);
@@ -147,9 +147,9 @@ int wire_listen_at(struct wire *w, const char *address, struct err *err)
         zmq_bind(w->zap, "inproc://zeromq.zap.01") < 0 ||
         !(w->listener = new_socket(w, ZMQ_ROUTER)))
         return err_set(err, -errno, "ZeroMQ: %s", zmq_strerror(errno));
-    wire_set(w->zap, ZMQ_LINGER, 0);
-    wire_set(w->listener, ZMQ_LINGER, ANSWER_LINGER_MS);
-    wire_set(w->listener, ZMQ_CURVE_SERVER, 1);
+    set(w->zap, ZMQ_LINGER, 0);
+    set(w->listener, ZMQ_LINGER, ANSWER_LINGER_MS);
+    set(w->listener, ZMQ_CURVE_SERVER, 1);
     zmq_setsockopt(w->listener, ZMQ_ZAP_DOMAIN, domain, sizeof domain - 1);
     if (zmq_bind(w->listener, address) < 0 ||
         zmq_getsockopt(w->listener, ZMQ_LAST_ENDPOINT, w->address, &n) < 0)
