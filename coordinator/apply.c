@@ -275,6 +275,7 @@ static int apply_what(struct coord *c, const Ballast__Record *r, struct err *err
     case BALLAST__RECORD__WHAT_HELD:
         j->held = r->held->held;
         job_text(&j->hold_reason, r->held->reason);
+        job_text(&j->held_by, r->by);
         c->queue_is_stale = true;
         return 0;
     case BALLAST__RECORD__WHAT_PLAN:

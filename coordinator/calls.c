@@ -1,7 +1,7 @@
 /* calls.c - what clients ask for
  *
- * Every change answers with the state after it. Asking twice is harmless: a submit by its key, a
- * requeue and a resume by their last one, the rest by nature. */
+ * Every change answers with the state after it. Asking twice is harmless: a submit by its key, the
+ * rest by nature. */
 #include "coordinator/core.h"
 
 #include <inttypes.h>
@@ -115,6 +115,8 @@ void call_submit(struct coord *c, struct turn *t, uint64_t peer, const char *use
     job_id id = c->last_job_id + 1;
     emit_submitted(c, t, id, request->spec, user, key, digest);
     struct job *j = job_table_find(&c->jobs, id);
+    if (request->hold)
+        emit_held(c, t, j, true, "");
     for (size_t i = 0; i < request->spec->n_scheduling_after; i++) {
         job_id after = request->spec->scheduling_after[i];
         const struct job *other = job_table_find(&c->jobs, after);
@@ -124,7 +126,7 @@ void call_submit(struct coord *c, struct turn *t, uint64_t peer, const char *use
     reply_submitted(t, peer, e, id, false);
 }
 
-/* ---- cancel, hold, release, requeue ------------------------------------------------------- */
+/* ---- cancel, hold, release ---------------------------------------------------------------- */
 
 static Ballast__JobReply *describe(struct coord *c, struct turn *t, const struct job *j)
 {
@@ -163,18 +165,6 @@ static bool is_pending(const struct job *j)
         j->state == BALLAST__JOB_STATE__JOB_RECOVERING;
 }
 
-/* Back into the queue, under the same id. */
-static void requeue(struct coord *c, struct turn *t, struct job *j, const Ballast__Envelope *e)
-{
-    Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
-    s.state = BALLAST__JOB_STATE__JOB_QUEUED;
-    s.idempotency_key = (ProtobufCBinaryData){
-        .len = e->idempotency_key.len,
-        .data = arena_memdup(&t->arena, e->idempotency_key.data, e->idempotency_key.len)};
-    emit_state(c, t, j, &s);
-    j->wait = (struct wait_reason){0};
-}
-
 bool call_has_key(const Ballast__Envelope *e, const uint8_t key[IDEMPOTENCY_KEY_BYTES])
 {
     return e->idempotency_key.len == IDEMPOTENCY_KEY_BYTES &&
@@ -205,21 +195,11 @@ void call_job(struct coord *c, struct turn *t, uint64_t peer, const Ballast__Env
             emit_held(c, t, j, true, request->reason);
         j->wait.kind = WAIT_HELD;
         break;
-    case BALLAST__METHOD__METHOD_JOB_RELEASE:
+    default: /* METHOD_JOB_RELEASE */
         if (j->held) {
             emit_held(c, t, j, false, "");
             j->wait.kind = WAIT_NONE;
         }
-        break;
-    default: /* METHOD_JOB_REQUEUE */
-        if (!job_has_ended(j) && !call_has_key(e, j->queue_key)) {
-            refuse_state(t, peer, e, j, j->state == BALLAST__JOB_STATE__JOB_PAUSED
-                         ? "ballast job resume lets it go on"
-                         : "only a job that has ended can be queued again");
-            return;
-        }
-        if (!call_has_key(e, j->queue_key))
-            requeue(c, t, j, e);
         break;
     }
     reply_job(c, t, peer, e, j);

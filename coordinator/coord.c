@@ -136,11 +136,11 @@ static void dispatch(struct coord *c, struct turn *t, uint64_t peer, const char 
     case BALLAST__METHOD__METHOD_JOB_CANCEL:
     case BALLAST__METHOD__METHOD_JOB_HOLD:
     case BALLAST__METHOD__METHOD_JOB_RELEASE:
-    case BALLAST__METHOD__METHOD_JOB_REQUEUE:
         call_job(c, t, peer, e, (const Ballast__JobRequest *)payload);
         break;
     case BALLAST__METHOD__METHOD_JOB_PAUSE:
     case BALLAST__METHOD__METHOD_JOB_RESUME:
+    case BALLAST__METHOD__METHOD_JOB_REQUEUE:
         call_job_pause(c, t, peer, user, e, (const Ballast__JobRequest *)payload);
         break;
     case BALLAST__METHOD__METHOD_JOB_SET:

@@ -11,7 +11,7 @@
 #include "common/stdio.h"
 
 const struct ctl_command ctl_commands[] = {
-    {"submit", "JOB.yaml", 0, 1, "sdkwfx@", CTL_NAMED,
+    {"submit", "JOB.yaml", 0, 1, "sdk0wfx@", CTL_NAMED,
      "check a job file and submit it; prints the job's id",
      "The file is checked before anything is contacted; with a mistake nothing is submitted.\n"
      "\n"
@@ -20,6 +20,7 @@ const struct ctl_command ctl_commands[] = {
      "  ballast submit job.yaml --dry-run      groups, memory, time; what would be refused\n"
      "  ballast submit job.yaml --follow       live progress; Ctrl-C detaches\n"
      "  ballast submit job.yaml --wait         exit code of the job\n"
+     "  ballast submit job.yaml --hold         starts once it is released: ballast job release\n"
      "  ballast submit --explain               every key of a job file\n", ctl_submit, NULL},
     {"jobs", "[ID]...", 0, LIST_TERMS_MAX, "a6u87c45HE@", CTL_LISTS,
      "list jobs: states, and the reason in words",
@@ -49,14 +50,21 @@ const struct ctl_command ctl_commands[] = {
      "  ballast job cancel 7 --reason 'wrong data'\n"
      "  ballast job cancel $(ballast jobs --me -f st=PD -o name)\n", ctl_job_cancel, &ctl_job_list},
     {"job hold", "ID...", 1, 1000, "rH@", CTL_LISTS,
-     "keep a queued job from starting",
+     "keep a job that waits from starting",
+     "It keeps its place in the queue; its reason says who holds it. What runs can be paused.\n"
+     "\n"
      "  ballast job hold 7 --reason 'after the weekend'\n", ctl_job_hold, &ctl_job_list},
     {"job release", "ID...", 1, 1000, "H@", CTL_LISTS,
      "let a held job start",
      "  ballast job release 7\n", ctl_job_release, &ctl_job_list},
     {"job requeue", "ID...", 1, 1000, "rH@", CTL_LISTS,
-     "queue a job that has ended again, from its newest checkpoint",
-     "  ballast job requeue 7\n", ctl_job_requeue, &ctl_job_list},
+     "queue a job again, to start from its newest checkpoint",
+     "The ranks of a running job finish their step, write a checkpoint and end; then it waits for\n"
+     "workers again, which may be others, under the same id. A job that has ended is queued anew,\n"
+     "with its restarts and its time limit counted from 0.\n"
+     "\n"
+     "  ballast worker drain node3-0 && ballast job requeue 7 --reason 'off that node'\n"
+     "  ballast job requeue $(ballast jobs -a --me --since 1d -f state=FAILED -o name)\n", ctl_job_requeue, &ctl_job_list},
     {"job pause", "ID...", 1, 1000, "rH@", CTL_LISTS,
      "let a job give its workers back, keeping its place",
      "Its ranks finish their step, write a checkpoint and end. Others may use the workers\n"

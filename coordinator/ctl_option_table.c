@@ -27,6 +27,7 @@ const struct ctl_option ctl_options[] = {
      "give up after this long, as in 5s, 2m; a number is seconds", OPTION_REMOTE},
     {'s', 0, "set", "KEY=VALUE", "change a key of the job file; may be repeated", OPTION_OWN},
     {'d', 0, "dry-run", NULL, "check and plan, submit nothing", OPTION_OWN},
+    {'0', 0, "hold", NULL, "queue it, but keep it from starting until it is released", OPTION_OWN},
     {'w', 0, "wait", NULL, "return when the job has ended, with its exit code", OPTION_OWN},
     {'f', 'f', "follow", NULL, "go on with what comes", OPTION_OWN},
     {'x', 0, "explain", NULL, "print every key of a job file (markdown)", OPTION_OWN},

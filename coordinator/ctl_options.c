@@ -119,6 +119,7 @@ int ctl_option_read(struct ctl *c, const struct ctl_option *r, const char *arg)
     case '7': c->all_users = true; return -1;
     case '8': c->user = "me"; return -1;
     case '9': c->summary = true; return -1;
+    case '0': c->hold = true; return -1;
     case 'E': c->watch = true; return -1;
     case 'k': c->cluster = arg; return -1;
     case 'T': c->train = arg; return -1;

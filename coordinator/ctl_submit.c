@@ -134,6 +134,7 @@ static int hand_over(struct ctl *c, Ballast__JobSpec *spec, uint64_t *out_id)
     Ballast__SubmitRequest request = BALLAST__SUBMIT_REQUEST__INIT;
     const ProtobufCMessage *message;
     request.spec = spec;
+    request.hold = c->hold;
     int rc = ctl_call(c, BALLAST__METHOD__METHOD_SUBMIT, &request.base, &message);
     if (rc == CTL_OK)
         *out_id = ((const Ballast__SubmitReply *)message)->job_id;
@@ -152,7 +153,9 @@ static void tell_id(const struct ctl *c, uint64_t id)
         printf("%" PRIu64 "\n", id);
     }
     fflush(stdout);
-    if (!c->follow && !c->wait)
+    if (c->hold)
+        ctl_hint(c, "  ballast job release %" PRIu64, id);
+    else if (!c->follow && !c->wait)
         ctl_hint(c, "  ballast metrics %" PRIu64 " -f\n  ballast logs %" PRIu64 " -f", id, id);
 }
 

@@ -9,9 +9,10 @@
 
 static void dump_job(FILE *out, const struct job *j)
 {
-    fprintf(out, "job %" PRIu64 " %s user=%s reason=\"%s\" exit=%s then=%s stop=%d held=%d \"%s\"",
-            j->id, event_job_state(j->state), j->user, j->reason, j->exit,
-            event_job_state(j->then), j->stop_mode, j->held, j->hold_reason);
+    fprintf(out, "job %" PRIu64 " %s user=%s reason=\"%s\" exit=%s then=%s stop=%d", j->id,
+            event_job_state(j->state), j->user, j->reason, j->exit, event_job_state(j->then),
+            j->stop_mode);
+    fprintf(out, " held=%d \"%s\" by=%s", j->held, j->hold_reason, j->held_by);
     fprintf(out, " attempt=%u restarts=%u in_row=%u checkpoint=%" PRIu64 " step=%" PRIu64
             " ran_ms=%" PRIu64 " backoff_ms=%" PRIu64 " seen=%x assigned=%" PRIu64,
             j->attempt, j->n_restarts, j->n_failures_in_row, j->checkpoint_step, j->step,

@@ -16,7 +16,8 @@ static const uint32_t allowed[] = {
     [S(QUEUED)]     = BIT(STARTING) | BIT(CANCELLED) | BIT(PAUSED),
     [S(STARTING)]   = BIT(RUNNING) | BIT(RECOVERING) | BIT(STOPPING) | BIT(FAILED),
     [S(RUNNING)]    = BIT(DONE) | BIT(RECOVERING) | BIT(STOPPING) | BIT(FAILED),
-    [S(RECOVERING)] = BIT(STARTING) | BIT(STOPPING) | BIT(FAILED) | BIT(CANCELLED) | BIT(PAUSED),
+    [S(RECOVERING)] = BIT(STARTING) | BIT(STOPPING) | BIT(FAILED) | BIT(CANCELLED) | BIT(PAUSED) |
+                      BIT(QUEUED),
     [S(PREEMPTING)] = 0,
     [S(STOPPING)]   = BIT(DONE) | BIT(FAILED) | BIT(CANCELLED) | BIT(PAUSED) | BIT(QUEUED) |
                       BIT(STOPPING),
@@ -77,6 +78,7 @@ struct job *job_create(job_id id, const Ballast__RecordSubmitted *submitted)
     job_text(&j->warning, NULL);
     job_text(&j->exit, NULL);
     job_text(&j->hold_reason, NULL);
+    job_text(&j->held_by, NULL);
     j->n_after = j->spec->n_scheduling_after;
     j->after = xmemdup(j->spec->scheduling_after, j->n_after * sizeof *j->after);
     j->summary = (struct job_summary){.loss = NAN, .validation_loss = NAN, .imbalance = NAN};
@@ -104,6 +106,7 @@ void job_destroy(struct job *j)
     free(j->warning);
     free(j->exit);
     free(j->hold_reason);
+    free(j->held_by);
     free(j);
 }
 
@@ -174,7 +177,9 @@ static const char *wait_text(const struct job *j, uint64_t now_ns, struct arena 
     case WAIT_NONE:
         return "waits for the scheduler";
     case WAIT_HELD:
-        return *j->hold_reason ? arena_printf(arena, "held: %s", j->hold_reason) : "held";
+        return arena_printf(arena, "held%s%s%s%s; ballast job release %" PRIu64 " lets it start",
+                            *j->held_by ? " by " : "", j->held_by, *j->hold_reason ? ": " : "",
+                            j->hold_reason, j->id);
     case WAIT_AFTER:
         return arena_printf(arena, "waits until job %" PRIu64 " is DONE", w->a);
     case WAIT_BACKOFF: {

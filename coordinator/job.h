@@ -5,11 +5,11 @@
  *     │         │  │  └────────┼─┴────▶ STOPPING ──▶ CANCELLED, FAILED, DONE, PAUSED, QUEUED
  *     │         ▼  │           ▼           ▲
  *     │       RECOVERING ◀─────┘ ──────────┘        a rank was lost: the next attempt
- *     └── requeue of an ended job, resume of one that is PAUSED
+ *     └── requeue of an ended or RECOVERING job, resume of one that is PAUSED
  *
  * QUEUED, RECOVERING may also end or be PAUSED at once: nothing is left to stop. What comes after
- * STOPPING may change while it is a pause: a cancel, a resume, another pause. Held is a fact
- * beside QUEUED, RECOVERING and PAUSED: it waits for a person.
+ * STOPPING may change while that is PAUSED or QUEUED: a cancel, a resume, another pause. Held is a
+ * fact beside QUEUED, RECOVERING and PAUSED: it waits for a person.
  *
  * A rank's fate is what the coordinator knows about its process, which decides when the next
  * attempt may start: never while two gangs of one job could make steps. */
@@ -83,7 +83,7 @@ struct job {
     Ballast__JobState  then; /* STOPPING: what comes after */
     Ballast__StopMode  stop_mode;
     bool               held;
-    char              *hold_reason;
+    char              *hold_reason, *held_by; /* by: its user; "": an older record tells none */
     uint32_t           attempt, n_restarts, n_failures_in_row;
     uint64_t           checkpoint_step, step, ran_ms, backoff_ms;
     uint32_t           states_seen; /* bits, since it last waited or stopped */

@@ -25,7 +25,8 @@ def hold_and_release(c):
     c.wait(blocker, "CANCELLED", 20)
     until(lambda: c.n_idle() == 4, 10, "workers are free")
     shown = c.show(job)
-    expect(shown["state"] == "QUEUED" and "held" in shown["reason"].lower(), f"held: {shown}")
+    expect(shown["state"] == "QUEUED" and shown["held"], f"held: {shown}")
+    expect(f"; ballast job release {job}" in shown["reason"], f"what to type: {shown}")
     c.ok("job", "release", job)
     c.wait(job, "DONE")
 

@@ -22,6 +22,7 @@ static bool may_follow(Ballast__JobState from, Ballast__JobState to)
         {S(RUNNING), S(FAILED)},
         {S(RECOVERING), S(STOPPING)}, {S(RECOVERING), S(FAILED)},
         {S(RECOVERING), S(CANCELLED)}, {S(RECOVERING), S(PAUSED)},
+        {S(RECOVERING), S(QUEUED)},
         {S(STOPPING), S(DONE)}, {S(STOPPING), S(FAILED)}, {S(STOPPING), S(CANCELLED)},
         {S(STOPPING), S(STOPPING)}, {S(STOPPING), S(PAUSED)}, {S(STOPPING), S(QUEUED)},
         {S(PAUSED), S(QUEUED)}, {S(PAUSED), S(CANCELLED)},

@@ -3,6 +3,7 @@
 #include "tests/a_job.h"
 
 #define JOB(x) BALLAST__JOB_STATE__JOB_##x
+#define HELD(by) "held by " by "; ballast job release 1 lets it start"
 
 enum { CLIENT = 1, W1 = 11, W2 = 12, OTHER = 13 }; /* connections */
 
@@ -545,19 +546,31 @@ static void the_time_limit_saves_and_ends(void **state)
     assert_int_equal(last_state(b, 1)->state, JOB(FAILED));
 }
 
+static void expect_code(struct bench *b, Ballast__Method method, job_id job, uint8_t key,
+                        Ballast__Code expected, const char *text)
+{
+    call_job(b, method, job, key);
+    const struct outgoing *o = sent(b, CLIENT, method);
+    assert_non_null(o);
+    assert_int_equal(o->envelope.status->code, expected);
+    if (text && !strstr(o->envelope.status->message, text))
+        fail_msg("%s", o->envelope.status->message);
+}
+
 static void hold_release_requeue(void **state)
 {
     struct bench *b = *state;
     submit(b, 1, 1);
     call_job(b, M(JOB_HOLD), 1, 5);
     hello(b, W1, "w1", 1);
-    expect_job(b, 1, JOB(QUEUED), "held: because");
+    expect_job(b, 1, JOB(QUEUED), HELD("ann: because"));
+    call_job(b, M(JOB_REQUEUE), 1, 7); /* it is in the queue */
+    assert_int_equal(code(b, CLIENT, M(JOB_REQUEUE)), BALLAST__CODE__OK);
+    expect_job(b, 1, JOB(QUEUED), HELD("ann: because"));
     call_job(b, M(JOB_RELEASE), 1, 6);
     expect_job(b, 1, JOB(STARTING), NULL);
     call_job(b, M(JOB_HOLD), 1, 5);
     assert_int_equal(code(b, CLIENT, M(JOB_HOLD)), BALLAST__CODE__FAILED_PRECONDITION);
-    call_job(b, M(JOB_REQUEUE), 1, 7);
-    assert_int_equal(code(b, CLIENT, M(JOB_REQUEUE)), BALLAST__CODE__FAILED_PRECONDITION);
     report(b, W1, rank_state(1, 1, 0, PHASE(FINISHED)));
     assert_int_equal(last_state(b, 1)->state, JOB(DONE));
     pass(b, 0);
@@ -573,18 +586,37 @@ static void hold_release_requeue(void **state)
     expect_job(b, 1, JOB(STARTING), NULL);
 }
 
-/* ---- pause, resume ------------------------------------------------------------------------ */
-
-static void expect_code(struct bench *b, Ballast__Method method, job_id job, uint8_t key,
-                        Ballast__Code expected, const char *text)
+static void a_job_may_be_held_from_the_start(void **state)
 {
-    call_job(b, method, job, key);
-    const struct outgoing *o = sent(b, CLIENT, method);
-    assert_non_null(o);
-    assert_int_equal(o->envelope.status->code, expected);
-    if (text && !strstr(o->envelope.status->message, text))
-        fail_msg("%s", o->envelope.status->message);
+    struct bench *b = *state;
+    Ballast__JobSpec spec = a_spec(1);
+    Ballast__SubmitRequest r = BALLAST__SUBMIT_REQUEST__INIT;
+    r.spec = &spec;
+    r.hold = true;
+    hello(b, W1, "w1", 1);
+    message_with(b, CLIENT, M(SUBMIT), 1, &r.base);
+    expect_job(b, 1, JOB(QUEUED), HELD("ann"));
+    size_t n = b->n_log;
+    message_with(b, CLIENT, M(SUBMIT), 1, &r.base); /* the answer was lost */
+    assert_int_equal(code(b, CLIENT, M(SUBMIT)), BALLAST__CODE__OK);
+    assert_int_equal(b->n_log, n);
+    r.hold = false;
+    message_with(b, CLIENT, M(SUBMIT), 1, &r.base); /* the same key asks for something else */
+    assert_int_equal(code(b, CLIENT, M(SUBMIT)), BALLAST__CODE__ALREADY_EXISTS);
+    check_replay(b);
+    restart(b);
+    hello(b, W1, "w1", 1);
+    expect_job(b, 1, JOB(QUEUED), HELD("ann"));
+    b->user = "bob";
+    call_job(b, M(JOB_HOLD), 1, 5); /* for another reason */
+    expect_job(b, 1, JOB(QUEUED), HELD("bob: because"));
+    expect_code(b, M(JOB_RESUME), 1, 6, BALLAST__CODE__FAILED_PRECONDITION,
+                "job 1 is QUEUED; it is held: ballast job release lets it start");
+    call_job(b, M(JOB_RELEASE), 1, 7);
+    expect_job(b, 1, JOB(STARTING), NULL);
 }
+
+/* ---- pause, resume, requeue --------------------------------------------------------------- */
 
 static Ballast__RankState saved(uint32_t rank, uint64_t step)
 {
@@ -729,7 +761,7 @@ static void calls_about_a_paused_job(void **state)
     hello(b, W1, "w1", 1);
     expect_job(b, 1, JOB(PAUSED), NULL);
     call_job(b, M(JOB_RESUME), 1, 7);
-    expect_job(b, 1, JOB(QUEUED), "held: because"); /* that it was held stays */
+    expect_job(b, 1, JOB(QUEUED), HELD("ann: because")); /* that it was held stays */
     call_job(b, M(JOB_PAUSE), 1, 8);
     call_job(b, M(JOB_RELEASE), 1, 9);
     call_job(b, M(JOB_RESUME), 1, 10);
@@ -755,6 +787,71 @@ static void a_recovering_job_pauses_once_its_ranks_have_ended(void **state)
     expect_job(b, 1, JOB(PAUSED), NULL);
     call_job(b, M(JOB_RESUME), 1, 6);
     expect_job(b, 1, JOB(STARTING), NULL); /* a person does not wait for a backoff */
+}
+
+static void a_requeue_saves_and_starts_where_there_is_room(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    call_job(b, M(JOB_REQUEUE), 1, 5);
+    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
+    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_CHECKPOINT);
+    assert_int_equal(s->grace_ms, 900000);
+    restart(b); /* the coordinator is killed meanwhile */
+    hello_with(b, W1, "w1", 1, &(Ballast__RankState[]){rank_state(1, 1, 0, PHASE(STOPPING))}[0]);
+    hello_with(b, W2, "w2", 1, &(Ballast__RankState[]){rank_state(1, 1, 1, PHASE(STOPPING))}[0]);
+    size_t n = b->n_log;
+    call_job(b, M(JOB_REQUEUE), 1, 5); /* the answer was lost */
+    call_job(b, M(JOB_REQUEUE), 1, 6); /* asked twice */
+    assert_int_equal(code(b, CLIENT, M(JOB_REQUEUE)), BALLAST__CODE__OK);
+    assert_int_equal(b->n_log, n);
+    expect_job(b, 1, JOB(STOPPING), "requeued by ann: because; waits for rank 0 on worker w1 to end");
+    Ballast__WorkerDrainRequest drain = BALLAST__WORKER_DRAIN_REQUEST__INIT;
+    drain.name = "w2"; /* it is to go on without this one */
+    message(b, CLIENT, M(WORKER_DRAIN), &drain.base);
+    report(b, W1, saved(0, 7));
+    report(b, W2, saved(1, 7));
+    expect_job(b, 1, JOB(QUEUED), "needs 2 workers, 1 attached, 1 free");
+    call_job(b, M(JOB_REQUEUE), 1, 5); /* lost for long */
+    expect_job(b, 1, JOB(QUEUED), NULL);
+    hello(b, OTHER, "w3", 1);
+    expect_job(b, 1, JOB(STARTING), NULL);
+    struct arena arena = {0};
+    const Ballast__Job *j = coord_job(b->c, 1, &arena);
+    assert_int_equal(j->attempt, 2);
+    assert_int_equal(j->n_restarts, 0);
+    assert_int_equal(j->checkpoint_step, 7);
+    assert_string_equal(j->workers[1], "w3");
+    arena_fini(&arena);
+    n = b->n_log;
+    call_job(b, M(JOB_REQUEUE), 1, 5); /* what came after it stays */
+    assert_int_equal(b->n_log, n);
+    check_replay(b);
+}
+
+static void a_requeue_of_what_recovers_does_not_wait(void **state)
+{
+    struct bench *b = *state;
+    run_a_job(b);
+    Ballast__RankState r = rank_state(1, 1, 1, PHASE(FAILED));
+    r.retryable = true;
+    report(b, W2, r);
+    report(b, W1, rank_state(1, 1, 0, PHASE(STOPPED)));
+    expect_job(b, 1, JOB(RECOVERING), NULL);
+    call_job(b, M(JOB_REQUEUE), 1, 5);
+    expect_job(b, 1, JOB(STARTING), NULL); /* a person does not wait for a backoff */
+    check_replay(b);
+    call_job(b, M(JOB_PAUSE), 1, 6);
+    call_job(b, M(JOB_REQUEUE), 1, 7); /* another mind, before the ranks have ended */
+    r = rank_state(1, 2, 1, PHASE(STOPPED));
+    report(b, W2, r);
+    r.rank = 0;
+    report(b, W1, r);
+    expect_job(b, 1, JOB(STARTING), NULL);
+    call_job(b, M(JOB_CANCEL), 1, 8);
+    expect_code(b, M(JOB_REQUEUE), 1, 9, BALLAST__CODE__FAILED_PRECONDITION,
+                "job 1 is STOPPING; it can be queued again once it has ended");
+    check_replay(b);
 }
 
 static void a_limited_user_changes_his_own_jobs_only(void **state)
@@ -1099,6 +1196,9 @@ int main(void)
         TEST(cancel_is_bounded_and_may_be_repeated),
         TEST(the_time_limit_saves_and_ends),
         TEST(hold_release_requeue),
+        TEST(a_job_may_be_held_from_the_start),
+        TEST(a_requeue_saves_and_starts_where_there_is_room),
+        TEST(a_requeue_of_what_recovers_does_not_wait),
         TEST(a_limited_user_changes_his_own_jobs_only),
         TEST(a_pause_saves_and_gives_the_workers_back),
         TEST(a_pause_that_loses_a_rank_says_what_it_costs),

@@ -403,6 +403,11 @@ static void a_submit_prints_the_id_and_what_next(void **state)
     struct json *v = run_json("submit job.yaml --json");
     assert_string_equal(json_as_string(json_get(v, "id")), "7");
     json_destroy(v);
+    check("submit job.yaml --hold", 0, "7\n", "  ballast job release 7\n");
+    Ballast__SubmitRequest *sent = (Ballast__SubmitRequest *)last_request(
+        BALLAST__METHOD__METHOD_SUBMIT, &ballast__submit_request__descriptor);
+    assert_true(sent->hold);
+    ballast__submit_request__free_unpacked(sent, NULL);
     fake_forget();
     will_refuse(BALLAST__METHOD__METHOD_SUBMIT, BALLAST__CODE__RESOURCE_EXHAUSTED, "NO_FIT",
                 "needs 3 GiB per rank");

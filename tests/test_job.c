@@ -39,6 +39,7 @@ static void states_move_as_drawn(void **state)
         {S(CANCELLED), S(DONE), false},    {S(RUNNING), S(UNKNOWN), false},
         {S(QUEUED), S(PAUSED), true},      {S(RUNNING), S(PAUSED), false},
         {S(STARTING), S(PAUSED), false},   {S(RECOVERING), S(PAUSED), true},
+        {S(RECOVERING), S(QUEUED), true},
         {S(STOPPING), S(PAUSED), true},    {S(STOPPING), S(QUEUED), true},
         {S(STOPPING), S(STOPPING), true},  {S(PAUSED), S(QUEUED), true},
         {S(PAUSED), S(CANCELLED), true},   {S(PAUSED), S(STARTING), false},
@@ -133,11 +134,12 @@ static void reasons_say_it_in_words(void **state)
         {{WAIT_NODE, 4, 0, 0, 0}, "waits until 4 workers of one node are free: where its experts "
          "lie on several, ranks need more memory than they have"},
         {{WAIT_AFTER, 7, 0, 0, 0}, "waits until job 7 is DONE"},
-        {{WAIT_HELD, 0, 0, 0, 0}, "held: for lunch"},
+        {{WAIT_HELD, 0, 0, 0, 0}, "held by ada: for lunch; ballast job release 1 lets it start"},
     };
     struct arena arena = {0};
     struct job *j = a_job(1);
     job_text(&j->hold_reason, "for lunch");
+    job_text(&j->held_by, "ada");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         j->wait = rows[i].wait;
         assert_string_equal(job_reason(j, 0, &arena), rows[i].text);
