@@ -152,19 +152,22 @@ void attempt_finish_if_over(struct coord *c, struct turn *t, struct job *j)
     attempt_release_all(c, j);
 }
 
-void attempt_move_to_running(struct coord *c, struct turn *t, struct job *j)
+void attempt_move_to_running(struct coord *c, struct turn *t, struct job *j,
+                             uint64_t resumed_from_step)
 {
     Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
     s.state = BALLAST__JOB_STATE__JOB_RUNNING;
+    s.attempt = j->attempt;
+    s.resumed_from_step = resumed_from_step;
     emit_state(c, t, j, &s);
     if (j->spec->scheduling_time_limit_s)
         core_wake_at(c, t->now_ns);
 }
 
-void attempt_complete(struct coord *c, struct turn *t, struct job *j)
+void attempt_complete(struct coord *c, struct turn *t, struct job *j, uint64_t resumed_from_step)
 {
     if (j->state == BALLAST__JOB_STATE__JOB_STARTING)
-        attempt_move_to_running(c, t, j);
+        attempt_move_to_running(c, t, j, resumed_from_step);
     placing_over(c, t, j, "all steps are done");
     Ballast__RecordState s = BALLAST__RECORD_STATE__INIT;
     s.state = BALLAST__JOB_STATE__JOB_DONE;

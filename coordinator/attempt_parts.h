@@ -24,10 +24,11 @@ void attempt_release_all(struct coord *c, struct job *j);
 
 /* ---- attempt.c: its life; each makes the records ------------------------------------------ */
 
-void attempt_move_to_running(struct coord *c, struct turn *t, struct job *j);
+void attempt_move_to_running(struct coord *c, struct turn *t, struct job *j,
+                             uint64_t resumed_from_step);
 
 /* Every rank has finished: DONE. */
-void attempt_complete(struct coord *c, struct turn *t, struct job *j);
+void attempt_complete(struct coord *c, struct turn *t, struct job *j, uint64_t resumed_from_step);
 
 /* Another attempt, from the newest checkpoint. */
 void attempt_recover(struct coord *c, struct turn *t, struct job *j, const char *reason,

@@ -33,7 +33,7 @@ static void on_rank_ended(struct coord *c, struct turn *t, struct job *j, struct
         else if (!has_finished)
             attempt_fail(c, t, j, !has_failed || s->retryable, end_text(t, w, s), exit_text(t, s));
         else if (j->n_finished == j->n_gang)
-            attempt_complete(c, t, j);
+            attempt_complete(c, t, j, s->resumed_from_step);
         return;
     }
     attempt_release(c, j, s->rank);
@@ -59,7 +59,7 @@ static void on_rank_alive(struct coord *c, struct turn *t, struct job *j, struct
     attempt_relay_peers(c, t, j, w, s);
     if (s->phase == BALLAST__RANK_PHASE__RANK_RUNNING && s->rank == 0 &&
         j->state == BALLAST__JOB_STATE__JOB_STARTING)
-        attempt_move_to_running(c, t, j);
+        attempt_move_to_running(c, t, j, s->resumed_from_step);
 }
 
 static void merge(struct coord *c, struct turn *t, struct job *j, const Ballast__RankState *s)

@@ -33,6 +33,7 @@ COLUMN(about, list_text(e->job_id ? arena_printf(a, "job %" PRIu64, e->job_id) :
 COLUMN(job, e->job_id ? list_count(a, e->job_id) : list_text(""))
 COLUMN(worker, list_text(e->worker))
 COLUMN(kind, list_text(e->kind))
+COLUMN(step, e->has_step ? list_count(a, e->step) : list_text(""))
 COLUMN(text, list_text(e->text))
 
 static struct json *event_json(const void *row)
@@ -47,6 +48,7 @@ static const struct list_column event_columns[] = {
     {"JOB", LIST_NUMBER, LIST_WIDE, event_job, 6, true, NULL},
     {"WORKER", LIST_TEXT, LIST_WIDE, event_worker, 12, true, NULL},
     {"KIND", LIST_TEXT, LIST_ALWAYS, event_kind, 18, true, NULL},
+    {"STEP", LIST_NUMBER, LIST_WIDE, event_step, 8, false, NULL},
     {"TEXT", LIST_TEXT, LIST_ALWAYS, event_text, 0, true, NULL},
 };
 const struct ctl_list ctl_event_list = {

@@ -62,9 +62,28 @@ static void tell_assigned(Ballast__Event *e, const Ballast__RecordAssigned *r, s
                   : arena_printf(a, "attempt %u on %s", r->attempt, names);
 }
 
+static void tell_step(Ballast__Event *e, uint64_t step)
+{
+    e->has_step = true;
+    e->step = step;
+}
+
+static void tell_running(Ballast__Event *e, const Ballast__RecordState *r, struct arena *a)
+{
+    tell_step(e, r->resumed_from_step);
+    e->text = r->resumed_from_step
+                  ? arena_printf(a, "attempt %u goes on from the checkpoint of step %" PRIu64,
+                                 r->attempt, r->resumed_from_step)
+                  : arena_printf(a, "attempt %u from the beginning", r->attempt);
+}
+
 static void tell_state(Ballast__Event *e, const Ballast__RecordState *r, struct arena *a)
 {
     e->kind = arena_printf(a, "JOB_%s", event_job_state(r->state));
+    if (r->attempt) {
+        tell_running(e, r, a);
+        return;
+    }
     if (*r->exit && strcmp(r->exit, "0"))
         e->text = arena_printf(a, "%s%s(exit %s)", r->reason, *r->reason ? " " : "", r->exit);
     else
@@ -159,6 +178,7 @@ static Ballast__Event *tell(const Ballast__Record *r, struct arena *arena)
     case BALLAST__RECORD__WHAT_PROGRESS:
         e->kind = "JOB_CHECKPOINT";
         e->text = arena_printf(arena, "checkpoint of step %" PRIu64, r->progress->checkpoint_step);
+        tell_step(e, r->progress->checkpoint_step);
         break;
     case BALLAST__RECORD__WHAT_HELD:
         e->kind = r->held->held ? "JOB_HELD" : "JOB_RELEASED";

@@ -246,6 +246,7 @@ struct json *json_of_event(const Ballast__Event *event)
     json_put(o, "job", id_text(event->job_id));
     json_put(o, "worker", known_text(event->worker));
     json_put(o, "kind", json_new_string(event->kind));
+    json_put(o, "step", event->has_step ? json_new_u64(event->step) : NULL);
     json_put(o, "text", json_new_string(event->text));
     return o;
 }

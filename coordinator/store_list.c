@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "common/field.h"
 #include "common/field_text.h"
+#include "coordinator/event.h"
 #include "coordinator/store_bind.h"
 
 #define JOBS_LIMIT_NS   NS_PER_S
@@ -200,6 +201,17 @@ int list_jobs(struct store_tables *t, const struct store_read *r, sqlite3_stmt *
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+/* Records keep what their text tells as a number, too. */
+static void read_step(sqlite3_stmt *s, int column, struct arena *a, Ballast__Event *out)
+{
+    size_t n_bytes = (size_t)sqlite3_column_bytes(s, column);
+    Ballast__Record *r = n_bytes ? ballast__record__unpack(arena_pb(a), n_bytes,
+                                                           sqlite3_column_blob(s, column)) : NULL;
+    const Ballast__Event *told = r ? event_of_record(r, a) : NULL;
+    out->has_step = told && told->has_step;
+    out->step = told ? told->step : 0;
+}
+
 void list_event_at(sqlite3_stmt *s, struct store_read *r)
 {
     Ballast__Event *e = arena_alloc(&r->arena, sizeof *e);
@@ -210,6 +222,7 @@ void list_event_at(sqlite3_stmt *s, struct store_read *r)
     e->worker = text_at(s, 3, &r->arena);
     e->kind = text_at(s, 4, &r->arena);
     e->text = text_at(s, 5, &r->arena);
+    read_step(s, 6, &r->arena, e);
     PUSH(&r->arena, r->events, r->n_events, e);
 }
 

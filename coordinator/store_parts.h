@@ -12,7 +12,9 @@
 #define JOB_COLUMNS                                                                            \
     "id, name, user, state, reason, priority, gang_size, attempt, step, checkpoint_step, "     \
     "steps, n_restarts, held, submitted_at_ns, started_at_ns, ended_at_ns, exit, workers"
-#define EVENT_COLUMNS "seq, at_ns, job, worker, kind, text"
+/* The body of those that tell a step. */
+#define EVENT_COLUMNS "seq, at_ns, job, worker, kind, text, " \
+    "CASE WHEN kind IN ('JOB_RUNNING', 'JOB_CHECKPOINT') THEN body END"
 
 enum statement {
     /* state */

@@ -39,6 +39,10 @@ def off_a_node(c, job):
     steps = c.steps(job)
     place = [s["step"] for s in steps if s["attempt"] == 2][0] - 1
     expect(len(steps) == STEPS and 20 <= place < STEPS, f"{len(steps)} steps, cut after {place}")
+    ran = [(e["step"], e["text"]) for e in c.events(job) if e["kind"] == "JOB_RUNNING"]
+    expect(ran == [(0, "attempt 1 from the beginning"),
+                   (place, f"attempt 2 goes on from the checkpoint of step {place}")],
+           f"where its attempts began: {ran}")
     why = [e["text"] for e in c.events(job) if e["kind"] == "JOB_QUEUED"]
     expect(len(why) == 1 and "a loud fan" in why[0], f"why it was queued again: {why}")
 

@@ -826,6 +826,12 @@ static void a_requeue_saves_and_starts_where_there_is_room(void **state)
     n = b->n_log;
     call_job(b, M(JOB_REQUEUE), 1, 5); /* what came after it stays */
     assert_int_equal(b->n_log, n);
+    Ballast__RankState r = rank_state(1, 2, 0, PHASE(RUNNING));
+    r.resumed_from_step = 7;
+    report(b, W1, r);
+    expect_job(b, 1, JOB(RUNNING), NULL);
+    assert_int_equal(last_state(b, 1)->attempt, 2); /* the history tells where it goes on */
+    assert_int_equal(last_state(b, 1)->resumed_from_step, 7);
     check_replay(b);
 }
 

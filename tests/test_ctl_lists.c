@@ -198,6 +198,12 @@ static void events_are_looked_for_in_steps(void **state)
     protobuf_c_message_free_unpacked(&r->base, NULL);
     will_say_then(BALLAST__METHOD__METHOD_EVENTS, &first.base, &then.base);
     check("events --filter 'text~loss' -o seq,text --no-header", 0, "  3  the loss is", "");
+    f.kind = "JOB_RUNNING";
+    f.has_step = true; /* 0: from the beginning */
+    will_say_then(BALLAST__METHOD__METHOD_EVENTS, &first.base, &then.base);
+    check("events --filter 'step<5' --json", 0, "\"step\": 0,", "");
+    will_say_then(BALLAST__METHOD__METHOD_EVENTS, &first.base, &then.base);
+    check("events --filter kind=JOB_FAILED --json", 0, "\"step\": null,", "");
     will_say_then(BALLAST__METHOD__METHOD_EVENTS, &first.base, &then.base);
     check("events -c 1 -o name", 0, "90\n", "only the last 1 events are listed; -c N lists more");
     will_say_then(BALLAST__METHOD__METHOD_EVENTS, &first.base, &then.base);

@@ -60,6 +60,39 @@ static void a_restart_loads_the_live_jobs_only(void **state)
     bench_remove(&b);
 }
 
+/* A number that the text tells is read from the record itself, of whatever age. */
+static void events_tell_steps(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct story s = {0};
+    bench_make(&b);
+    bench_open(&b);
+    tell_two_jobs(&b, &s);
+    say_state(&s, 2, BALLAST__JOB_STATE__JOB_RUNNING, "");
+    s.records[s.n - 1]->state->attempt = 2;
+    s.records[s.n - 1]->state->resumed_from_step = 7;
+    Ballast__Record *r = say(&s, 2, "");
+    Ballast__RecordProgress progress = BALLAST__RECORD_PROGRESS__INIT;
+    r->what_case = BALLAST__RECORD__WHAT_PROGRESS;
+    r->progress = &progress;
+    progress.checkpoint_step = 10;
+    assert_int_equal(tell(&b, &s), 0);
+    struct store_read e = do_read(&b, (struct store_read){.kind = STORE_EVENTS, .limit = 99});
+    assert_int_equal(e.n_events, s.seq);
+    const Ballast__Event *running = e.events[e.n_events - 2], *saved = e.events[e.n_events - 1];
+    assert_string_equal(running->text, "attempt 2 goes on from the checkpoint of step 7");
+    assert_true(running->has_step && running->step == 7);
+    assert_true(saved->has_step && saved->step == 10);
+    assert_string_equal(e.events[3]->kind, "JOB_RUNNING"); /* of a coordinator that did not tell */
+    assert_string_equal(e.events[3]->text, "");
+    assert_false(e.events[3]->has_step);
+    assert_false(e.events[4]->has_step);
+    store_read_fini(&e);
+    arena_fini(&s.arena);
+    bench_remove(&b);
+}
+
 static void jobs_and_events_are_read_in_pages(void **state)
 {
     (void)state;
@@ -671,6 +704,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_restart_loads_the_live_jobs_only),
         cmocka_unit_test(jobs_and_events_are_read_in_pages),
+        cmocka_unit_test(events_tell_steps),
         cmocka_unit_test(query_tables_can_be_made_again),
         cmocka_unit_test(a_later_attempt_replaces_steps),
         cmocka_unit_test(output_is_stored_once_in_order),

@@ -58,6 +58,7 @@ static void spawn(struct virtual *v, const struct effect *e)
     uint32_t n_here = is_first ? count_here(s, e->start) : 0;
     v->trainer = (struct counter){
         .job = e->job, .attempt = e->attempt, .rank = e->rank, .step = step,
+        .resumed_from_step = step,
         .crowd = crowd_join(&s->crowds, e->start, n_here, step, &s->popularity, &s->cluster),
         .every_steps = e->start->spec->checkpoint_every_steps,
         .ready_ns = clock_now_ns() + LOAD_NS, .settings_revision = e->start->settings_revision,

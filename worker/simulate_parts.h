@@ -15,7 +15,7 @@ struct counter {
     job_id   job;
     uint32_t attempt, rank;
     struct crowd *crowd;
-    uint64_t step, every_steps, ready_ns;
+    uint64_t step, resumed_from_step, every_steps, ready_ns;
     uint32_t arrived_epoch, settings_revision; /* epoch: the newest plan that has arrived */
     bool     is_ready, is_killed;
 };

@@ -17,6 +17,7 @@ static void say_state(struct virtual *v, struct agent_turn *t, Ballast__RankPhas
     s.phase = phase;
     s.step = c->step;
     s.checkpoint_step = *simulated_checkpoint(v->all, c->job);
+    s.resumed_from_step = c->resumed_from_step;
     s.settings_revision = c->settings_revision;
     s.text = (char *)text;
     if (c->crowd->experts) {
