@@ -4,12 +4,9 @@
  * and none waits for one that has given up. */
 #include "worker/run.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fnmatch.h>
 #include <inttypes.h>
 #include <malloc.h>
-#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +26,8 @@
 #include "worker/paths.h"
 #include "worker/rate.h"
 #include "worker/run_hosts.h"
-#include "worker/run_lora.h"
+#include "worker/run_nodes.h"
+#include "worker/run_words.h"
 #include "worker/same_build.h"
 
 #define OPEN_TIMEOUT_NS (120 * NS_PER_S) /* from the first rank's START to the last one's */
@@ -63,57 +61,12 @@ static int check_start(const Ballast__Start *s, struct err *err)
 static uint32_t count_threads(const Ballast__Start *s)
 {
     cpu_set_t cores;
-    uint32_t n_same = 0, n_cores = 1;
+    uint32_t n_same = run_node_ranks(s, s->rank), n_cores = 1;
     if (s->n_threads > 0)
         return s->n_threads;
     if (sched_getaffinity(0, sizeof cores, &cores) == 0)
         n_cores = (uint32_t)CPU_COUNT(&cores);
-    for (size_t i = 0; i < s->n_gang; i++)
-        n_same += strcmp(s->gang[i]->node, s->gang[s->rank]->node) == 0;
     return n_cores > n_same ? n_cores / n_same : 1;
-}
-
-static int parse_words(struct run *run, struct err *err)
-{
-    const Ballast__JobSpec *s = run->spec;
-    int rc;
-    run->schedule = (struct schedule){.lr = s->optimizer_lr, .min_lr = s->schedule_min_lr,
-                                      .warmup_steps = s->schedule_warmup_steps,
-                                      .steps = s->train_steps};
-    run->optim = (struct optim_config){
-        .beta1 = s->optimizer_betas[0], .beta2 = s->optimizer_betas[1], .eps = s->optimizer_eps,
-        .weight_decay = s->optimizer_weight_decay, .clip_grad_norm = s->optimizer_clip_grad_norm,
-        .momentum = s->optimizer_momentum,
-    };
-    if ((rc = schedule_parse(s->schedule_name, &run->schedule.kind, err)) < 0 ||
-        (rc = optim_kind_parse(s->optimizer_name, &run->optim.kind, err)) < 0 ||
-        (rc = optim_decay_parse(s->optimizer_decay, &run->optim.decay, err)) < 0 ||
-        (rc = bias_rule_parse(s->moe_bias_update, &run->bias_rule, err)) < 0)
-        return rc;
-    run->rules = (struct moe_rules){
-        .force_balance = s->moe_force_balance,
-        .capacity_factor = s->moe_capacity_factor,
-        .overflow = strcmp(s->moe_overflow, "reroute") == 0 ? OVERFLOW_REROUTE : OVERFLOW_DROP,
-        .order = strcmp(s->moe_drop_by, "position") == 0 ? KEEP_FIRST_TOKENS
-                                                         : KEEP_LARGEST_WEIGHTS,
-        .aux_loss = (float)s->moe_aux_loss, .z_loss = (float)s->moe_z_loss,
-        .aux_scope = strcmp(s->moe_aux_scope, "micro_batch") == 0 ? AUX_MICRO_BATCH
-                     : strcmp(s->moe_aux_scope, "sequence") == 0  ? AUX_SEQUENCE
-                                                                  : AUX_GLOBAL,
-    };
-    if (s->indexer_with_model) {
-        run->index_stage = INDEX_SPARSE;
-        run->index_joint = true;
-    }
-    if (strcmp(s->train_mode, "indexer") == 0) {
-        run->index_stage = strcmp(s->indexer_stage, "dense") == 0 ? INDEX_DENSE : INDEX_SPARSE;
-        run->bias_rule = BIAS_OFF; /* the router is frozen */
-    }
-    run_lora_read(run);
-    run->nan_rule = strcmp(s->train_on_nan, "skip") == 0       ? NAN_SKIP
-                    : strcmp(s->train_on_nan, "rollback") == 0 ? NAN_ROLLBACK
-                                                               : NAN_STOP;
-    return 0;
 }
 
 static int open_texts(struct run *run, struct err *err)
@@ -134,19 +87,6 @@ static int open_texts(struct run *run, struct err *err)
     return data_open(&c, &run->validation, err);
 }
 
-/* How many ranks in a row are on one node, if that is the same all along the expert group. */
-static uint32_t count_per_node(const Ballast__Start *s, const struct rank_group *ep)
-{
-    uint32_t n = 1;
-    while (n < ep->n_ranks &&
-           strcmp(s->gang[ep->ranks[n]]->node, s->gang[ep->ranks[0]]->node) == 0)
-        n++;
-    for (uint32_t i = 0; i < ep->n_ranks; i++)
-        if (strcmp(s->gang[ep->ranks[i]]->node, s->gang[ep->ranks[i - i % n]]->node) != 0)
-            return 0;
-    return n;
-}
-
 /* The placement in force, as the coordinator has it. */
 static int open_slots(struct run *run, struct err *err)
 {
@@ -155,7 +95,7 @@ static int open_slots(struct run *run, struct err *err)
                         run->spec->rebalance_spare_slots_per_rank, err);
     if (rc < 0)
         return rc;
-    in_order.devices_per_node = count_per_node(run->start, &run->layout.ep);
+    in_order.devices_per_node = run_node_rows(run->start, &run->layout.ep);
     if (!run->start->placement || run->start->placement->n_layers == 0) {
         run->slots = in_order;
         return 0;
@@ -167,26 +107,11 @@ static int open_slots(struct run *run, struct err *err)
     return rc < 0 ? -EPROTO : 0;
 }
 
-/* Of each rank of the expert group the first one on the same node; how many nodes there are. */
-static uint32_t find_nodes(const struct run *run, uint32_t *out_nodes)
-{
-    const struct rank_group *ep = &run->layout.ep;
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < ep->n_ranks; i++) {
-        out_nodes[i] = 0;
-        while (strcmp(run->start->gang[ep->ranks[out_nodes[i]]]->node,
-                      run->start->gang[ep->ranks[i]]->node) != 0)
-            out_nodes[i]++;
-        n += out_nodes[i] == i;
-    }
-    return n;
-}
-
 static void open_dispatch(struct run *run)
 {
     const Ballast__JobSpec *s = run->spec;
     uint32_t *nodes = xcalloc(run->layout.ep.n_ranks, sizeof *nodes);
-    find_nodes(run, nodes);
+    run_find_nodes(run->start, &run->layout.ep, nodes);
     run->dispatch = dispatch_open(&(struct dispatch_config){
         .layout = &run->layout, .slots = &run->slots, .coll = run->coll, .dev = run->dev,
         .top_k = run->model_spec.top_k, .width = run->model_spec.latent, .nodes = nodes,
@@ -220,15 +145,6 @@ static int open_model(struct run *run, struct err *err)
         .index_weight = (float)s->indexer_loss_coefficient,
     };
     return model_open(&c, &run->model, err);
-}
-
-/* Margins are taken over all experts, of which a choice in groups leaves some out. */
-static int check_rule(const struct run *run, struct err *err)
-{
-    if (run->bias_rule != BIAS_QUANTILE || run->model_spec.n_expert_groups <= 1)
-        return 0;
-    return err_set(err, -ENOTSUP, "moe.bias_update: quantile does not go with the model's %u "
-                   "groups of experts; expected sign or off", run->model_spec.n_expert_groups);
 }
 
 static int open_map(struct run *run, struct err *err)
@@ -271,29 +187,16 @@ static int open_forms(struct run *run, struct err *err)
                                          &run->forms, err);
 }
 
-/* The most ranks of the gang that are on one node. */
-static uint32_t node_ranks(const struct run *run)
-{
-    uint32_t most = 1;
-    for (size_t i = 0; i < run->start->n_gang; i++) {
-        uint32_t here = 0;
-        for (size_t k = 0; k < run->start->n_gang; k++)
-            here += !strcmp(run->start->gang[i]->node, run->start->gang[k]->node);
-        most = here > most ? here : most;
-    }
-    return most;
-}
-
 /* Before anything is taken: better no start than an end in the first step. */
 static int plan_memory(struct run *run, struct err *err)
 {
     struct job_machine on = {!run->dev->is_host && strcmp(run->dev->ops->name, "cpu") != 0,
-                             run->dev->n_threads, 0, node_ranks(run)};
+                             run->dev->n_threads, 0, run_node_ranks_max(run->start)};
     uint32_t *nodes = xcalloc(run->layout.ep.n_ranks, sizeof *nodes);
     struct device_memory m;
     const char *key;
     char changes[JOB_FIT_TEXT_MAX];
-    on.n_nodes = find_nodes(run, nodes);
+    on.n_nodes = run_find_nodes(run->start, &run->layout.ep, nodes);
     free(nodes);
     int rc = job_memory(run->spec, &run->model_spec, run->layout.degrees, &on, &run->plan, &key,
                         err);
@@ -314,9 +217,9 @@ static int open_local(struct run *run, struct err *err)
     const Ballast__Start *s = run->start;
     int rc;
     if ((rc = paths_check(run->spec, s->allowed_roots, s->n_allowed_roots, err)) < 0 ||
-        (rc = parse_words(run, err)) < 0 ||
+        (rc = run_words(run, err)) < 0 ||
         (rc = hf_config_read(run->spec->model_path, &run->model_spec, err)) < 0 ||
-        (rc = check_rule(run, err)) < 0 ||
+        (rc = run_words_check(run, err)) < 0 ||
         (rc = open_map(run, err)) < 0 ||
         (rc = layout_init(job_spec_degrees(run->spec), run->model_spec.n_experts, s->rank,
                           &run->layout, err)) < 0 ||
@@ -383,54 +286,6 @@ static int open_travel(struct run *run, struct err *err)
     if (run->coll->rank == 0)
         printf("tensors travel through %s\n", said);
     return 0;
-}
-
-/* Weights that cannot be read are no reason to begin from nothing: that costs days, unseen. */
-static int check_has_none(const char *path, struct err *err)
-{
-    DIR *folder = opendir(path);
-    int rc = 0;
-    for (struct dirent *e; folder && rc == 0 && (e = readdir(folder));) {
-        if (fnmatch("*.safetensors", e->d_name, 0) == 0 ||
-            fnmatch("pytorch_model*.bin", e->d_name, 0) == 0)
-            rc = err_set(err, -EINVAL, "model.path %s holds %s, but neither model.safetensors nor "
-                         "model.safetensors.index.json: complete it, or leave config.json alone "
-                         "there to begin from model.init_seed", path, e->d_name);
-    }
-    if (folder)
-        closedir(folder);
-    return rc;
-}
-
-static int load_first_weights(struct run *run, struct err *err)
-{
-    const char *path = run->spec->model_path;
-    bool has_weights = ckpt_has_weights(path);
-    int rc;
-    if (has_weights)
-        rc = ckpt_load_weights(path, run->shard, &run->map, err);
-    else if ((rc = check_has_none(path, err)) == 0)
-        ckpt_init_weights(run->shard, &run->map, &run->model_spec, run->spec->model_init_seed);
-    if (rc == 0 && run->coll->rank == 0)
-        printf("weights: %s %s\n", has_weights ? "those in" : "from model.init_seed, none are in",
-               path);
-    run->state = (struct ckpt_state){.seed = run->spec->train_seed, .validation_loss = NAN};
-    return agree(run->coll, rc, err);
-}
-
-int run_restore(struct run *run, struct err *err)
-{
-    int rc;
-    if (run->lora) {
-        rc = run_lora_restore(run, err);
-    } else if (run->checkpoint_step == 0) {
-        shard_zero_optimizer(run->shard);
-        rc = load_first_weights(run, err);
-    } else {
-        rc = ckpt_load(&run->ckpt, run->checkpoint_step, &run->state, err);
-        run->state.seed = run->spec->train_seed;
-    }
-    return rc < 0 ? rc : shard_refresh_all(run->shard, err);
 }
 
 int run_open(struct run *run, const Ballast__Start *start, struct run_wishes *wishes,
