@@ -109,7 +109,8 @@ extern const size_t ctl_n_commands;
 struct ctl_option {
     char letter, short_form;       /* 0: it has no short form */
     const char *name, *arg, *help; /* arg NULL: it takes none; what it means is completed */
-    enum { OPTION_OWN, OPTION_COMMON, OPTION_REMOTE, OPTION_OUTPUT } group;
+    /* MANY: a command's own that may be given several times; of others a value counts once. */
+    enum { OPTION_OWN, OPTION_MANY, OPTION_COMMON, OPTION_REMOTE, OPTION_OUTPUT } group;
 };
 extern const struct ctl_option ctl_options[];
 extern const size_t ctl_n_options;

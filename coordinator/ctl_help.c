@@ -39,7 +39,7 @@ static void option_text(const struct ctl_command *command, const struct ctl_opti
 static bool is_shown(const struct ctl_command *command, const struct ctl_option *o,
                      bool with_remote)
 {
-    bool is_own = o->group == OPTION_OWN || o->group == OPTION_OUTPUT;
+    bool is_own = o->group == OPTION_OWN || o->group == OPTION_MANY || o->group == OPTION_OUTPUT;
     return command ? is_own && ctl_command_takes(command, o)
                    : o->group == OPTION_COMMON || (with_remote && o->group == OPTION_REMOTE);
 }
@@ -49,11 +49,13 @@ void ctl_print_options(FILE *out, const struct ctl_command *command, bool with_r
 {
     for (size_t i = 0; i < ctl_n_options; i++) {
         const struct ctl_option *o = &ctl_options[i];
-        char left[64];
+        char left[64], help[128];
         if (!is_shown(command, o, with_remote))
             continue;
         option_text(command, o, left);
-        print(out, left, o->help);
+        snprintf(help, sizeof help, "%s%s", o->help,
+                 o->group == OPTION_MANY ? "; may be repeated" : "");
+        print(out, left, help);
     }
 }
 

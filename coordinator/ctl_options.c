@@ -185,7 +185,8 @@ bool ctl_command_takes(const struct ctl_command *command, const struct ctl_optio
     case OPTION_COMMON: return true;
     case OPTION_REMOTE: return strchr(command->options, '@') != NULL;
     case OPTION_OUTPUT: return command->forms != CTL_NO_FORMS;
-    case OPTION_OWN:    break;
+    case OPTION_OWN:
+    case OPTION_MANY:   break;
     }
     return strchr(command->options, option->letter) != NULL;
 }
@@ -302,6 +303,28 @@ static int bad_option(const struct ctl *c, int kind, char **argv)
     return ctl_fail(c, CTL_USAGE, "unknown option %s; see 'ballast --help'", quoted);
 }
 
+/* The option whose value this one gives, too, or itself. */
+static char means(const struct ctl_option *o)
+{
+    return o->letter == 'J' ? 'o' : o->letter == '8' ? 'u' : o->letter;
+}
+
+/* Of two values only one could be heeded. */
+static int check_once(const struct ctl *c, const struct ctl_option *o, const bool *used)
+{
+    for (size_t i = 0; i < ctl_n_options; i++) {
+        const struct ctl_option *other = &ctl_options[i];
+        if (!used[i] || means(other) != means(o) || o->group == OPTION_MANY)
+            continue;
+        if (other != o)
+            return ctl_fail(c, CTL_USAGE, "--%s and --%s are given; expected one of them",
+                            other->name, o->name);
+        if (o->arg)
+            return ctl_fail(c, CTL_USAGE, "--%s is given twice; expected one value", o->name);
+    }
+    return -1;
+}
+
 /* Reads the options, leaves the other words from optind on. */
 static int read_options(int argc, char **argv, struct ctl *c, bool used[OPTIONS_MAX])
 {
@@ -316,8 +339,9 @@ static int read_options(int argc, char **argv, struct ctl *c, bool used[OPTIONS_
             break;
         if (!o)
             return bad_option(c, kind, argv);
+        if ((code = check_once(c, o, used)) < 0)
+            code = ctl_option_read(c, o, optarg);
         used[o - ctl_options] = true;
-        code = ctl_option_read(c, o, optarg);
     }
     return code;
 }

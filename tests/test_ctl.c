@@ -106,6 +106,8 @@ static void every_command_has_help(void **state)
         free(usage);
         free(example);
     }
+    check("submit --help", 0, "change a key of the job file; may be repeated\n", "");
+    check("jobs --help", 0, "all must hold; may be repeated\n", "");
     check("--help", 0, "Exit codes:", "");
     check("--version", 0, "commit", "");
     check("--check-config", 0, "(from BALLAST_ADDRESS)", "");
@@ -138,6 +140,11 @@ static void mistakes_on_the_command_line_are_one_line(void **state)
         {"logs 7 --rank x", "--rank: 'x' is not a whole number"},
         {"metrics 7 --plot --csv", "exclude each other"},
         {"submit", "missing arguments"},
+        {"jobs -c 5 --count 6", "--count is given twice; expected one value"},
+        {"logs 7 --rank 1 --rank 1", "--rank is given twice; expected one value"},
+        {"jobs --timeout 5 -t 6", "--timeout is given twice"},
+        {"jobs --json -o name", "--json and --output are given; expected one of them"},
+        {"jobs --me -u ada", "--me and --user are given"},
         {"job set 7", "missing arguments; usage: ballast job set ID KEY=VALUE..."},
         {"job set 7 train.steps=5", "key 'train.steps' cannot be changed while a job lives"},
         {"job set 7 checkpoint.keep=none", "key 'checkpoint.keep': "},
