@@ -69,8 +69,8 @@ struct strategy_limits adapt_engine(void)
         .bf16 = takes("train.precision", "bf16"),
         .f32 = takes("train.precision", "f32"),
     };
-    for (int i = 0; i < RECOMPUTE_KINDS; i++)
-        l.recompute[i] = takes("parallel.activation_checkpointing", recompute_names[i]);
+    for (int i = 0; i < RECOMPUTE_WAYS; i++)
+        l.recompute[i] = takes("parallel.activation_checkpointing", recompute_words[i]);
     for (int i = 0; i < OFFLOAD_KINDS; i++)
         l.offload[i] = takes("parallel.offload", offload_names[i]);
     for (int i = 0; i < BASE_PRECISIONS; i++)
@@ -97,7 +97,7 @@ bool adapt_engine_runs(const struct adapt *a, const struct plan_choice *p, char 
     if (!(p->is_f32 ? l->f32 : l->bf16))
         lack(out_lacks, "precision", p->is_f32 ? "f32" : "bf16");
     if (!l->recompute[p->recompute])
-        lack(out_lacks, "activation_checkpointing", recompute_names[p->recompute]);
+        lack(out_lacks, "activation_checkpointing", recompute_words[p->recompute]);
     if (!l->offload[p->offload])
         lack(out_lacks, "offload", offload_names[p->offload]);
     if (a->job.is_lora && !l->base[p->base])
@@ -152,7 +152,7 @@ static void set_parallel(const struct plan_choice *p, Ballast__JobSpec *s)
     set_number(s, "parallel.expert_shard_degree", p->expert_shard);
     set_number(s, "parallel.sequence_parallel_degree", p->sp);
     set_number(s, "parallel.tensor_parallel_degree", p->tp);
-    set(s, "parallel.activation_checkpointing", recompute_names[p->recompute]);
+    set(s, "parallel.activation_checkpointing", recompute_words[p->recompute]);
     set(s, "parallel.offload", offload_names[p->offload]);
 }
 

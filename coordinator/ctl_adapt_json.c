@@ -146,7 +146,7 @@ static struct json *plan_json(const struct adapt *a, const struct strategy_plan 
     json_put(o, "expert_shard_degree", json_new_u64(c->expert_shard));
     json_put(o, "sequence_parallel_degree", json_new_u64(c->sp));
     json_put(o, "tensor_parallel_degree", json_new_u64(c->tp));
-    json_put(o, "activation_checkpointing", json_new_string(recompute_names[c->recompute]));
+    json_put(o, "activation_checkpointing", json_new_string(recompute_words[c->recompute]));
     json_put(o, "offload", json_new_string(offload_names[c->offload]));
     json_put(o, "precision", json_new_string(c->is_f32 ? "f32" : "bf16"));
     json_put(o, "base_precision", a->job.is_lora ? json_new_string(base_names[c->base]) : NULL);

@@ -111,7 +111,7 @@ static void add_plan(const struct adapt *a, struct ctl_table *t, const struct st
     ctl_table_cell(t, "%" PRIu32, c->sp);
     ctl_table_cell(t, "%" PRIu32, c->tp);
     ctl_table_cell(t, "%" PRIu32 "x%" PRIu32, c->micro_batch, c->accumulation);
-    ctl_table_cell(t, "%s", recompute_names[c->recompute]);
+    ctl_table_cell(t, "%s", recompute_words[c->recompute]);
     ctl_table_cell(t, "%s", offload_names[c->offload]);
     ctl_table_cell(t, "%s", a->job.is_lora ? base_names[c->base] : c->is_f32 ? "f32" : "bf16");
     ctl_table_cell(t, "%.1f", (double)p->memory.total / 1e9);

@@ -102,7 +102,7 @@ static void write_plan_rows(const struct adapt *a, FILE *f)
         bool runs = adapt_engine_runs(a, c, lacks);
         fprintf(f, "| %u | %u | %u | %u | %u | %u | %u x %u | %s | %s | %s | %.1f | %.2f | %.0f | "
                 "%.1f%% | %s%s |\n", i + 1, c->fsdp, c->ep, c->expert_shard, c->sp, c->tp,
-                c->micro_batch, c->accumulation, recompute_names[c->recompute],
+                c->micro_batch, c->accumulation, recompute_words[c->recompute],
                 offload_names[c->offload],
                 a->job.is_lora ? base_names[c->base] : c->is_f32 ? "f32" : "bf16",
                 gb(p->memory.total), p->time.total, p->time.tokens_per_s, 100 * p->time.mfu,

@@ -49,7 +49,7 @@ static struct plan_choice choice_of(const struct plan *p)
     return (struct plan_choice){
         .world = d.world, .fsdp = d.fsdp, .ep = d.ep, .expert_shard = d.expert_shard, .sp = 1,
         .tp = 1, .micro_batch = s->train_micro_batch, .accumulation = (uint32_t)p->n_passes,
-        .recompute = (enum recompute_kind)recompute_of(s->parallel_activation_checkpointing),
+        .recompute = recompute_of(s->parallel_activation_checkpointing),
         .base = packing == PACKING_MXFP4 ? BASE_MXFP4
                 : packing == PACKING_FP8 ? BASE_FP8
                 : is_f32                 ? BASE_F32

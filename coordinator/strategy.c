@@ -18,7 +18,7 @@
 struct strategy_limits strategy_all(void)
 {
     struct strategy_limits l = {.sp_max = RANKS_MAX, .tp_max = 8, .bf16 = true};
-    for (int i = 0; i < RECOMPUTE_KINDS; i++)
+    for (int i = 0; i < RECOMPUTE_WAYS; i++)
         l.recompute[i] = true;
     for (int i = 0; i < OFFLOAD_KINDS; i++)
         l.offload[i] = true;
@@ -115,8 +115,8 @@ static void try_passes(struct search *s, struct plan_choice c)
 {
     for (c.micro_batch = 1; c.micro_batch <= MICRO_BATCH_MAX; c.micro_batch *= 2) {
         bool any = false;
-        for (int r = 0; r < RECOMPUTE_KINDS; r++) {
-            c.recompute = (enum recompute_kind)r;
+        for (int r = 0; r < RECOMPUTE_WAYS; r++) {
+            c.recompute = (enum recompute)r;
             if (!s->limits->recompute[r] || !plan_is_whole(s->job, &c))
                 continue;
             struct strategy_plan p = {.choice = c, .memory = plan_memory(s->job, &c)};
@@ -147,7 +147,7 @@ static void try_state(struct search *s, struct plan_choice c)
             c.base = (enum base_precision)base;
             c.offload = (enum offload_kind)off;
             c.micro_batch = 1;
-            c.recompute = RECOMPUTE_ALL;
+            c.recompute = RECOMPUTE_FULL;
             if (!plan_is_whole(s->job, &c))
                 continue;
             struct plan_memory m = plan_memory(s->job, &c);
@@ -285,16 +285,16 @@ uint32_t strategy_neighbours(const struct job_shape *job, const struct strategy_
             *x = up ? *x * 2 : *x / 2;
             add_neighbour(job, winner, c, degrees[i].name, *x, out, &n);
         }
-    for (int r = 0; r < RECOMPUTE_KINDS; r++) {
+    for (int r = 0; r < RECOMPUTE_WAYS; r++) {
         struct plan_choice c = winner->choice;
-        if (c.recompute == (enum recompute_kind)r)
+        if (c.recompute == (enum recompute)r)
             continue;
-        c.recompute = (enum recompute_kind)r;
+        c.recompute = (enum recompute)r;
         uint32_t before = n;
         add_neighbour(job, winner, c, "", 0, out, &n);
         if (n > before)
             snprintf(out[before].change, sizeof out[before].change,
-                     "activation_checkpointing %s", recompute_names[r]);
+                     "activation_checkpointing %s", recompute_words[r]);
     }
     return n;
 }

@@ -9,12 +9,12 @@
 #include "common/cluster.h"
 #include "common/outline.h"
 #include "common/packing.h"
+#include "common/recompute.h"
 
 enum base_precision { BASE_BF16, BASE_FP8, BASE_MXFP4, BASE_F32, BASE_PRECISIONS };
-enum recompute_kind { KEEP_ALL, RECOMPUTE_SOME, RECOMPUTE_ALL, RECOMPUTE_KINDS };
 enum offload_kind { OFFLOAD_OFF, OFFLOAD_ACTIVATIONS, OFFLOAD_OPTIMIZER, OFFLOAD_KINDS };
 
-extern const char *const base_names[], *const recompute_names[], *const offload_names[];
+extern const char *const base_names[], *const offload_names[];
 
 /* What a model costs, summed over its layers for one sequence length. Floats are elements. */
 struct costs {
@@ -59,7 +59,7 @@ struct job_shape {
 
 struct plan_choice {
     uint32_t world, fsdp, ep, expert_shard, sp, tp, micro_batch, accumulation;
-    enum recompute_kind recompute;
+    enum recompute recompute;
     enum offload_kind   offload;
     enum base_precision base; /* of frozen weights; full training: BASE_BF16 or BASE_F32 */
     bool     is_f32;          /* activations and products */
@@ -97,7 +97,7 @@ int plan_time_alone(const char *model_folder, const struct cluster *l, uint32_t 
 /* What may be chosen: all of it, or what an engine runs. */
 struct strategy_limits {
     uint32_t sp_max, tp_max;
-    bool     bf16, f32, recompute[RECOMPUTE_KINDS], offload[OFFLOAD_KINDS],
+    bool     bf16, f32, recompute[RECOMPUTE_WAYS], offload[OFFLOAD_KINDS],
              base[BASE_PRECISIONS];
 };
 

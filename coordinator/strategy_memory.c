@@ -14,7 +14,6 @@
 #define BF16        2.0
 
 const char *const base_names[] = {"bf16", "fp8", "mxfp4", "f32"};
-const char *const recompute_names[] = {"off", "selective", "full"};
 const char *const offload_names[] = {"off", "activations", "optimizer"};
 
 static const double base_bytes[] = {BF16, FP8_BYTES, MXFP4_BYTES, F32};
@@ -84,15 +83,11 @@ static double pass_tokens(const struct job_shape *job, const struct plan_choice 
 
 uint32_t plan_chunks(const struct job_shape *job, const struct plan_choice *c, double n)
 {
-    static const enum recompute kinds[RECOMPUTE_KINDS] = {
-        [KEEP_ALL] = RECOMPUTE_OFF, [RECOMPUTE_SOME] = RECOMPUTE_SELECTIVE,
-        [RECOMPUTE_ALL] = RECOMPUTE_FULL,
-    };
     const struct costs *k = job->costs;
     double flops = k->n_moe > 0 ? k->expert_flops / k->n_moe : 0;
     return memory_chunks((uint64_t)n, c->ep,
                          memory_chunk_tokens(flops, !cluster_is_cpu(job->cluster),
-                                             kinds[c->recompute]));
+                                             c->recompute));
 }
 
 /* Rows of experts: that stay for a backward, that come at once, and that tokens send at once. */
@@ -105,7 +100,7 @@ static struct rows rows_of(const struct job_shape *job, const struct plan_choice
     double n = pass_tokens(job, c) * job->costs->top_k, kept = n * ROWS_SPREAD;
     uint32_t n_chunks = plan_chunks(job, c, pass_tokens(job, c));
     double piece = (double)memory_piece_rows((uint64_t)kept, n_chunks, 0);
-    return (struct rows){c->recompute == KEEP_ALL ? kept : piece, piece, n / n_chunks};
+    return (struct rows){c->recompute == RECOMPUTE_OFF ? kept : piece, piece, n / n_chunks};
 }
 
 static void activations(const struct job_shape *job, const struct plan_choice *c,
@@ -118,9 +113,9 @@ static void activations(const struct job_shape *job, const struct plan_choice *c
     double row = k->row_kept / c->tp;
     double stream = n * k->stream / c->tp, head = 4 * n * k->hidden;
     double kept = 0;
-    if (c->recompute == KEEP_ALL)
+    if (c->recompute == RECOMPUTE_OFF)
         kept = all + rows.kept * row * k->n_moe;
-    else if (c->recompute == RECOMPUTE_SOME)
+    else if (c->recompute == RECOMPUTE_SELECTIVE)
         kept = n * k->kept_some / c->tp;
     if (c->offload == OFFLOAD_ACTIVATIONS) {
         m->host = (uint64_t)((stream + kept) * element);
@@ -130,7 +125,7 @@ static void activations(const struct job_shape *job, const struct plan_choice *c
     /* The largest layer is whole in its backward pass, with scratch; of its experts a piece's rows
      * are, and as much for their gradients. */
     double peak = SCRATCH * layer + rows.piece * row;
-    if (c->recompute != KEEP_ALL)
+    if (c->recompute != RECOMPUTE_OFF)
         peak += layer + rows.kept * row;
     m->activations = (uint64_t)((stream + kept + (peak > head ? peak : head)) * element);
 }

@@ -65,13 +65,13 @@ static struct work work_of(const struct job_shape *job, const struct plan_choice
 {
     struct work w = {.job = job, .c = c, .element = c->is_f32 ? 4 : 2};
     w.tokens = (double)c->micro_batch * job->sequence_length / c->sp;
-    w.forwards = c->recompute == RECOMPUTE_ALL ? 2 : c->recompute == RECOMPUTE_SOME
+    w.forwards = c->recompute == RECOMPUTE_FULL ? 2 : c->recompute == RECOMPUTE_SELECTIVE
                  ? 1 + SOME_AGAIN : 1;
-    w.by_piece = c->recompute != KEEP_ALL && plan_chunks(job, c, w.tokens) > 1;
-    w.of_experts = c->recompute == KEEP_ALL ? 1 : 2;
-    if (w.by_piece && c->recompute == RECOMPUTE_ALL)
+    w.by_piece = c->recompute != RECOMPUTE_OFF && plan_chunks(job, c, w.tokens) > 1;
+    w.of_experts = c->recompute == RECOMPUTE_OFF ? 1 : 2;
+    if (w.by_piece && c->recompute == RECOMPUTE_FULL)
         w.of_experts += PIECE_AGAIN;
-    w.of_cores = c->recompute == RECOMPUTE_ALL ? 2 : 1;
+    w.of_cores = c->recompute == RECOMPUTE_FULL ? 2 : 1;
     w.backs = job->is_lora ? 1 : 2; /* frozen weights have no gradient */
     w.narrow = c->is_f32 ? job->cluster->product_f32_tflops / job->cluster->product_tflops : 1;
     return w;
@@ -211,8 +211,8 @@ static void add_all_to_all(const struct work *w, double *out_all, double *out_ex
     double out = travel_seconds(w, false), back = travel_seconds(w, true);
     double call = (l->call_us + (w->c->ep > l->gpus_per_node ? l->latency_us : 0)) * 1e-6;
     double work = k->n_moe ? expert_seconds(w) / (w->of_experts + w->backs) / k->n_moe : 0;
-    double once = out + back, again = w->c->recompute == RECOMPUTE_ALL ? once
-                                     : w->c->recompute == RECOMPUTE_SOME ? out : 0;
+    double once = out + back, again = w->c->recompute == RECOMPUTE_FULL ? once
+                                     : w->c->recompute == RECOMPUTE_SELECTIVE ? out : 0;
     bool third = w->by_piece && again > out; /* rows come once more, with the gradients */
     double n_trips = 4 + (again > 0) + (again > out) + third;
     if (w->c->ep <= 1)
@@ -280,8 +280,8 @@ static double step_end(const struct work *w)
 static double offload_seconds(const struct work *w)
 {
     const struct costs *k = w->job->costs;
-    double kept = w->c->recompute == KEEP_ALL ? k->kept + k->top_k * k->row_kept * k->n_moe
-                : w->c->recompute == RECOMPUTE_SOME ? k->kept_some : 0;
+    double kept = w->c->recompute == RECOMPUTE_OFF ? k->kept + k->top_k * k->row_kept * k->n_moe
+                : w->c->recompute == RECOMPUTE_SELECTIVE ? k->kept_some : 0;
     double bytes = 2 * w->tokens * (kept + k->stream) * w->element;
     return w->c->offload == OFFLOAD_ACTIVATIONS ? bytes / (w->job->cluster->host_gb_per_s * 1e9)
                                                 : 0;

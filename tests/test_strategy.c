@@ -105,9 +105,6 @@ static const struct {
 /* Masters are weights there and the optimizer's here, so these three are compared as one. */
 static void check_taken(size_t i)
 {
-    static const enum recompute_kind kinds[] = {
-        [RECOMPUTE_OFF] = KEEP_ALL, [RECOMPUTE_SELECTIVE] = RECOMPUTE_SOME,
-        [RECOMPUTE_FULL] = RECOMPUTE_ALL};
     struct fixture f;
     struct model_spec *spec = xcalloc(1, sizeof *spec);
     open_fixture(&f, taken[i].model, taken[i].degrees.world / 8, false, 4096);
@@ -122,7 +119,7 @@ static void check_taken(size_t i)
         .world = taken[i].degrees.world, .fsdp = taken[i].degrees.fsdp, .ep = taken[i].degrees.ep,
         .expert_shard = taken[i].degrees.expert_shard, .sp = 1, .tp = 1,
         .micro_batch = taken[i].micro_batch,
-        .recompute = kinds[taken[i].recompute],
+        .recompute = taken[i].recompute,
         .base = taken[i].is_f32 ? BASE_F32 : BASE_BF16, .is_f32 = taken[i].is_f32};
     struct plan_memory m = plan_memory(&f.job, &c);
     double states[] = {(double)(m.weights + m.gradients + m.optimizer),
@@ -301,7 +298,7 @@ static double more_when_packed(struct fixture *f, enum base_precision base, uint
     job.sequence_length = n_tokens;
     job.global_batch = 128;
     struct plan_choice c = {.world = 128, .fsdp = 2, .ep = 64, .expert_shard = 2, .sp = 1, .tp = 1,
-                            .micro_batch = 1, .accumulation = 1, .recompute = RECOMPUTE_SOME};
+                            .micro_batch = 1, .accumulation = 1, .recompute = RECOMPUTE_SELECTIVE};
     double plain = plan_time(&job, &c).compute;
     c.base = base;
     return plan_time(&job, &c).compute - plain;
@@ -377,15 +374,15 @@ static void time_follows_what_changes(void **state)
     struct fixture f;
     open_fixture(&f, "kimi-linear-48b-a3b", 4, false, 4096);
     struct plan_choice c = {.world = 32, .fsdp = 8, .ep = 32, .expert_shard = 1, .sp = 1, .tp = 1,
-                            .micro_batch = 1, .recompute = KEEP_ALL};
+                            .micro_batch = 1, .recompute = RECOMPUTE_OFF};
     assert_true(plan_is_whole(&f.job, &c));
     struct plan_time base = plan_time(&f.job, &c);
     assert_true(base.all_to_all_exposed <= base.all_to_all);
     assert_true(base.gather_exposed <= base.gather);
 
-    c.recompute = RECOMPUTE_ALL;
+    c.recompute = RECOMPUTE_FULL;
     assert_true(plan_time(&f.job, &c).compute > base.compute * 1.2);
-    c.recompute = KEEP_ALL;
+    c.recompute = RECOMPUTE_OFF;
     f.job.is_lora = true;
     assert_true(plan_time(&f.job, &c).compute < base.compute * 0.85);
     f.job.is_lora = false;
@@ -421,7 +418,7 @@ static void a_measured_shape_is_timed_between_its_bounds(void **state)
     costs_init(o, 4096, &costs);
     struct job_shape job = {&costs, &one, false, 16, 4096, 4};
     struct plan_choice c = {.world = 1, .fsdp = 1, .ep = 1, .expert_shard = 1, .sp = 1, .tp = 1,
-                            .micro_batch = 4, .recompute = KEEP_ALL};
+                            .micro_batch = 4, .recompute = RECOMPUTE_OFF};
     assert_true(plan_is_whole(&job, &c));
     struct plan_time t = plan_time(&job, &c);
     printf("%.0f tokens/s\n", t.tokens_per_s);
