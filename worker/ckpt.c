@@ -220,17 +220,16 @@ static struct ckpt_tensors tensors_of(const struct ckpt_config *c, enum ckpt_wha
 }
 
 int ckpt_load_base(const char *model_path, struct shard *s, const struct tensor_map *map,
-                   enum base_precision precision, struct err *err)
+                   bool rounds, struct err *err)
 {
-    struct ckpt_tensors t = {.map = map, .shard = s, .what = CKPT_WEIGHTS,
-                             .precision = precision};
+    struct ckpt_tensors t = {.map = map, .shard = s, .what = CKPT_WEIGHTS, .rounds = rounds};
     return ckpt_files_read(&t, model_path, err);
 }
 
 int ckpt_load_weights(const char *model_path, struct shard *s, const struct tensor_map *map,
                       struct err *err)
 {
-    return ckpt_load_base(model_path, s, map, BASE_F32, err);
+    return ckpt_load_base(model_path, s, map, false, err);
 }
 
 int ckpt_load_adapters(const char *path, struct shard *s, const struct tensor_map *map,

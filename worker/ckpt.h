@@ -26,12 +26,10 @@ void ckpt_init_weights(struct shard *s, const struct tensor_map *map,
 int ckpt_load_weights(const char *model_path, struct shard *s, const struct tensor_map *map,
                       struct err *err);
 
-/* The same of a base that is frozen: what the map keeps packed is that, which is of the precision's
- * packing, and other matrices are rounded to BF16, unless it is F32. What is stored as FP8 is not
- * rounded again. */
-enum base_precision { BASE_F32, BASE_BF16, BASE_FP8, BASE_MXFP4 };
+/* The same of a base that is frozen: what the map keeps packed is that, and
+ * other matrices are rounded to BF16 if rounds. What is stored as FP8 is not rounded again. */
 int ckpt_load_base(const char *model_path, struct shard *s, const struct tensor_map *map,
-                   enum base_precision precision, struct err *err);
+                   bool rounds, struct err *err);
 
 /* The adapters of a PEFT folder, which must be just those of the map. */
 int ckpt_load_adapters(const char *path, struct shard *s, const struct tensor_map *map,

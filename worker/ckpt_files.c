@@ -414,8 +414,7 @@ static int read_tensor(const struct ckpt_tensors *t, const struct safetensors *s
         return rc;
     if (t->what == CKPT_WEIGHTS && e->packing != PACKING_NONE)
         return ckpt_base_read(t->shard, e, &p, &source, err);
-    bool rounds = e->is_matrix && t->precision != BASE_F32 &&
-                  ckpt_source_packing(&source) != PACKING_FP8;
+    bool rounds = e->is_matrix && t->rounds && ckpt_source_packing(&source) != PACKING_FP8;
     return read_part(t, &source, rounds, &p, chunk, err);
 }
 

@@ -23,7 +23,7 @@ struct ckpt_tensors {
     uint64_t       n_masters;      /* to be read */
     uint64_t       file_bytes_max; /* a tensor larger than that has a file of its own */
     bool           is_one_of_many; /* the folder gets more files of tensors, so there is an index */
-    enum base_precision precision; /* of matrices that are read */
+    bool           rounds;         /* matrices that are read, to BF16 */
     struct ckpt_sums *sums;        /* gets those of what is written; NULL: none wanted */
     const char    *place;          /* of that, in the checkpoint */
 };

@@ -23,16 +23,6 @@ void run_lora_read(struct run *run)
     run->bias_rule = BIAS_OFF; /* the router is frozen */
 }
 
-static enum base_precision precision_of(const struct run *run)
-{
-    static const char *const words[] = {[BASE_F32] = "f32", [BASE_BF16] = "bf16",
-                                        [BASE_FP8] = "fp8", [BASE_MXFP4] = "mxfp4"};
-    int i = BASE_F32;
-    while (strcmp(words[i], run->spec->model_base_precision) != 0)
-        i++; /* the job file's table knows no other */
-    return (enum base_precision)i;
-}
-
 static int load_base(struct run *run, struct err *err)
 {
     const Ballast__JobSpec *s = run->spec;
@@ -41,7 +31,8 @@ static int load_base(struct run *run, struct err *err)
         rc = err_set(err, -EINVAL, "model.path %s holds no weights, but train.mode: lora trains "
                      "adapters beside those of a model; use train.mode: full", s->model_path);
     else
-        rc = ckpt_load_base(s->model_path, run->shard, &run->map, precision_of(run), err);
+        rc = ckpt_load_base(s->model_path, run->shard, &run->map,
+                            strcmp(s->model_base_precision, "f32") != 0, err);
     if ((rc = agree(run->coll, rc, err)) < 0 ||
         (rc = base_hash(s->model_path, run->coll, &run->ckpt.base_hash, err)) < 0)
         return rc;
