@@ -123,7 +123,7 @@ static int read_header(struct csv *c, struct err *err)
 static int read_value(const struct csv *c, uint32_t i, const char *text, double *out,
                       struct err *err)
 {
-    const struct column *k = &c->column[i];
+    const struct csv_column *k = &c->column[i];
     char quoted[FIELD_QUOTE_BYTES];
     uint64_t whole;
     bool negative, is_number;
@@ -164,7 +164,7 @@ int csv_row(struct csv *c, double *out, struct err *err)
     return 1;
 }
 
-int csv_open(struct csv *c, const char *path, const struct column *column, uint32_t n_columns,
+int csv_open(struct csv *c, const char *path, const struct csv_column *column, uint32_t n_columns,
              struct err *err)
 {
     *c = (struct csv){ .path = path, .column = column, .n_columns = n_columns };

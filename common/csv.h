@@ -11,26 +11,26 @@
 
 #define CSV_COLUMNS_MAX 16
 
-struct column {
-    const char *name, *other_name;
-    bool        is_required, is_double;
+struct csv_column {
+    const char *name, *other_name;      /* other: also taken for it, or NULL */
+    bool        is_required, is_double; /* not double: whole numbers alone */
     double      min, max;
 };
 
 struct csv {
     const char *path;
     FILE       *file;
-    const struct column *column;
+    const struct csv_column *column; /* (n_columns) */
     uint32_t    n_columns;
-    int         at[CSV_COLUMNS_MAX];    /* field of each column, -1 */
-    uint32_t    n_fields;           /* in the first line */
-    uint64_t    n_line;
+    int         at[CSV_COLUMNS_MAX]; /* which field of a line each column is; -1: none */
+    uint32_t    n_fields;            /* in the first line */
+    uint64_t    n_line;              /* of the newest line, from 1 */
     char        text[CSV_LINE_BYTES_MAX + 2]; /* one byte more than is allowed, and its end */
 };
 
 /* Reads the first line. path and column are kept until csv_close, which is needed after a failure,
  * too. */
-int  csv_open(struct csv *c, const char *path, const struct column *column, uint32_t n_columns,
+int  csv_open(struct csv *c, const char *path, const struct csv_column *column, uint32_t n_columns,
               struct err *err);
 void csv_close(struct csv *c);
 

@@ -109,7 +109,7 @@ static int fill(const char *path, const struct load_row *row, size_t n, struct l
 
 int loads_read(const char *path, struct loads *out, struct err *err)
 {
-    static const struct column column[] = {
+    static const struct csv_column column[] = {
         { "layer", NULL, true, false, 0, LAYERS_MAX - 1 },
         { "expert", NULL, true, false, 0, EXPERTS_MAX - 1 },
         { "load", NULL, true, true, 0, 1e15 },

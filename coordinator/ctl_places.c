@@ -161,7 +161,7 @@ static int fill_placement(struct csv *c, const struct place_row *row, size_t n, 
     return rc;
 }
 
-static const struct column place_column[] = {
+static const struct csv_column place_column[] = {
     [LAYER] = { "layer", NULL, true, false, 0, LAYERS_MAX - 1 },
     [DEVICE] = { "device", "gpu", true, false, 0, RANKS_MAX - 1 },
     [EXPERT] = { "expert", NULL, true, false, -1, EXPERTS_MAX - 1 },

@@ -109,7 +109,7 @@ static void a_pipe_is_written_if_somebody_reads_it(void **state)
 static void whoever_opens_it_does_not_wait(void **state)
 {
     (void)state;
-    static const struct column columns[] = {{.name = "layer"}};
+    static const struct csv_column columns[] = {{.name = "layer"}};
     struct err err = {0};
     struct server_config config;
     struct csv csv;
