@@ -13,8 +13,9 @@
 struct cluster {
     char    *name;
     uint32_t nodes, gpus_per_node;
-    uint64_t gpu_memory, gpu_reserve; /* reserve: of the runtime, the network library, fragments */
-    uint64_t host_memory;             /* of one machine, for what is offloaded */
+    /* bytes; reserve: of the runtime, the network library, fragments */
+    uint64_t gpu_memory, gpu_reserve;
+    uint64_t host_memory;             /* bytes of one machine, for what is offloaded */
     char    *device;                  /* "cuda" or "cpu" */
     double   peak_tflops;             /* that utilisation is measured against */
     /* Rates of products without bound on rows and widths. With r rows of a matrix whose sides'

@@ -2,7 +2,7 @@
  *
  * A model is a list of layers, each of one attention kind and one feed-forward kind, under one
  * residual scheme. hf_config fills it from a config.json; everything else (tensor_map,
- * memory_model, the trainer) reads only this. Formulas: model.md parts 1, 2, 3, 5 and 8. */
+ * memory_model, the trainer) reads only this. */
 #ifndef COMMON_MODEL_SPEC_H
 #define COMMON_MODEL_SPEC_H
 

@@ -246,7 +246,7 @@ int build_linear(struct builder *b, struct outline_block *k)
     return build_lightning(b, k);
 }
 
-/* ---- shared keys and values, compressed (families.md 3.13) ---------------------------------- */
+/* ---- shared keys and values, compressed ---------------------------------------------------- */
 
 static void add_compressor(struct outline_block *k, const char *kv, const char *gate,
                            const char *ape, const char *norm, uint64_t wide, uint64_t d,

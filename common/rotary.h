@@ -1,6 +1,7 @@
 /* rotary.h - the angles of rotary position embedding, plain and stretched by YaRN
  *
- * Pure functions of a model's settings, computed in double. families.md 2.2 has the formulas. */
+ * Pure functions of a model's settings, computed in double. YaRN: Peng, Quesnelle, Fan, Shippole
+ * 2023, with the factors that DeepSeek-V3's and Kimi's configurations name. */
 #ifndef COMMON_ROTARY_H
 #define COMMON_ROTARY_H
 

@@ -338,8 +338,9 @@ void coord_restore_epoch(struct coord *c, uint64_t coordinator_epoch, record_seq
         c->last_job_id = last_job_id;
 }
 
-void coord_restore_key(struct coord *c, const char *user, const uint8_t key[16],
-                       const uint8_t digest[16], job_id job, uint64_t age_ns)
+void coord_restore_key(struct coord *c, const char *user,
+                       const uint8_t key[IDEMPOTENCY_KEY_BYTES], const uint8_t *digest,
+                       job_id job, uint64_t age_ns)
 {
     if (age_ns < c->config.key_keep_ns)
         keys_add(&c->keys, user, key, digest, job, c->now_ns + c->config.key_keep_ns - age_ns);

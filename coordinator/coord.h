@@ -19,9 +19,9 @@
  * coord_begin and coord_tick, committed before anything else.
  *
  * Memory holds live jobs, ended ones only until their end is committed. The shell answers what
- * comes from the database: JOB_SHOW, EVENTS, LOGS, METRICS, and JOB_LIST with all_states;
- * coord_job and coord_jobs give it the live part. All other requests and all notices but LOG go to
- * coord_message; before it, coord_wants_job says if an ended job has to be brought back.
+ * comes from the databases (server_query); coord_job and coord_jobs give it the live part. All
+ * other requests and all notices but LOG go to coord_message; before it, coord_wants_job says if
+ * an ended job has to be brought back.
  *
  * Times are monotonic; the wall clock is copied into records and never decides anything. */
 #ifndef COORDINATOR_COORD_H
@@ -58,7 +58,7 @@ struct coord_config {
 };
 
 /* 1 s, 1000 a second, 2 / 3 / 4 intervals and 10 s, 30 s, 300 s, 2 s, 1 s to 60 s, 15 min, 5 s,
- * 60 s, 15 min, 60 s, 24 h; seed 0, version and commit "". */
+ * 60 s, 15 min, 60 s, 24 h; seed 0, all texts "". */
 struct coord_config coord_config_default(void);
 
 struct coord;
@@ -79,9 +79,10 @@ void coord_restore_epoch(struct coord *c, uint64_t coordinator_epoch, record_seq
                          job_id last_job_id);
 
 /* A key younger than key_keep_ns, of a live or an ended job; age by the wall clock, not negative.
- * Both 16 bytes. A key that is there already is left alone. */
-void coord_restore_key(struct coord *c, const char *user, const uint8_t key[16],
-                       const uint8_t digest[16], job_id job, uint64_t age_ns);
+ * digest: DIGEST_BYTES of keys.h. A key that is there already is left alone. */
+void coord_restore_key(struct coord *c, const char *user,
+                       const uint8_t key[IDEMPOTENCY_KEY_BYTES], const uint8_t *digest,
+                       job_id job, uint64_t age_ns);
 
 /* Begins to serve: a new coordinator_epoch (a record), full leases for everybody. */
 void coord_start(struct coord *c, struct turn *t);

@@ -64,7 +64,8 @@ const struct ctl_command ctl_commands[] = {
      "with its restarts and its time limit counted from 0.\n"
      "\n"
      "  ballast worker drain node3-0 && ballast job requeue 7 --reason 'off that node'\n"
-     "  ballast job requeue $(ballast jobs -a --me --since 1d -f state=FAILED -o name)\n", ctl_job_requeue, &ctl_job_list},
+     "  ballast job requeue $(ballast jobs -a --me --since 1d -f state=FAILED -o name)\n",
+     ctl_job_requeue, &ctl_job_list},
     {"job pause", "ID...", 1, 1000, "rH@", CTL_LISTS,
      "let a job give its workers back, keeping its place",
      "Its ranks finish their step, write a checkpoint and end. Others may use the workers\n"

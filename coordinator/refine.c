@@ -114,9 +114,9 @@ static float measure(const struct refine *r)
 /* What moves cost, less what copies on several nodes are worth, of the experts in two slots. */
 static float price_of(const struct refine *r, const struct offer *o, int32_t ea, int32_t eb)
 {
-    uint32_t ga = slots_device(&r->at, o->a), gb = slots_device(&r->at, o->b);
-    int n_moves = (int)!slots_was_held(&r->at, gb, r->at.expert[o->b]) +
-                  (int)!slots_was_held(&r->at, ga, r->at.expert[o->a]);
+    uint32_t ga = search_slots_device(&r->at, o->a), gb = search_slots_device(&r->at, o->b);
+    int n_moves = (int)!search_slots_was_held(&r->at, gb, r->at.expert[o->b]) +
+                  (int)!search_slots_was_held(&r->at, ga, r->at.expert[o->a]);
     float value = search_node_value(r->p, &r->at, ea, r->load[ea].q[0][0], -1, -1);
     if (eb >= 0)
         value += search_node_value(r->p, &r->at, eb, r->load[eb].q[0][0], -1, -1);
@@ -133,12 +133,12 @@ static void swap(struct refine *r, uint32_t a, uint32_t b)
     struct wide t = r->part[a];
     r->part[a] = r->part[b];
     r->part[b] = t;
-    slots_unlink(&r->at, a);
+    search_slots_unlink(&r->at, a);
     if (eb >= 0) {
-        slots_unlink(&r->at, b);
-        slots_link(&r->at, a, eb);
+        search_slots_unlink(&r->at, b);
+        search_slots_link(&r->at, a, eb);
     }
-    slots_link(&r->at, b, ea);
+    search_slots_link(&r->at, b, ea);
     refine_add_part(r, a, 1);
     refine_add_part(r, b, 1);
 }
@@ -150,29 +150,29 @@ static void copy(struct refine *r, uint32_t a, uint32_t b)
     refine_keep_slot(r, b);
     if (eb >= 0) {
         refine_add_part(r, b, -1);
-        slots_unlink(&r->at, b);
+        search_slots_unlink(&r->at, b);
         uint32_t other = (uint32_t)r->at.head[eb];
         refine_keep_slot(r, other);
-        refine_keep_device(r, slots_device(&r->at, other));
+        refine_keep_device(r, search_slots_device(&r->at, other));
         for (int i = 0; i < WIDE; i++) {
             r->part[other].q[i] += r->part[b].q[i];
-            r->device[slots_device(&r->at, other)].q[i] += r->part[b].q[i];
+            r->device[search_slots_device(&r->at, other)].q[i] += r->part[b].q[i];
         }
     }
     r->part[b] = (struct wide){ 0 };
-    slots_link(&r->at, b, r->at.expert[a]);
+    search_slots_link(&r->at, b, r->at.expert[a]);
 }
 
 static void undo(struct refine *r, const struct offer *o, int32_t ea, int32_t eb)
 {
-    slots_unlink(&r->at, o->b);
+    search_slots_unlink(&r->at, o->b);
     if (!o->is_copy) {
         if (eb >= 0)
-            slots_unlink(&r->at, o->a);
-        slots_link(&r->at, o->a, ea);
+            search_slots_unlink(&r->at, o->a);
+        search_slots_link(&r->at, o->a, ea);
     }
     if (eb >= 0)
-        slots_link(&r->at, o->b, eb);
+        search_slots_link(&r->at, o->b, eb);
     refine_take_back(r);
 }
 
@@ -180,7 +180,7 @@ static void undo(struct refine *r, const struct offer *o, int32_t ea, int32_t eb
 static bool try_out(struct refine *r, const struct offer *o)
 {
     int32_t ea = r->at.expert[o->a], eb = r->at.expert[o->b];
-    uint32_t ga = slots_device(&r->at, o->a), gb = slots_device(&r->at, o->b);
+    uint32_t ga = search_slots_device(&r->at, o->a), gb = search_slots_device(&r->at, o->b);
     float price = -price_of(r, o, ea, eb);
     if (o->is_copy)
         copy(r, o->a, o->b);
@@ -189,7 +189,7 @@ static bool try_out(struct refine *r, const struct offer *o)
     price += price_of(r, o, ea, eb);
     if (o->is_copy && eb >= 0)
         for (int32_t c = r->at.head[eb]; c >= 0; c = r->at.next[c])
-            refine_fill_device(r, slots_device(&r->at, (uint32_t)c), false);
+            refine_fill_device(r, search_slots_device(&r->at, (uint32_t)c), false);
     refine_fill_device(r, gb, false);
     refine_fill_device(r, ga, false);
     refine_fill_device(r, gb, true);
@@ -224,14 +224,14 @@ static bool is_wanted(const struct offers *l, float worth)
 
 static float moves_price(const struct refine *r, uint32_t device, int32_t in, int32_t out)
 {
-    return r->p->move_price * (float)((int)!slots_was_held(&r->at, device, in) -
-                                      (int)!slots_was_held(&r->at, device, out));
+    return r->p->move_price * (float)((int)!search_slots_was_held(&r->at, device, in) -
+                                      (int)!search_slots_was_held(&r->at, device, out));
 }
 
 /* Half of a part goes where time is cheaper, scenario by scenario. */
 static float copy_worth(const struct refine *r, uint32_t a, uint32_t to)
 {
-    const struct wide *here = &r->price[slots_device(&r->at, a)], *there = &r->price[to];
+    const struct wide *here = &r->price[search_slots_device(&r->at, a)], *there = &r->price[to];
     const quad zero = { 0 };
     quad sum = { 0 };
     for (int i = 0; i < WIDE; i++)
@@ -247,13 +247,13 @@ static float loss_without(const struct refine *r, uint32_t b, float own)
         return 0;
     uint32_t other = (uint32_t)r->at.head[e];
     other = other == b ? (uint32_t)r->at.next[b] : other;
-    return dot(&r->price[slots_device(&r->at, other)], &r->part[b]) - own;
+    return dot(&r->price[search_slots_device(&r->at, other)], &r->part[b]) - own;
 }
 
 /* Between a device, whose parts' values are known, and one slot of another. */
 static void offer_slot(struct refine *r, uint32_t g, uint32_t b, struct offers *out)
 {
-    uint32_t n = r->p->n_slots, h = slots_device(&r->at, b);
+    uint32_t n = r->p->n_slots, h = search_slots_device(&r->at, b);
     int32_t eb = r->at.expert[b];
     bool may_go = eb < 0 || r->at.n_copies[eb] > 1;
     float own = dot(&r->price[h], &r->part[b]), here = dot(&r->price[g], &r->part[b]) - own;
@@ -266,13 +266,13 @@ static void offer_slot(struct refine *r, uint32_t g, uint32_t b, struct offers *
         const float *value = r->value + (size_t)i * r->p->n_devices;
         float worth = value[h] - value[g] + here + moves_price(r, g, eb, ea) +
                       moves_price(r, h, ea, eb);
-        if (is_wanted(out, worth) && !r->at.is_fixed[a] && slots_find(&r->at, h, ea) < 0 &&
-            (eb < 0 || slots_find(&r->at, g, eb) < 0))
+        if (is_wanted(out, worth) && !r->at.is_fixed[a] && search_slots_find(&r->at, h, ea) < 0 &&
+            (eb < 0 || search_slots_find(&r->at, g, eb) < 0))
             keep_best(out, (struct offer){ worth, a, b, false });
         if (!may_go || draw(r, 2)) /* half of them, so that others have a turn */
             continue;
         worth = loss + moves_price(r, h, ea, eb) + copy_worth(r, a, h);
-        if (is_wanted(out, worth) && slots_find(&r->at, h, ea) < 0)
+        if (is_wanted(out, worth) && search_slots_find(&r->at, h, ea) < 0)
             keep_best(out, (struct offer){ worth, a, b, true });
     }
 }
@@ -285,7 +285,7 @@ static void list_offers(struct refine *r, uint32_t g, struct offers *out)
         for (uint32_t h = 0; h < r->p->n_devices; h++)
             r->value[(size_t)i * r->p->n_devices + h] = dot(&r->price[h], &r->part[g * n + i]);
     for (uint32_t b = 0; b < r->at.n_total; b++)
-        if (slots_device(&r->at, b) != g && !r->at.is_fixed[b])
+        if (search_slots_device(&r->at, b) != g && !r->at.is_fixed[b])
             offer_slot(r, g, b, out);
 }
 
@@ -329,8 +329,8 @@ static void init(struct refine *r, const struct search_problem *problem,
 {
     uint32_t n_total = placement_n_total(p), n_devices = p->n_devices;
     *r = (struct refine){ .p = problem, .random = problem->seed };
-    slots_init(&r->at, p);
-    slots_start(&r->at, p, in_force, problem->keep_homes);
+    search_slots_init(&r->at, p);
+    search_slots_start(&r->at, p, in_force, problem->keep_homes);
     r->load = xcalloc(p->n_experts, sizeof *r->load);
     r->part = xcalloc(n_total, sizeof *r->part);
     r->slot_was = xcalloc(n_total, sizeof *r->slot_was);
@@ -363,7 +363,7 @@ static void fini(struct refine *r)
                       r->turn, r->chance, r->value, r->lane };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         free(parts[i]);
-    slots_fini(&r->at);
+    search_slots_fini(&r->at);
 }
 
 void refine(const struct search_problem *problem, const struct placement *in_force,

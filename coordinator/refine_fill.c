@@ -41,7 +41,7 @@ void refine_take_back(struct refine *r)
 
 void refine_add_part(struct refine *r, uint32_t slot, float sign)
 {
-    uint32_t g = slots_device(&r->at, slot);
+    uint32_t g = search_slots_device(&r->at, slot);
     refine_keep_device(r, g);
     for (int i = 0; i < WIDE; i++)
         r->device[g].q[i] += sign * r->part[slot].q[i];
@@ -49,7 +49,7 @@ void refine_add_part(struct refine *r, uint32_t slot, float sign)
 
 static void fill_two(struct refine *r, int32_t e, uint32_t a, uint32_t b)
 {
-    uint32_t ga = slots_device(&r->at, a), gb = slots_device(&r->at, b);
+    uint32_t ga = search_slots_device(&r->at, a), gb = search_slots_device(&r->at, b);
     float both = r->slowness[ga] + r->slowness[gb];
     float to_a = r->slowness[gb] / both, to_b = r->slowness[ga] / both;
     for (int i = 0; i < WIDE; i++) {
@@ -69,14 +69,15 @@ static void fill_many(struct refine *r, int32_t e)
     for (int q = 0; q < WIDE; q++) {
         uint32_t n = 0, i = 0;
         for (int32_t c = r->at.head[e]; c >= 0; c = r->at.next[c], n++) {
-            uint32_t g = slots_device(&r->at, (uint32_t)c);
+            uint32_t g = search_slots_device(&r->at, (uint32_t)c);
             r->lane[n].base = r->device[g].q[q] - r->part[c].q[q];
             r->lane[n].speed = (quad){ 1, 1, 1, 1 } / r->slowness[g];
         }
         quad level = search_level(r->lane, n, r->load[e].q[q]);
         for (int32_t c = r->at.head[e]; c >= 0; c = r->at.next[c], i++) {
             r->part[c].q[q] = lane_part(&r->lane[i], level);
-            r->device[slots_device(&r->at, (uint32_t)c)].q[q] = r->lane[i].base + r->part[c].q[q];
+            r->device[search_slots_device(&r->at, (uint32_t)c)].q[q] =
+                r->lane[i].base + r->part[c].q[q];
         }
     }
 }
@@ -86,7 +87,7 @@ static void fill(struct refine *r, int32_t e)
 {
     for (int32_t c = r->at.head[e]; c >= 0; c = r->at.next[c]) {
         refine_keep_slot(r, (uint32_t)c);
-        refine_keep_device(r, slots_device(&r->at, (uint32_t)c));
+        refine_keep_device(r, search_slots_device(&r->at, (uint32_t)c));
     }
     if (r->at.n_copies[e] == 2)
         fill_two(r, e, (uint32_t)r->at.head[e], (uint32_t)r->at.next[r->at.head[e]]);

@@ -13,7 +13,7 @@ struct wide {
 
 struct refine {
     const struct search_problem *p;
-    struct slots at;
+    struct search_slots at;
     struct wide *load;     /* (n_experts) */
     struct wide *part;     /* (n_total) */
     struct wide *device;   /* (n_devices) sum of the parts */

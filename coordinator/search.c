@@ -83,12 +83,12 @@ static void put(struct search *s, uint32_t slot, int32_t e)
     uint32_t g = slot / s->p->n_slots;
     int32_t before = s->at.expert[slot];
     if (before >= 0) {
-        s->n_moves -= !slots_was_held(&s->at, g, before);
-        slots_unlink(&s->at, slot);
+        s->n_moves -= !search_slots_was_held(&s->at, g, before);
+        search_slots_unlink(&s->at, slot);
     }
     if (e >= 0) {
-        slots_link(&s->at, slot, e);
-        s->n_moves += !slots_was_held(&s->at, g, e);
+        search_slots_link(&s->at, slot, e);
+        s->n_moves += !search_slots_was_held(&s->at, g, e);
     }
     if (s->n_changes == s->change_cap) {
         s->change_cap = s->change_cap ? s->change_cap * 2 : 256;
@@ -132,7 +132,8 @@ struct candidate {
 
 static float moves_price(const struct search *s, uint32_t device, int32_t in, int32_t out)
 {
-    int more = !slots_was_held(&s->at, device, in), less = !slots_was_held(&s->at, device, out);
+    int more = !search_slots_was_held(&s->at, device, in);
+    int less = !search_slots_was_held(&s->at, device, out);
     return s->p->move_price * (float)(more - less);
 }
 
@@ -159,7 +160,8 @@ static void try_swap(struct search *s, uint32_t a, uint32_t b, struct candidate 
                   moves_price(s, gb, ea, eb);
     if (delta >= best->delta)
         return;
-    if (slots_find(&s->at, gb, ea) >= 0 || (eb >= 0 && slots_find(&s->at, ga, eb) >= 0))
+    if (search_slots_find(&s->at, gb, ea) >= 0 ||
+        (eb >= 0 && search_slots_find(&s->at, ga, eb) >= 0))
         return;
     if (s->p->n_nodes > 1) {
         delta += node_value(s, ea, -1, -1) - node_value(s, ea, (int32_t)a, (int32_t)b);
@@ -190,7 +192,7 @@ static void try_replica(struct search *s, int32_t e, uint32_t b, struct candidat
     int32_t f = s->at.expert[b];
     s->effort -= REPLICA_COST;
     if (s->at.is_fixed[b] || e == f || (f >= 0 && s->at.n_copies[f] < 2) ||
-        slots_find(&s->at, g, e) >= 0)
+        search_slots_find(&s->at, g, e) >= 0)
         return;
     if (s->at.n_copies[e] + (f >= 0 ? s->at.n_copies[f] : 0) + 1 > TOUCHED_MAX)
         return; /* an expert with so many copies is levelled by every other step */
@@ -212,7 +214,7 @@ static void try_replica(struct search *s, int32_t e, uint32_t b, struct candidat
     if (f >= 0) {
         /* Its part joins a sister's before it is filled anew: the sum must stay f's load. */
         search_add_part(s, b, -1);
-        slots_unlink(&s->at, b);
+        search_slots_unlink(&s->at, b);
         uint32_t sister = (uint32_t)s->at.head[f];
         for (int i = 0; i < QUADS; i++) {
             s->part[sister].q[i] += s->part[b].q[i];
@@ -221,19 +223,19 @@ static void try_replica(struct search *s, int32_t e, uint32_t b, struct candidat
         s->part[b] = zero;
         search_fill(s, f);
     }
-    slots_link(&s->at, b, e);
+    search_slots_link(&s->at, b, e);
     s->part[b] = zero;
     search_fill(s, e);
     /* Devices that hold both e and f would be counted twice. */
     delta += touched_cost(s, e, true);
     for (int32_t c = f >= 0 ? s->at.head[f] : -1; c >= 0; c = s->at.next[c]) {
         uint32_t d = (uint32_t)c / s->p->n_slots;
-        if (slots_find(&s->at, d, e) < 0)
+        if (search_slots_find(&s->at, d, e) < 0)
             delta += row_cost(s, &s->device[d], d) - s->cost[d];
     }
-    slots_unlink(&s->at, b);
+    search_slots_unlink(&s->at, b);
     if (f >= 0)
-        slots_link(&s->at, b, f);
+        search_slots_link(&s->at, b, f);
     for (uint32_t i = 0; i < n; i++) {
         s->part[slot[i]] = part[i];
         s->device[slot[i] / s->p->n_slots] = device[i];
@@ -354,7 +356,7 @@ void search_restart(struct search *s, const struct placement *p, const float *lo
     s->start = p;
     s->random = problem->seed;
     s->n_moves = s->n_changes = s->n_steps = 0;
-    slots_start(&s->at, p, p, problem->keep_homes);
+    search_slots_start(&s->at, p, p, problem->keep_homes);
     for (uint32_t g = 0; g < p->n_devices; g++)
         s->slowness[g] = problem->speed ? (float)(1 / problem->speed[g]) : 1;
     search_redraw(s, load);
@@ -367,7 +369,7 @@ struct search *search_create(const struct search_problem *problem, const struct 
     assert(problem->n_nodes && problem->n_devices % problem->n_nodes == 0);
     struct search *s = xcalloc(1, sizeof *s);
     s->p = problem;
-    slots_init(&s->at, p);
+    search_slots_init(&s->at, p);
     s->load = xcalloc(p->n_experts, sizeof *s->load);
     s->part = xcalloc(s->at.n_total, sizeof *s->part);
     s->device = xcalloc(p->n_devices, sizeof *s->device);
@@ -385,7 +387,7 @@ void search_destroy(struct search *s)
         return;
     void *parts[] = { s->load, s->part, s->device, s->slowness, s->cost, s->lane, s->aside,
                       s->change, s->step, s->step_change };
-    slots_fini(&s->at);
+    search_slots_fini(&s->at);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         free(parts[i]);
     free(s);

@@ -46,7 +46,7 @@ static void fill_many(struct search *s, int32_t e, int quarter)
     struct lane *lane = s->lane;
     uint32_t n = 0, i = 0;
     for (int32_t c = s->at.head[e]; c >= 0; c = s->at.next[c], n++) {
-        uint32_t g = slots_device(&s->at, (uint32_t)c);
+        uint32_t g = search_slots_device(&s->at, (uint32_t)c);
         lane[n].base = s->device[g].q[quarter] - s->part[c].q[quarter];
         lane[n].speed = (quad){ 1, 1, 1, 1 } / s->slowness[g];
     }
@@ -54,7 +54,7 @@ static void fill_many(struct search *s, int32_t e, int quarter)
     for (int32_t c = s->at.head[e]; c >= 0; c = s->at.next[c], i++) {
         quad x = lane_part(&lane[i], level);
         s->part[c].q[quarter] = x;
-        s->device[slots_device(&s->at, (uint32_t)c)].q[quarter] = lane[i].base + x;
+        s->device[search_slots_device(&s->at, (uint32_t)c)].q[quarter] = lane[i].base + x;
     }
 }
 
@@ -88,7 +88,7 @@ void search_refill(struct search *s, uint32_t n_sweeps)
                 search_fill(s, (int32_t)e);
 }
 
-float search_node_value(const struct search_problem *p, const struct slots *at, int32_t e,
+float search_node_value(const struct search_problem *p, const struct search_slots *at, int32_t e,
                         float mean_load, int32_t without, int32_t with_slot)
 {
     if (p->n_nodes < 2 || p->node_price <= 0)

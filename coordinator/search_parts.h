@@ -3,7 +3,7 @@
 #define COORDINATOR_SEARCH_PARTS_H
 
 #include "coordinator/search.h"
-#include "coordinator/slots.h"
+#include "coordinator/search_slots.h"
 
 #define QUADS (SCENARIOS / 4)
 
@@ -27,7 +27,7 @@ struct change {
 struct search {
     const struct search_problem *p;
     const struct placement *start; /* kept by the caller */
-    struct slots at;
+    struct search_slots at;
     struct row *load;     /* (n_experts) */
     struct row *part;     /* (n_total) */
     struct row *device;   /* (n_devices) sum of the parts */
@@ -83,14 +83,14 @@ static inline quad lane_part(const struct lane *lane, quad level)
 /* Adds a copy's part to its device, or takes it off. */
 static inline void search_add_part(struct search *s, uint32_t slot, float sign)
 {
-    struct row *d = &s->device[slots_device(&s->at, slot)];
+    struct row *d = &s->device[search_slots_device(&s->at, slot)];
     for (int i = 0; i < QUADS; i++)
         d->q[i] += sign * s->part[slot].q[i];
 }
 
 /* What an expert gains by having copies on several nodes: rows that need not cross; as if one slot
  * did not have it, another did (-1: none). mean_load: in units of a device's mean. */
-float search_node_value(const struct search_problem *p, const struct slots *at, int32_t e,
+float search_node_value(const struct search_problem *p, const struct search_slots *at, int32_t e,
                         float mean_load, int32_t without, int32_t with_slot);
 
 /* The best parts of one expert's copies in every scenario, the rest of their devices' load being

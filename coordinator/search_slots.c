@@ -1,14 +1,14 @@
-/* slots - which expert is in which slot, while a search changes it */
-#include "coordinator/slots.h"
+/* search_slots.c - which expert is in which slot, while a search changes it */
+#include "coordinator/search_slots.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/mem.h"
 
-void slots_init(struct slots *s, const struct placement *p)
+void search_slots_init(struct search_slots *s, const struct placement *p)
 {
-    *s = (struct slots){ .n_total = placement_n_total(p), .per_device = p->n_slots,
+    *s = (struct search_slots){ .n_total = placement_n_total(p), .per_device = p->n_slots,
                          .n_words = (p->n_experts + 63) / 64 };
     s->expert = xcalloc(s->n_total, sizeof *s->expert);
     s->next = xcalloc(s->n_total, sizeof *s->next);
@@ -18,7 +18,7 @@ void slots_init(struct slots *s, const struct placement *p)
     s->is_fixed = xcalloc(s->n_total, sizeof *s->is_fixed);
 }
 
-void slots_fini(struct slots *s)
+void search_slots_fini(struct search_slots *s)
 {
     free(s->expert);
     free(s->next);
@@ -28,8 +28,8 @@ void slots_fini(struct slots *s)
     free(s->is_fixed);
 }
 
-void slots_start(struct slots *s, const struct placement *p, const struct placement *in_force,
-                 bool keep_homes)
+void search_slots_start(struct search_slots *s, const struct placement *p,
+                        const struct placement *in_force, bool keep_homes)
 {
     memset(s->n_copies, 0, p->n_experts * sizeof *s->n_copies);
     memset(s->held, 0, (size_t)p->n_devices * s->n_words * sizeof *s->held);
@@ -38,11 +38,11 @@ void slots_start(struct slots *s, const struct placement *p, const struct placem
     for (uint32_t c = 0; c < s->n_total; c++) {
         int32_t e = in_force->expert[c];
         if (e != PLACEMENT_EMPTY)
-            s->held[(size_t)slots_device(s, c) * s->n_words + (uint32_t)e / 64] |=
+            s->held[(size_t)search_slots_device(s, c) * s->n_words + (uint32_t)e / 64] |=
                 1ull << ((uint32_t)e % 64);
         s->expert[c] = PLACEMENT_EMPTY;
         if (p->expert[c] != PLACEMENT_EMPTY)
-            slots_link(s, c, p->expert[c]);
+            search_slots_link(s, c, p->expert[c]);
     }
     for (uint32_t e = 0; e < p->n_experts && keep_homes; e++)
         s->is_fixed[p->home[e]] = true;

@@ -1,4 +1,5 @@
-/* server_answer.c - what a read of the databases becomes: an answer, a refusal, a job brought back */
+/* server_answer.c - what a read of the databases becomes: an answer, a refusal, a job brought
+ * back */
 #include "coordinator/server_parts.h"
 
 #include <errno.h>

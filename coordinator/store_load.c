@@ -31,9 +31,9 @@ enum { SUMS_MAX = 8, ROWS_DROPPED_MAX = 5000 };
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-struct load_window load_window_at(sqlite3_stmt *s)
+struct load_row load_row_at(sqlite3_stmt *s)
 {
-    return (struct load_window){
+    return (struct load_row){
         .id = sqlite3_column_int64(s, 0), .at_ns = sqlite3_column_int64(s, 1),
         .first_step = int_at(s, 2), .last_step = int_at(s, 3), .n_steps = int_at(s, 4),
         .n_reports = int_at(s, 5), .attempt = (uint32_t)int_at(s, 6),
@@ -42,15 +42,15 @@ struct load_window load_window_at(sqlite3_stmt *s)
     };
 }
 
-int load_windows_read(sqlite3_stmt *s, struct load_window **out_windows, size_t *out_n,
+int load_rows_read(sqlite3_stmt *s, struct load_row **out_windows, size_t *out_n,
                       struct err *err)
 {
-    struct load_window *windows = NULL;
+    struct load_row *windows = NULL;
     size_t n = 0;
     int rc;
     while ((rc = db_next(s, err)) > 0) {
         windows = xrealloc(windows, (n + 1) * sizeof *windows);
-        windows[n++] = load_window_at(s);
+        windows[n++] = load_row_at(s);
     }
     *out_windows = windows;
     *out_n = n;
@@ -78,7 +78,7 @@ static void add_counts(struct load_sums *sums, uint32_t layer, uint32_t n_rows, 
     sums->dropped[layer] += int_at(s, 6);
 }
 
-int load_sums_add(struct store_tables *t, const struct load_window *w, int32_t layer,
+int load_sums_add(struct store_tables *t, const struct load_row *w, int32_t layer,
                   struct load_sums *sums, struct err *err)
 {
     struct binder b = bind(t, S_READ_LOAD_COUNTS);
@@ -100,7 +100,7 @@ void load_sums_fini(struct load_sums *s)
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* What a window is of, in the order of all statements that set it. */
-static void put_extent(struct binder *b, const struct load_window *w)
+static void put_extent(struct binder *b, const struct load_row *w)
 {
     put_int(b, (uint64_t)w->at_ns);
     put_int(b, w->first_step);
@@ -112,7 +112,7 @@ static void put_extent(struct binder *b, const struct load_window *w)
 }
 
 static int write_window(struct store_tables *t, job_id job, enum load_level level,
-                        struct load_window *w, struct err *err)
+                        struct load_row *w, struct err *err)
 {
     struct binder b = bind(t, S_LOAD_WINDOW);
     put_int(&b, job);
@@ -191,7 +191,7 @@ static int write_report(struct store_tables *t, const struct turn_load *load, in
                         struct err *err)
 {
     const Ballast__LoadReport *r = load->report;
-    struct load_window w = {
+    struct load_row w = {
         .at_ns = at_ns, .first_step = r->first_step, .last_step = r->last_step,
         .n_steps = r->last_step - r->first_step + 1, .n_reports = 1, .attempt = r->attempt,
         .placement_epoch = r->placement_epoch, .n_nodes = r->n_nodes, .n_experts = r->n_experts,
@@ -233,7 +233,7 @@ int load_write(struct store_tables *t, const struct turn_load *load, int64_t now
 
 /* ---- summing up ------------------------------------------------------------------------------ */
 
-static void add_window(struct load_window *to, const struct load_window *w)
+static void add_window(struct load_row *to, const struct load_row *w)
 {
     double reports = isnan(w->device_imbalance) ? 0 : (double)w->n_reports;
     double before = isnan(to->device_imbalance) ? 0 : (double)to->n_reports;
@@ -252,7 +252,7 @@ static void add_window(struct load_window *to, const struct load_window *w)
 }
 
 /* The job's own sum so far, if there is one. */
-static int read_total(struct store_tables *t, job_id job, struct load_window *sum,
+static int read_total(struct store_tables *t, job_id job, struct load_row *sum,
                       struct load_sums *sums, struct err *err)
 {
     struct binder b = bind(t, S_READ_LOAD_TOTAL);
@@ -261,12 +261,12 @@ static int read_total(struct store_tables *t, job_id job, struct load_window *su
     int rc = db_next(b.s, err);
     if (rc <= 0)
         return rc;
-    *sum = load_window_at(b.s);
+    *sum = load_row_at(b.s);
     sqlite3_reset(b.s);
     return load_sums_add(t, sum, -1, sums, err);
 }
 
-static int update_total(struct store_tables *t, const struct load_window *w, struct err *err)
+static int update_total(struct store_tables *t, const struct load_row *w, struct err *err)
 {
     struct binder b = bind(t, S_LOAD_TOTAL);
     put_int(&b, (uint64_t)w->id);
@@ -285,9 +285,9 @@ static int set_parent(struct store_tables *t, int64_t window, int64_t parent, st
 
 /* Makes the window of that level out of its parts, or adds them to the job's own. */
 static int sum_up(struct store_tables *t, job_id job, enum load_level level,
-                  const struct load_window *parts, size_t n_parts, struct err *err)
+                  const struct load_row *parts, size_t n_parts, struct err *err)
 {
-    struct load_window sum = {.n_experts = parts[0].n_experts, .device_imbalance = (double)NAN};
+    struct load_row sum = {.n_experts = parts[0].n_experts, .device_imbalance = (double)NAN};
     struct load_sums *sums = xcalloc(1, sizeof *sums);
     sums->n_experts = sum.n_experts;
     int rc = level == LOAD_JOB ? read_total(t, job, &sum, sums, err) : 0;
@@ -328,9 +328,9 @@ static int sum_up_next(struct store_tables *t, enum load_level level, int64_t no
     put_int(&b, (uint64_t)from_ns);
     put_int(&b, (uint64_t)(level == LOAD_JOB ? INT64_MAX : from_ns + bucket_ns));
     put_int(&b, n_experts);
-    struct load_window *parts;
+    struct load_row *parts;
     size_t n_parts;
-    if ((rc = load_windows_read(b.s, &parts, &n_parts, err)) == 0)
+    if ((rc = load_rows_read(b.s, &parts, &n_parts, err)) == 0)
         rc = sum_up(t, job, level, parts, n_parts, err);
     free(parts);
     return rc < 0 ? rc : 1;
@@ -353,7 +353,7 @@ static int drop_window(struct store_tables *t, int64_t id, size_t *n_rows, struc
 static int drop_parts(struct store_tables *t, enum load_level level, int64_t now_ns,
                       size_t *n_rows, struct err *err)
 {
-    struct load_window *parts = NULL;
+    struct load_row *parts = NULL;
     size_t n_parts = 0;
     struct binder b = bind(t, S_READ_LOAD_OLD);
     put_int(&b, level);
@@ -367,7 +367,7 @@ static int drop_parts(struct store_tables *t, enum load_level level, int64_t now
     put_int(&b, (uint64_t)id);
     while ((rc = db_next(b.s, err)) > 0) {
         parts = xrealloc(parts, (n_parts + 1) * sizeof *parts);
-        parts[n_parts++] = (struct load_window){.id = sqlite3_column_int64(b.s, 0)};
+        parts[n_parts++] = (struct load_row){.id = sqlite3_column_int64(b.s, 0)};
     }
     for (size_t i = 0; rc == 0 && i < n_parts; i++)
         rc = drop_window(t, parts[i].id, n_rows, err);

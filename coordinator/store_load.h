@@ -12,7 +12,7 @@
 enum load_level { LOAD_RAW, LOAD_10S, LOAD_1M, LOAD_1H, LOAD_JOB };
 
 /* A row of load_windows, without its counts. */
-struct load_window {
+struct load_row {
     int64_t  id, at_ns; /* of its newest report */
     uint64_t first_step, last_step, n_steps, n_reports;
     uint32_t attempt, placement_epoch, n_nodes, n_experts;
@@ -20,10 +20,10 @@ struct load_window {
 };
 
 /* Of a statement over LOAD_COLUMNS. */
-struct load_window load_window_at(sqlite3_stmt *s);
+struct load_row load_row_at(sqlite3_stmt *s);
 
 /* The rows of such a statement; gives *out_windows, freed with free() also on failure. */
-int load_windows_read(sqlite3_stmt *s, struct load_window **out_windows, size_t *out_n,
+int load_rows_read(sqlite3_stmt *s, struct load_row **out_windows, size_t *out_n,
                       struct err *err);
 
 /* Sums of counts, per layer. All zero is empty; ended with load_sums_fini. */
@@ -35,7 +35,7 @@ struct load_sums {
 };
 
 /* Adds a window's counts; layer -1: of all. */
-int  load_sums_add(struct store_tables *t, const struct load_window *w, int32_t layer,
+int  load_sums_add(struct store_tables *t, const struct load_row *w, int32_t layer,
                    struct load_sums *sums, struct err *err);
 void load_sums_fini(struct load_sums *s);
 

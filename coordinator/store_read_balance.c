@@ -26,11 +26,11 @@ static void push_layer(struct store_read *r, const struct load_sums *sums, uint3
 
 /* Windows that cover every token since then once, none finer than that level where a coarser one
  * will do. */
-static int sum_since(struct store_tables *t, struct store_read *r, const struct load_window *last,
+static int sum_since(struct store_tables *t, struct store_read *r, const struct load_row *last,
                      int64_t from_ns, enum load_level level, struct load_sums *sums,
                      uint64_t *n_steps)
 {
-    struct load_window *windows;
+    struct load_row *windows;
     size_t n;
     struct binder b = bind(t, S_READ_LOAD_SINCE);
     int rc;
@@ -38,7 +38,7 @@ static int sum_since(struct store_tables *t, struct store_read *r, const struct 
     put_int(&b, (uint64_t)from_ns);
     put_int(&b, last->n_experts);
     put_int(&b, level);
-    rc = load_windows_read(b.s, &windows, &n, &r->err);
+    rc = load_rows_read(b.s, &windows, &n, &r->err);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         rc = load_sums_add(t, &windows[i], r->layer, sums, &r->err);
         *n_steps += windows[i].n_steps;
@@ -56,7 +56,7 @@ static int sum_window(struct store_tables *t, struct store_read *r, enum store_w
     int rc = db_next(b.s, &r->err);
     if (rc <= 0)
         return rc;
-    struct load_window last = load_window_at(b.s);
+    struct load_row last = load_row_at(b.s);
     sqlite3_reset(b.s);
     struct load_sums *sums = xcalloc(1, sizeof *sums);
     uint64_t n_steps = 0;

@@ -25,13 +25,13 @@ struct history {
 
 static int by_time(const void *a, const void *b)
 {
-    const struct load_window *x = a, *y = b;
+    const struct load_row *x = a, *y = b;
     return x->at_ns != y->at_ns ? (x->at_ns > y->at_ns ? 1 : -1)
          : x->id != y->id       ? (x->id > y->id ? 1 : -1) : 0;
 }
 
 /* Those of the asked span, oldest first; gives *out, freed with free(). */
-static int list_windows(struct history *h, struct load_window **out, size_t *out_n)
+static int list_windows(struct history *h, struct load_row **out, size_t *out_n)
 {
     static const struct { int64_t seconds; enum load_level level; } spans[] = {
         [STORE_1M] = {60, LOAD_RAW}, [STORE_1H] = {3600, LOAD_1M}, [STORE_ALL] = {0, LOAD_1H},
@@ -42,7 +42,7 @@ static int list_windows(struct history *h, struct load_window **out, size_t *out
     int rc = db_next(b.s, &r->err);
     if (rc <= 0)
         return rc;
-    struct load_window last = load_window_at(b.s);
+    struct load_row last = load_row_at(b.s);
     sqlite3_reset(b.s);
     h->n_experts = last.n_experts;
     r->loads.last_step = last.last_step;
@@ -57,7 +57,7 @@ static int list_windows(struct history *h, struct load_window **out, size_t *out
     put_int(&b, (uint64_t)(seconds ? last.at_ns - seconds * (int64_t)NS_PER_S : -1));
     put_int(&b, last.n_experts);
     put_int(&b, spans[r->window].level);
-    rc = load_windows_read(b.s, out, out_n, &r->err);
+    rc = load_rows_read(b.s, out, out_n, &r->err);
     if (*out_n)
         qsort(*out, *out_n, sizeof **out, by_time);
     return rc;
@@ -74,7 +74,7 @@ static int placement_at(struct history *h, uint32_t epoch)
                  : 0;
 }
 
-static int aux_loss_of(struct history *h, const struct load_window *w, double *out)
+static int aux_loss_of(struct history *h, const struct load_row *w, double *out)
 {
     struct binder b = bind(h->t, S_READ_AUX_LOSS);
     put_int(&b, h->r->job);
@@ -118,7 +118,7 @@ static void fill_layers(struct history *h, const struct load_sums *sums, Ballast
     h->n_numbers += 3 * n_layers + n_devices;
 }
 
-static int push_window(struct history *h, const struct load_window *w)
+static int push_window(struct history *h, const struct load_row *w)
 {
     struct store_read *r = h->r;
     Ballast__LoadWindow *out = arena_alloc(&r->arena, sizeof *out);
@@ -158,7 +158,7 @@ static void reverse(struct store_read *r)
 int read_load_history(struct store_tables *t, struct store_read *r)
 {
     struct history h = {.t = t, .r = r, .epoch = -1};
-    struct load_window *windows = NULL;
+    struct load_row *windows = NULL;
     size_t n = 0;
     int rc = read_spec(t, r);
     if (rc == 0)
