@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,10 +27,9 @@
 #include "proto/job_memory.h"
 #include "proto/job_spec.h"
 #include "tests/documents.h"
-#include "worker/channel.h"
+#include "tests/trainers.h"
 #include "worker/child.h"
 
-#define RANKS_HERE_MAX 16u
 #define N_STEPS        6u
 #define N_LATE_STEPS   12u
 #define DENSE_STEP     10u  /* the first one of single tokens, with late */
@@ -204,71 +202,35 @@ static Ballast__JobSpec *make_spec(const struct job *j)
     return spec;
 }
 
-static int spawn(Ballast__JobSpec *spec, uint32_t rank, uint32_t ranks, uint32_t nodes)
+static void train(uint32_t rank, int channel)
 {
-    int pair[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
-        exit(1);
-    if (fork() == 0) {
-        close(pair[0]);
-        dup2(2, 1);
-        dup2(pair[1], CHANNEL_FD);
-        char *program = xasprintf("%s/ballast-worker", getenv("BALLAST_BIN"));
-        execl(program, program, "--trainer", NULL);
-        _exit(127);
-    }
-    close(pair[1]);
-    uint8_t id[16] = "memory", *bytes;
-    uint32_t pid = (uint32_t)getpid();
-    memcpy(id + 8, &pid, sizeof pid);
-    Ballast__GangMember members[RANKS_HERE_MAX], *gang[RANKS_HERE_MAX];
-    char names[RANKS_HERE_MAX][8];
-    for (uint32_t i = 0; i < ranks; i++) {
-        members[i] = (Ballast__GangMember)BALLAST__GANG_MEMBER__INIT;
-        snprintf(names[i], sizeof names[i], "n%u", i * nodes / ranks % RANKS_HERE_MAX);
-        members[i].node = names[i];
-        gang[i] = &members[i];
-    }
-    Ballast__Start s = BALLAST__START__INIT;
-    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
-    char *root = (char *)"/";
-    s.job_id = 1;
-    s.rank = rank;
-    s.coll_id = (ProtobufCBinaryData){16, id};
-    s.n_gang = ranks;
-    s.gang = gang;
-    s.spec = spec;
-    s.n_allowed_roots = 1;
-    s.allowed_roots = &root;
-    s.n_threads = 1;
-    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_START;
-    m.start = &s;
-    size_t n = channel_pack(&m, &bytes);
-    if (write(pair[0], bytes, n) != (ssize_t)n)
-        exit(1);
-    free(bytes);
-    return pair[0];
+    (void)rank;
+    dup2(channel, CHANNEL_FD);
+    char *program = xasprintf("%s/ballast-worker", getenv("BALLAST_BIN"));
+    execl(program, program, "--trainer", NULL);
+}
+
+static void spawn_all(Ballast__JobSpec *spec, uint32_t n_ranks, uint32_t n_nodes, int *out_fds)
+{
+    struct trainers t = {.name = "memory", .spec = spec, .n_ranks = n_ranks, .n_threads = 1,
+                         .device = "cpu"};
+    for (uint32_t r = 0; r < n_ranks; r++)
+        snprintf(t.nodes[r], sizeof t.nodes[r], "n%u", r * n_nodes / n_ranks);
+    for (uint32_t r = 0; r < n_ranks; r++)
+        out_fds[r] = trainer_spawn(&t, r, train);
 }
 
 /* The first that a step reported, and the largest. */
 static void follow(int fd, struct outcome *out)
 {
     struct channel_reader reader = {0};
-    uint8_t bytes[65536];
-    const uint8_t *packed;
-    size_t n_packed;
-    struct err err = {0};
-    for (ssize_t n; (n = read(fd, bytes, sizeof bytes)) > 0;) {
-        channel_reader_add(&reader, bytes, (size_t)n);
-        while (channel_reader_next(&reader, &packed, &n_packed, &err) == 1) {
-            Ballast__TrainerMessage *m = ballast__trainer_message__unpack(NULL, n_packed, packed);
-            if (m && m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STEP) {
-                double n_bytes = (double)m->step->memory_bytes;
-                out->first = out->first > 0 ? out->first : n_bytes;
-                out->most = n_bytes > out->most ? n_bytes : out->most;
-            }
-            ballast__trainer_message__free_unpacked(m, NULL);
+    for (Ballast__TrainerMessage *m; (m = trainer_next(fd, &reader));) {
+        if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STEP) {
+            double n_bytes = (double)m->step->memory_bytes;
+            out->first = out->first > 0 ? out->first : n_bytes;
+            out->most = n_bytes > out->most ? n_bytes : out->most;
         }
+        ballast__trainer_message__free_unpacked(m, NULL);
     }
     channel_reader_fini(&reader);
 }
@@ -295,11 +257,10 @@ static struct outcome run(const struct job *j, int *out_failed)
     struct outcome out = {0};
     make_documents(j);
     Ballast__JobSpec *spec = make_spec(j);
-    int fds[RANKS_HERE_MAX];
+    int fds[TRAINERS_MAX];
     out.planned = (double)planned(spec, j->nodes);
     uint32_t n_ranks = out.planned > 0 ? j->ranks : 0;
-    for (uint32_t r = 0; r < n_ranks; r++)
-        fds[r] = spawn(spec, r, n_ranks, j->nodes);
+    spawn_all(spec, n_ranks, j->nodes, fds);
     if (n_ranks)
         follow(fds[0], &out);
     for (uint32_t r = 0; r < n_ranks; r++)
@@ -506,7 +467,7 @@ int main(int argc, char **argv)
     const char *slash = argc >= 6 ? strchr(argv[3], '/') : NULL;
     uint32_t nodes = slash ? (uint32_t)atoi(slash + 1) : 1;
     int failed = 0;
-    if ((!mode && (ranks < 1 || ranks > RANKS_HERE_MAX || nodes < 1 || nodes > ranks)) ||
+    if ((!mode && (ranks < 1 || ranks > TRAINERS_MAX || nodes < 1 || nodes > ranks)) ||
         argc > 6 + 12 || !getenv("BALLAST_BIN")) {
         fprintf(stderr, "usage: BALLAST_BIN=FOLDER bench_memory MODEL TEXT|LOW-HIGH|late "
                 "RANKS[/NODES]|all|short|check MICRO_BATCH SEQUENCE_LENGTH [KEY=VALUE]...\n");

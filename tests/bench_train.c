@@ -9,12 +9,10 @@
  * random tokens, made in a folder of its own. Prints the median over steps after the first three, and
  * where rank 0's time went; BALLAST_OP_TIMES=1 adds what each op of a GPU takes. */
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,28 +21,13 @@
 #include "common/mem.h"
 #include "proto/job_file.h"
 #include "tests/pin.h"
-#include "worker/channel.h"
+#include "tests/shape.h"
+#include "tests/trainers.h"
 #include "worker/trainer.h"
 
-#define RANKS_HERE_MAX 8u
 #define STEPS_HERE_MAX 1000u
 #define WARM_STEPS 3u
 #define PHASES_HERE_MAX 32u
-#define BATCHES_OF_TOKENS 4u
-
-/* Of the Kimi-Linear family: every fourth layer is latent attention, the others KDA; all layers
- * have experts. Heads are of head_dim in both. */
-struct shape {
-    const char *name;
-    unsigned hidden, n_layers, n_heads, head_dim, rope_dim, latent;
-    unsigned n_experts, top_k, expert_width, vocab;
-    unsigned sequence_length, n_sequences; /* of a step */
-};
-
-static const struct shape shapes[] = {
-    {"921m", 1024, 8, 8, 128, 64, 512, 64, 8, 512, 32768, 4096, 4},
-    {"tiny", 64, 4, 2, 32, 16, 32, 8, 2, 32, 256, 128, 8},
-};
 
 struct options {
     const char *model, *text, *device, *dtype, *recompute;
@@ -62,90 +45,6 @@ struct figures {
     uint64_t memory_bytes;
     double   loss; /* of the last step */
 };
-
-/* ---- a model and tokens from a shape -------------------------------------------------------- */
-
-static FILE *create(const char *folder, const char *name)
-{
-    char *path = xasprintf("%s/%s", folder, name);
-    FILE *f = fopen(path, "w");
-    if (!f) {
-        fprintf(stderr, "bench_train: %s: %s\n", path, strerror(errno));
-        exit(1);
-    }
-    free(path);
-    return f;
-}
-
-static void close_written(FILE *f)
-{
-    if (fclose(f) != 0) {
-        fprintf(stderr, "bench_train: writing the model: %s\n", strerror(errno));
-        exit(1);
-    }
-}
-
-static void write_layers(FILE *f, const char *key, const struct shape *s, bool is_full)
-{
-    const char *comma = "";
-    fprintf(f, "\"%s\": [", key);
-    for (unsigned l = 1; l <= s->n_layers; l++)
-        if ((l % 4 == 0) == is_full) {
-            fprintf(f, "%s%u", comma, l);
-            comma = ", ";
-        }
-    fprintf(f, "]");
-}
-
-static void write_config(const struct shape *s, const char *folder)
-{
-    FILE *f = create(folder, "config.json");
-    fprintf(f, "{\"model_type\": \"kimi_linear\", \"architectures\": [\"KimiLinearForCausalLM\"],\n"
-            "\"vocab_size\": %u, \"hidden_size\": %u, \"num_hidden_layers\": %u,\n"
-            "\"intermediate_size\": %u, \"moe_intermediate_size\": %u,\n"
-            "\"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"q_lora_rank\": null,\n"
-            "\"kv_lora_rank\": %u, \"qk_nope_head_dim\": %u, \"qk_rope_head_dim\": %u,\n"
-            "\"v_head_dim\": %u, \"mla_use_nope\": true,\n", s->vocab, s->hidden, s->n_layers,
-            s->expert_width, s->expert_width, s->n_heads, s->n_heads, s->latent, s->head_dim,
-            s->rope_dim, s->head_dim);
-    fprintf(f, "\"linear_attn_config\": {\"num_heads\": %u, \"head_dim\": %u,\n"
-            "\"short_conv_kernel_size\": 4, ", s->n_heads, s->head_dim);
-    write_layers(f, "kda_layers", s, false);
-    fprintf(f, ", ");
-    write_layers(f, "full_attn_layers", s, true);
-    fprintf(f, "},\n\"first_k_dense_replace\": 0, \"moe_layer_freq\": 1, \"num_experts\": %u,\n"
-            "\"num_experts_per_token\": %u, \"num_shared_experts\": 1,\n"
-            "\"moe_renormalize\": true, \"moe_router_activation_func\": \"sigmoid\",\n"
-            "\"routed_scaling_factor\": 2.446, \"num_expert_group\": 1, \"topk_group\": 1,\n"
-            "\"hidden_act\": \"silu\", \"initializer_range\": 0.02, \"rms_norm_eps\": 1e-05,\n"
-            "\"tie_word_embeddings\": false}\n", s->n_experts, s->top_k);
-    close_written(f);
-}
-
-/* Uniform, so that no step is easier than another. */
-static void write_tokens(const struct shape *s, const char *folder)
-{
-    FILE *f = create(folder, "tokens.bin");
-    uint64_t x = 1;
-    size_t n = (size_t)BATCHES_OF_TOKENS * s->n_sequences * s->sequence_length + 1;
-    for (size_t i = 0; i < n; i++) {
-        x = x * 6364136223846793005u + 1442695040888963407u;
-        uint16_t token = (uint16_t)((x >> 33) % s->vocab);
-        fwrite(&token, sizeof token, 1, f);
-    }
-    close_written(f);
-}
-
-static void remove_made(const char *folder)
-{
-    static const char *const names[] = {"config.json", "tokens.bin", "checkpoints/.lock",
-                                        "checkpoints", ""};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char *path = xasprintf("%s/%s", folder, names[i]);
-        remove(path);
-        free(path);
-    }
-}
 
 /* ---- the job -------------------------------------------------------------------------------- */
 
@@ -183,6 +82,17 @@ static char *job_text(const struct options *o, const char *folder)
     return job;
 }
 
+static void remove_made(const char *folder)
+{
+    static const char *const names[] = {"config.json", "tokens.bin", "checkpoints/.lock",
+                                        "checkpoints", ""};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *path = xasprintf("%s/%s", folder, names[i]);
+        remove(path);
+        free(path);
+    }
+}
+
 static Ballast__JobSpec *make_spec(const struct options *o, const char *folder)
 {
     struct problems problems = {0};
@@ -198,56 +108,28 @@ static Ballast__JobSpec *make_spec(const struct options *o, const char *folder)
 
 /* ---- the ranks ------------------------------------------------------------------------------ */
 
-static void send_message(int fd, Ballast__TrainerMessage *m)
+static void train(uint32_t rank, int channel)
 {
-    uint8_t *bytes;
-    size_t n = channel_pack(m, &bytes);
-    if (write(fd, bytes, n) != (ssize_t)n)
-        exit(1);
-    free(bytes);
+    (void)rank;
+    _exit(trainer_main(channel));
 }
 
-static int spawn(const struct options *o, Ballast__JobSpec *spec, uint32_t rank)
+static void train_pinned(uint32_t rank, int channel)
 {
-    int pair[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
-        exit(1);
-    if (fork() == 0) {
-        close(pair[0]);
-        dup2(2, 1);
-        if (o->is_pinned)
-            pin_to(rank);
-        _exit(trainer_main(pair[1]));
+    pin_to(rank);
+    train(rank, channel);
+}
+
+static void spawn_all(const struct options *o, Ballast__JobSpec *spec, int *out_fds)
+{
+    struct trainers t = {.name = "bench", .spec = spec, .n_ranks = o->n_ranks,
+                         .n_threads = o->n_threads, .device = o->device};
+    for (uint32_t r = 0; r < o->n_ranks; r++) {
+        snprintf(t.machines[r], sizeof t.machines[r], "here/%u", r * o->n_hosts / o->n_ranks);
+        memcpy(t.nodes[r], t.machines[r], sizeof t.nodes[r]);
     }
-    close(pair[1]);
-    uint8_t id[16] = "bench";
-    uint32_t pid = (uint32_t)getpid();
-    memcpy(id + 8, &pid, sizeof pid);
-    Ballast__GangMember members[RANKS_HERE_MAX], *gang[RANKS_HERE_MAX];
-    char machines[RANKS_HERE_MAX][16];
-    for (uint32_t i = 0; i < o->n_ranks; i++) {
-        snprintf(machines[i], sizeof machines[i], "here/%u", i * o->n_hosts / o->n_ranks);
-        ballast__gang_member__init(gang[i] = &members[i]);
-        members[i].machine = members[i].node = machines[i];
-    }
-    Ballast__Start s = BALLAST__START__INIT;
-    Ballast__TrainerMessage m = BALLAST__TRAINER_MESSAGE__INIT;
-    char *root = (char *)"/";
-    s.job_id = 1;
-    s.rank = rank;
-    s.coll_id = (ProtobufCBinaryData){16, id};
-    s.n_gang = o->n_ranks;
-    s.gang = gang;
-    s.spec = spec;
-    s.n_allowed_roots = 1;
-    s.allowed_roots = &root;
-    s.n_threads = o->n_threads;
-    s.device = (char *)o->device;
-    s.data_address = (char *)"tcp://127.0.0.1:*";
-    m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_START;
-    m.start = &s;
-    send_message(pair[0], &m);
-    return pair[0];
+    for (uint32_t r = 0; r < o->n_ranks; r++)
+        out_fds[r] = trainer_spawn(&t, r, o->is_pinned ? train_pinned : train);
 }
 
 static void stop(const struct options *o, const int *fds)
@@ -259,7 +141,7 @@ static void stop(const struct options *o, const int *fds)
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_STOP;
     m.stop = &s;
     for (uint32_t r = 0; r < o->n_ranks; r++)
-        send_message(fds[r], &m);
+        trainer_send(fds[r], &m);
 }
 
 static void take(struct figures *f, const Ballast__StepReport *s)
@@ -276,30 +158,14 @@ static void take(struct figures *f, const Ballast__StepReport *s)
     }
 }
 
-/* The next from a rank, to be freed; NULL: it is gone. */
-static Ballast__TrainerMessage *next_message(int fd, struct channel_reader *reader)
-{
-    uint8_t bytes[65536];
-    const uint8_t *packed;
-    size_t n_packed;
-    struct err err = {0};
-    while (channel_reader_next(reader, &packed, &n_packed, &err) != 1) {
-        ssize_t n = read(fd, bytes, sizeof bytes);
-        if (n <= 0)
-            return NULL;
-        channel_reader_add(reader, bytes, (size_t)n);
-    }
-    return ballast__trainer_message__unpack(NULL, n_packed, packed);
-}
-
 /* Tells all where each listens. */
 static void introduce(const struct options *o, const int *fds, struct channel_reader *readers)
 {
-    Ballast__TrainerMessage *told[RANKS_HERE_MAX], m = BALLAST__TRAINER_MESSAGE__INIT;
-    Ballast__Peer peers[RANKS_HERE_MAX], *listed[RANKS_HERE_MAX];
+    Ballast__TrainerMessage *told[TRAINERS_MAX], m = BALLAST__TRAINER_MESSAGE__INIT;
+    Ballast__Peer peers[TRAINERS_MAX], *listed[TRAINERS_MAX];
     Ballast__Peers all = BALLAST__PEERS__INIT;
     for (uint32_t r = 0; r < o->n_ranks; r++) {
-        while ((told[r] = next_message(fds[r], &readers[r])) &&
+        while ((told[r] = trainer_next(fds[r], &readers[r])) &&
                !(told[r]->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STATE &&
                  told[r]->state->data_address[0]))
             ballast__trainer_message__free_unpacked(told[r], NULL);
@@ -315,7 +181,7 @@ static void introduce(const struct options *o, const int *fds, struct channel_re
     m.what_case = BALLAST__TRAINER_MESSAGE__WHAT_PEERS;
     m.peers = &all;
     for (uint32_t r = 0; r < o->n_ranks; r++)
-        send_message(fds[r], &m);
+        trainer_send(fds[r], &m);
     for (uint32_t r = 0; r < o->n_ranks; r++)
         ballast__trainer_message__free_unpacked(told[r], NULL);
 }
@@ -323,11 +189,11 @@ static void introduce(const struct options *o, const int *fds, struct channel_re
 /* Until rank 0 is gone. Stopped at once, the ranks write no checkpoint. */
 static void follow(const struct options *o, const int *fds, struct figures *f)
 {
-    struct channel_reader readers[RANKS_HERE_MAX] = {0};
+    struct channel_reader readers[TRAINERS_MAX] = {0};
     bool is_stopped = false;
     if (o->n_hosts > 1)
         introduce(o, fds, readers);
-    for (Ballast__TrainerMessage *m; (m = next_message(fds[0], &readers[0]));) {
+    for (Ballast__TrainerMessage *m; (m = trainer_next(fds[0], &readers[0]));) {
         if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STEP && !is_stopped)
             take(f, m->step);
         ballast__trainer_message__free_unpacked(m, NULL);
@@ -392,14 +258,6 @@ static int refuse(void)
     return 2;
 }
 
-static const struct shape *find_shape(const char *name)
-{
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (!strcmp(shapes[i].name, name))
-            return &shapes[i];
-    return NULL;
-}
-
 static int parse(int argc, char **argv, struct options *o)
 {
     static const struct option known[] = {
@@ -419,7 +277,7 @@ static int parse(int argc, char **argv, struct options *o)
         case 'm': o->model = optarg; break;
         case 't': o->text = optarg; break;
         case 's':
-            if (!(o->shape = find_shape(optarg)))
+            if (!(o->shape = shape_find(optarg)))
                 return -1;
             break;
         case 'd': o->device = optarg; break;
@@ -438,7 +296,7 @@ static int parse(int argc, char **argv, struct options *o)
     }
     unsigned n_sequences = o->shape ? o->shape->n_sequences : 8;
     bool has_model = o->shape ? !o->model && !o->text : o->model && o->text;
-    return optind == argc && has_model && o->n_ranks >= 1 && o->n_ranks <= RANKS_HERE_MAX &&
+    return optind == argc && has_model && o->n_ranks >= 1 && o->n_ranks <= 8 &&
                    n_sequences % o->n_ranks == 0 && o->n_hosts >= 1 &&
                    o->n_ranks % o->n_hosts == 0 && o->n_threads >= 1 && o->n_steps >= 1 &&
                    o->n_steps <= STEPS_HERE_MAX
@@ -451,7 +309,7 @@ int main(int argc, char **argv)
     static struct figures f;
     struct options o;
     char folder[] = "/tmp/bench-train.XXXXXX";
-    int fds[RANKS_HERE_MAX], rc = 0;
+    int fds[TRAINERS_MAX], rc = 0;
 
     if (parse(argc, argv, &o) < 0)
         return refuse();
@@ -459,13 +317,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_train: %s: %s\n", folder, strerror(errno));
         return 1;
     }
-    if (o.shape) {
-        write_config(o.shape, folder);
-        write_tokens(o.shape, folder);
-    }
+    if (o.shape)
+        shape_write(o.shape, folder);
     Ballast__JobSpec *spec = make_spec(&o, folder);
-    for (uint32_t r = 0; r < o.n_ranks; r++)
-        fds[r] = spawn(&o, spec, r);
+    spawn_all(&o, spec, fds);
     follow(&o, fds, &f);
     for (int status; wait(&status) > 0;)
         rc |= status != 0;
