@@ -31,6 +31,7 @@
 
 #define GPU_LOOK_MS 5000 /* between looks at the GPU */
 #define DENIED_SAY_NS (60 * NS_PER_S)
+#define TOLD_ONCE_NS  (1 * NS_PER_S) /* within it a second signal is the first one's echo */
 
 struct control {
     const struct worker_config *config; /* borrowed */
@@ -47,7 +48,7 @@ struct control {
     bool is_looking; /* gpu_look is under way */
     uint64_t seq; /* of the newest message, to be shown */
     uint64_t timer_due_ns; /* 0: not armed */
-    uint64_t denied_said_ns;
+    uint64_t denied_said_ns, told_to_end_ns;
     int lock_fd;
     bool in_turn, is_told_to_end, is_closing;
 };
@@ -279,6 +280,9 @@ static void on_signal(uv_signal_t *handle, int number)
         return;
     }
     if (c->is_told_to_end) {
+        /* A process group gets it whole, and then a script passes it on. */
+        if (clock_now_ns() - c->told_to_end_ns < TOLD_ONCE_NS)
+            return;
         log_warn("msg=\"told twice to end: the trainer is killed\"");
         if (!c->is_closing)
             close_all(c);
@@ -287,6 +291,7 @@ static void on_signal(uv_signal_t *handle, int number)
     log_info("signal=%d msg=\"ending: the trainer is stopped first; once more ends at once\"",
              number);
     c->is_told_to_end = true;
+    c->told_to_end_ns = clock_now_ns();
     struct agent_turn t;
     turn_begin(c, &t);
     agent_shut_down(c->agent, &t, "the worker was told to end");

@@ -52,8 +52,8 @@ static const char usage[] =
     "  ballast-worker --config /etc/ballast/worker.yaml --device cuda:1\n"
     "  ballast-worker --config worker.yaml --check-config\n"
     "\n"
-    "SIGTERM stops its trainer (after a checkpoint, within a bound) and ends; a second one ends\n"
-    "at once. SIGUSR1 writes its state to the log.\n";
+    "SIGTERM stops its trainer (after a checkpoint, within a bound) and ends; another one, more\n"
+    "than a second later, ends at once. SIGUSR1 writes its state to the log.\n";
 
 /* Of threads, too: with less they would end by a fault in mid-step. */
 static int check_stack(struct err *err)
