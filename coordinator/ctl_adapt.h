@@ -119,6 +119,7 @@ struct adapt_check adapt_validation_check(const struct adapt_validation *v, size
 void adapt_validation_print(const struct adapt *a, const struct adapt_validation *v);
 
 void adapt_launch_local(const struct adapt *a, FILE *out);
+void adapt_launch_ssh(const struct adapt *a, FILE *out);
 void adapt_launch_slurm(const struct adapt *a, FILE *out);
 void adapt_launch_k8s(const struct adapt *a, FILE *out);
 

@@ -39,7 +39,7 @@ static const struct {
     mode_t mode;
 } files[] = {
     {"job.yaml", write_job, 0644}, {"cluster.yaml", write_cluster, 0644},
-    {"launch-local.sh", adapt_launch_local, 0755},
+    {"launch-local.sh", adapt_launch_local, 0755}, {"launch-ssh.sh", adapt_launch_ssh, 0755},
     {"launch-slurm.sbatch", adapt_launch_slurm, 0755},
     {"launch-k8s.yaml", adapt_launch_k8s, 0644}, {"operators-missing.md", adapt_missing, 0644},
     {"REPORT.md", adapt_report, 0644},

@@ -1,12 +1,14 @@
-/* ctl_adapt_launch.c - files that start coordinator, workers and job: here, by Slurm, by Kubernetes
+/* ctl_adapt_launch.c - files that start coordinator, workers and job: here, over ssh, by Slurm, by
+ * Kubernetes
  *
- * On one machine daemons meet at a socket. Between machines they need keys: a batch job makes its
- * own, a Kubernetes cluster has them as a secret. */
+ * On one machine daemons meet at a socket. Between machines they need keys: a batch job and a run
+ * over ssh make their own, a Kubernetes cluster has them as a secret. */
 #include "coordinator/ctl_adapt.h"
 
 #include <ctype.h>
 #include <inttypes.h>
 
+#include "coordinator/launch/launch.h"
 
 #define LABEL_BYTES 40 /* objects of Kubernetes add theirs to it, up to 63 in all */
 
@@ -80,6 +82,14 @@ static void write_roots(const struct adapt *a, FILE *f)
     adapt_job_free(spec);
 }
 
+/* What the texts of launch/ want to know: see launch.h. */
+static void write_settings(const struct adapt *a, FILE *f)
+{
+    write_programs(f);
+    write_roots(a, f);
+    fprintf(f, "device=${DEVICE:-%s}\n", device_kind(a));
+}
+
 void adapt_launch_local(const struct adapt *a, FILE *f)
 {
     fprintf(f,
@@ -89,10 +99,8 @@ void adapt_launch_local(const struct adapt *a, FILE *f)
         "#   DEVICE  cuda or cpu (%s)\n"
         "set -euo pipefail\n"
         "here=$(cd \"$(dirname \"$0\")\" && pwd)\n", device_kind(a));
-    write_programs(f);
-    write_roots(a, f);
+    write_settings(a, f);
     fprintf(f,
-        "device=${DEVICE:-%s}\n"
         "n_workers=%" PRIu32 "\n"
         "room=$(($(nproc) * 4)) # on processors several workers may take turns\n"
         "[ \"$device\" = cpu ] || room=$(nvidia-smi -L 2>/dev/null | wc -l || true)\n"
@@ -117,7 +125,7 @@ void adapt_launch_local(const struct adapt *a, FILE *f)
         "    on=$device\n"
         "    [ \"$device\" = cpu ] || on=$device:$i\n"
         "    cat >\"$run/worker-$i.yaml\" <<EOF\n",
-        device_kind(a), adapt_job_plan(a)->choice.world);
+        adapt_job_plan(a)->choice.world);
     write_worker_yaml(f, "", "worker-$i", "$(hostname)", "$BALLAST_ADDRESS", "$run/worker-$i",
                       "$roots", "$on");
     fprintf(f,
@@ -146,7 +154,8 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "# sbatch again goes on from there. Add --time, --partition and --account as your site\n"
         "# wants.\n"
         "# A worker for every task; the coordinator beside the first. Over several machines the\n"
-        "# batch job makes keys of its own.\n"
+        "# batch job makes keys of its own. A daemon that ends by itself is started again, five\n"
+        "# times; then the batch job ends.\n"
         "#   ROOTS   folders of all nodes that hold model, data and checkpoints, with commas\n"
         "#   DEVICE  cuda or cpu (%s)\n"
         "#   PORT    of the coordinator, over several machines (7070)\n"
@@ -154,75 +163,39 @@ void adapt_launch_slurm(const struct adapt *a, FILE *f)
         "here=$(cd \"${SLURM_SUBMIT_DIR:-.}\" && pwd)\n"
         "[ -e \"$here/job.yaml\" ] || { echo \"$0: call sbatch in the folder of job.yaml, not in "
         "$here\" >&2; exit 1; }\n", device_kind(a));
-    write_programs(f);
-    write_roots(a, f);
+    write_settings(a, f);
+    fputs(launch_keep, f);
+    fputs(launch_slurm, f);
+}
+
+void adapt_launch_ssh(const struct adapt *a, FILE *f)
+{
     fprintf(f,
-        "run=$here/run-$SLURM_JOB_ID\n"
-        "mkdir -p \"$run\"\n"
-        "state=${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID # of this machine's disk\n"
-        "rm -rf \"$state\" # a job that is queued again goes on from its checkpoint, once\n"
-        "address=ipc://$state.sock\n"
-        "listen=$address\n"
-        "keys=\n"
-        "if [ \"${SLURM_JOB_NUM_NODES:-1}\" -gt 1 ]; then\n"
-        "    address=tcp://$(hostname):${PORT:-7070}\n"
-        "    listen=tcp://0.0.0.0:${PORT:-7070}\n"
-        "    rm -rf \"$run/keys\"\n"
-        "    mkdir -m 700 \"$run/keys\"\n"
-        "    for key in coordinator:coordinator workers:worker me:admin; do\n"
-        "        ballast keygen \"${key%%:*}\" --role \"${key#*:}\" --out \"$run/keys\" "
-        "--quiet >/dev/null\n"
-        "    done\n"
-        "    (umask 077 && cat \"$run/keys/workers.pub\" \"$run/keys/me.pub\" "
-        ">\"$run/keys/authorized\")\n"
-        "    keys=\"key: '$run/keys/coordinator.key'\n"
-        "authorized_keys: '$run/keys/authorized'\"\n"
-        "    export BALLAST_KEY=$run/keys/me.key\n"
-        "    export BALLAST_COORDINATOR_KEY=$run/keys/coordinator.pub\n"
-        "fi\n"
-        "export BALLAST_ADDRESS=$address\n\n"
-        "cat >\"$run/coordinator.yaml\" <<EOF\n"
-        "listen: [$listen]\n"
-        "state_dir: $state\n"
-        "$keys\n"
-        "EOF\n"
-        "ballast-coordinator --config \"$run/coordinator.yaml\" >\"$run/coordinator.log\" 2>&1 &\n"
-        "coordinator=$!\n\n"
-        "cat >\"$run/worker\" <<'EOF'\n"
         "#!/bin/bash\n"
+        "# launch-ssh.sh [HOSTS]   a coordinator here, a worker for each GPU of the hosts, then the\n"
+        "#                         job; all of it ends with the job, with Ctrl-C, and with stop\n"
+        "# launch-ssh.sh status    what workers and job do, from another shell\n"
+        "# launch-ssh.sh stop      ends it from there; without one that runs, what is left on hosts\n"
+        "#\n"
+        "# HOSTS is a file (hosts, beside this script) with a host a line, as ssh takes it, and what\n"
+        "# is not as usual; the rest of a line after # is nothing:\n"
+        "#   node1\n"
+        "#   me@node2  gpus=4  address=10.0.0.2   # without: gpus=%" PRIu32 ", the address ssh uses\n"
+        "# ssh must need no password, and this folder and the model must be on all hosts.\n"
+        "#   ROOTS      folders of all hosts that hold model, data and checkpoints, with commas\n"
+        "#   DEVICE     cuda or cpu (%s)\n"
+        "#   PROGRAMS   folder of the programs on hosts (the same as here, else their PATH)\n"
+        "#   PORT       of the coordinator (7070); must be open from the hosts to here\n"
+        "#   ADDRESS    of this machine for the hosts (as they see its ssh)\n"
+        "#   DATA_PORT  of a host's first worker (any port); each takes two, for other hosts\n"
+        "#   SSH        the command with its options (ssh)\n"
         "set -euo pipefail\n"
-        "file=$RUN/worker-$SLURM_PROCID.yaml\n"
-        "device=$DEVICE\n"
-        "[ \"$device\" = cpu ] || device=$device:$SLURM_LOCALID\n"
-        "keys=\n"
-        "if [ -n \"${BALLAST_KEY:-}\" ]; then # on several machines\n"
-        "    keys=\"key: '$RUN/keys/workers.key'\n"
-        "coordinator_key: '$RUN/keys/coordinator.pub'\n"
-        "data_address: 'tcp://$(hostname -I | cut -d' ' -f1):*'\"\n"
-        "fi\n"
-        "cat >\"$file\" <<YAML\n");
-    write_worker_yaml(f, "", "worker-$SLURM_PROCID", "$(hostname)", "$BALLAST_ADDRESS",
-                      "${TMPDIR:-/tmp}/ballast-$SLURM_JOB_ID-$SLURM_PROCID", "$ROOTS",
-                      "$device");
-    fprintf(f,
-        "$keys\n"
-        "YAML\n"
-        "exec ballast-worker --config \"$file\"\n"
-        "EOF\n"
-        "chmod +x \"$run/worker\"\n"
-        "RUN=$run ROOTS=$roots DEVICE=${DEVICE:-%s} srun --kill-on-bad-exit=0 "
-        "--cpu-bind=none \\\n"
-        "    --output=\"$run/worker-%%t.log\" \"$run/worker\" &\n"
-        "workers=$!\n"
-        "ballast submit \"$here/job.yaml\" --follow &\n"
-        "job=$!\n"
-        "trap 'kill \"$job\" \"$workers\" \"$coordinator\" 2>/dev/null || true; wait' EXIT\n\n"
-        "wait -n \"$workers\" \"$job\"\n"
-        "if kill -0 \"$job\" 2>/dev/null; then\n"
-        "    echo \"$0: all workers have ended before the job; the next run goes on from its "
-        "checkpoint\" >&2\n"
-        "    exit 1\n"
-        "fi\n", device_kind(a));
+        "here=$(cd \"$(dirname \"$0\")\" && pwd)\n", job_gpus(a), device_kind(a));
+    write_settings(a, f);
+    fprintf(f, "n_workers=%" PRIu32 "\nn_gpus=%" PRIu32 " # of a host\n",
+            adapt_job_plan(a)->choice.world, job_gpus(a));
+    fputs(launch_keep, f);
+    fputs(launch_ssh, f);
 }
 
 static void write_k8s_service(const char *label, FILE *f)

@@ -108,7 +108,7 @@ def kimi_k3_is_planned(folder):
 def files_are_fit_for_use(folder):
     done = run("submit", os.path.join(folder, "job.yaml"), "--dry-run")
     expect(done.returncode == 0, f"job.yaml is refused: {done.stderr}")
-    for script in ("launch-local.sh", "launch-slurm.sbatch"):
+    for script in ("launch-local.sh", "launch-ssh.sh", "launch-slurm.sbatch"):
         path = os.path.join(folder, script)
         expect(subprocess.run(["bash", "-n", path]).returncode == 0, script)
         if shutil.which("shellcheck"):

@@ -1,0 +1,10 @@
+# Writes OUT, a C file with the text of FILES: keep.sh is launch_keep, as launch.h tells.
+set(text "/* made by embed.cmake */\n#include \"coordinator/launch/launch.h\"\n\n")
+foreach(file ${FILES})
+  get_filename_component(name ${file} NAME_WE)
+  file(READ ${file} bytes HEX)
+  string(REGEX REPLACE "(................................)" "\\1\n" bytes "${bytes}")
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
+  string(APPEND text "const char launch_${name}[] = {\n${bytes}0};\n\n")
+endforeach()
+file(WRITE ${OUT} "${text}")
