@@ -234,29 +234,18 @@ static int measure_rates(struct device *dev, struct rates *out, struct err *err)
     return rc;
 }
 
-static bool is_known(const char *op)
-{
-    size_t n;
-    const struct bench_case *cases = bench_cases(&n);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(cases[i].op, op) == 0)
-            return true;
-    return false;
-}
-
 static int bench_all(const struct bench_options *o, struct device *dev, struct device *reference,
                      FILE *out, struct err *err)
 {
     struct rates rates;
-    size_t n;
-    const struct bench_case *cases = bench_cases(&n);
+    const struct bench_case *c;
     int rc = measure_rates(dev, &rates, err);
     if (rc == 0 && !o->json)
         fprintf(out, "%s, %u threads: products %.1f GFLOP/s, memory %.1f GB/s\n", dev->ops->name,
                 dev->n_threads, rates.flops_per_s / 1e9, rates.bytes_per_s / 1e9);
-    for (size_t i = 0; rc == 0 && i < n; i++)
-        if (!o->op || strcmp(o->op, cases[i].op) == 0)
-            rc = bench_case(&cases[i], dev, reference, &rates, o->json, out, err);
+    for (size_t i = 0; rc == 0 && (c = bench_case_at(i)); i++)
+        if (!o->op || strcmp(o->op, c->op) == 0)
+            rc = bench_case(c, dev, reference, &rates, o->json, out, err);
     return rc;
 }
 
@@ -265,7 +254,7 @@ int bench_run(const struct bench_options *o, FILE *out, struct err *err)
     struct device *dev = NULL, *reference = NULL;
     int rc;
     const char *device = o->device ? o->device : "cpu";
-    if (o->op && !is_known(o->op))
+    if (o->op && !bench_case_of(o->op))
         return err_set(err, -EINVAL, "op '%s': unknown; without --op all are timed and named",
                        o->op);
     if ((rc = device_open(device, ELEM_F32, o->n_threads, false, &dev, err)) == 0 &&

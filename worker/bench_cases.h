@@ -23,7 +23,9 @@ struct bench_case {
     double  flops, bytes;
 };
 
-/* The cases, n_out of them; the caller copies before declare. */
-const struct bench_case *bench_cases(size_t *out_n);
+/* The i-th case; NULL after the last. The caller copies before declare. */
+const struct bench_case *bench_case_at(size_t i);
+/* The first of that op, or NULL. */
+const struct bench_case *bench_case_of(const char *op);
 
 #endif

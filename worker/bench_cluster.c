@@ -46,11 +46,7 @@ static int meet(struct bed *b, struct err *err)
 static int time_op(struct bed *b, const char *op, int64_t n, int64_t d, int64_t m, double *out,
                    struct bench_case *out_case, struct err *err)
 {
-    size_t n_cases;
-    const struct bench_case *cases = bench_cases(&n_cases), *found = cases;
-    while (strcmp(found->op, op) != 0)
-        found++;
-    struct bench_case c = *found;
+    struct bench_case c = *bench_case_of(op);
     c.n = n ? n : c.n;
     c.d = d ? d : c.d;
     c.m = m ? m : c.m;
