@@ -289,6 +289,78 @@ static void a_bad_line_is_named(void **state)
     assert_non_null(strstr(err.text, "1 tokens are too few: one sequence needs 2"));
 }
 
+/* Lines are counted as far as they are read, labels where they are learnt. */
+static void lines_are_counted_up_to_a_bound(void **state)
+{
+    (void)state;
+    static const char line[] = "{\"input_ids\": [1, 2, 3], \"labels\": [1, -100, 3]}\n";
+    static const struct { uint64_t bytes_max, n_lines; } rows[] = {
+        {0, 20}, {1, 1}, {sizeof line - 1, 1}, {sizeof line, 2}, {10 * (sizeof line - 1), 10},
+        {15 * (sizeof line - 1) + 1, 16}, {100000, 20},
+    };
+    char text[10 * sizeof line] = "", pattern[256], *patterns[] = {pattern};
+    for (int i = 0; i < 10; i++)
+        strcat(text, line);
+    put_text("n1.jsonl", text);
+    put_text("n2.jsonl", text);
+    snprintf(pattern, sizeof pattern, "%s/n?.jsonl", folder);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct data *d = NULL;
+        struct err err = {0};
+        struct data_config c = {.patterns = patterns, .n_patterns = 1, .what = "data.train",
+                                .format = DATA_JSONL, .sequence_length = 4, .vocab = 100,
+                                .lines_bytes_max = rows[i].bytes_max};
+        if (data_open(&c, &d, &err) < 0)
+            fail_msg("%s", err.text);
+        struct data_counts n = data_count(d);
+        assert_int_equal(n.n_documents, rows[i].n_lines);
+        assert_int_equal(n.n_read, rows[i].n_lines * (sizeof line - 1));
+        assert_int_equal(n.n_labels, rows[i].n_lines);
+        assert_int_equal(n.n_tokens, 3 * rows[i].n_lines);
+        assert_int_equal(n.n_files, 2);
+        assert_int_equal(n.n_bytes, 20 * (sizeof line - 1));
+        data_close(d);
+    }
+}
+
+/* ---- whether all are tokens ------------------------------------------------------------------ */
+
+static void tokens_are_looked_at_up_to_a_bound(void **state)
+{
+    (void)state;
+    enum { N = 20000 };
+    static uint16_t tokens[2][N];
+    tokens[1][100] = 300;
+    tokens[1][N - 1] = 301;
+    put("v0.bin", tokens[0], sizeof tokens[0]);
+    put("v1.bin", tokens[1], sizeof tokens[1]);
+    static const struct {
+        uint32_t vocab;
+        uint64_t bytes_max, n_looked;
+        const char *says;
+    } rows[] = {
+        {256, UINT64_MAX, 0, "v1.bin: token 300 at offset 200 is outside the model's vocabulary"},
+        {256, 20000, 0, "v1.bin: token 300 at offset 200"}, /* each file's beginning */
+        {256, 100, 100 + 2 * 8, NULL},
+        {301, UINT64_MAX, 0, "v1.bin: token 301 at offset 39998 is outside"},
+        {301, 40000, 40000 + 2 * 8, NULL},
+        {302, UINT64_MAX, 2 * sizeof tokens[0], NULL},
+        {65536, 0, 2 * sizeof tokens[0], NULL}, /* no need to look */
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct data *d = NULL;
+        struct err err = {0};
+        uint64_t n_looked = 0;
+        assert_int_equal(open_data("v?.bin", DATA_U16, 8, true, rows[i].vocab, &d, &err), 0);
+        int rc = data_check(d, rows[i].bytes_max, &n_looked, &err);
+        if (rc != (rows[i].says ? -EINVAL : 0) || (rows[i].says && !strstr(err.text, rows[i].says)))
+            fail_msg("row %zu: %d, '%s'", i, rc, err.text);
+        if (!rows[i].says)
+            assert_int_equal(n_looked, rows[i].n_looked);
+        data_close(d);
+    }
+}
+
 /* ---- Megatron ------------------------------------------------------------------------------- */
 
 /* Documents of 3, 0, 1 + 2 and 2 tokens, 1 to 8; the bytes as Megatron writes them. */
@@ -420,6 +492,8 @@ int main(void)
         cmocka_unit_test(what_cannot_be_trained_on_is_one_line),
         cmocka_unit_test(tasks_are_packed_whole),
         cmocka_unit_test(a_bad_line_is_named),
+        cmocka_unit_test(lines_are_counted_up_to_a_bound),
+        cmocka_unit_test(tokens_are_looked_at_up_to_a_bound),
         cmocka_unit_test(every_dtype_of_megatron_is_read),
         cmocka_unit_test(a_bad_index_is_one_line),
     };

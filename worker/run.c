@@ -17,6 +17,7 @@
 #include "common/mem.h"
 #include "common/progress.h"
 #include "kernels/spans.h"
+#include "proto/job_data.h"
 #include "proto/job_fit.h"
 #include "proto/job_map.h"
 #include "proto/job_memory.h"
@@ -71,20 +72,14 @@ static uint32_t count_threads(const Ballast__Start *s)
 
 static int open_texts(struct run *run, struct err *err)
 {
-    const Ballast__JobSpec *s = run->spec;
-    struct data_config c = {
-        .patterns = s->data_train, .n_patterns = s->n_data_train, .what = "data.train",
-        .sequence_length = s->data_sequence_length, .vocab = run->model_spec.vocab,
-        .pack = s->data_pack, .seed = s->train_seed,
-    };
+    uint32_t vocab = run->model_spec.vocab;
+    struct data_config train, validation;
     int rc;
-    if ((rc = data_format_parse(s->data_format, &c.format, err)) < 0 ||
-        (rc = data_open(&c, &run->train, err)) < 0 || s->n_data_validation == 0)
+    if ((rc = job_data_config(run->spec, JOB_TRAIN, vocab, &train, err)) < 0 ||
+        (rc = job_data_config(run->spec, JOB_VALIDATION, vocab, &validation, err)) < 0 ||
+        (rc = data_open(&train, &run->train, err)) < 0 || validation.n_patterns == 0)
         return rc;
-    c.patterns = s->data_validation;
-    c.n_patterns = s->n_data_validation;
-    c.what = "data.validation";
-    return data_open(&c, &run->validation, err);
+    return data_open(&validation, &run->validation, err);
 }
 
 /* The placement in force, as the coordinator has it. */

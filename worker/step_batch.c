@@ -1,17 +1,13 @@
 /* step_batch.c - a rank's part of a step, as data_step.h deals it out */
 #include "worker/step_batch.h"
 
-#include "common/data_step.h"
 #include "kernels/spans.h"
+#include "proto/job_data.h"
 #include "worker/phases.h"
 
 static struct data_step next_step(const struct run *run)
 {
-    return (struct data_step){
-        .step = run->state.step + 1, .first = run->state.next_sample,
-        .global_batch = run->spec->train_global_batch,
-        .micro_batch = run->spec->train_micro_batch, .world = run->coll->world,
-    };
+    return job_data_step(run->spec, run->state.step + 1, run->state.next_sample);
 }
 
 uint64_t step_n_batches(const struct run *run)
