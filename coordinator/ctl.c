@@ -17,7 +17,7 @@ const struct ctl_command ctl_commands[] = {
      "\n"
      "  ballast submit job.yaml\n"
      "  ballast submit job.yaml --set train.steps=1000 --set train.optimizer.lr=1e-3\n"
-     "  ballast submit job.yaml --dry-run      groups, memory, time; what would be refused\n"
+     "  ballast submit job.yaml --dry-run      data, groups, memory, time; what would be refused\n"
      "  ballast submit job.yaml --follow       live progress; Ctrl-C detaches\n"
      "  ballast submit job.yaml --wait         exit code of the job\n"
      "  ballast submit job.yaml --hold         starts once it is released: ballast job release\n"
@@ -125,6 +125,22 @@ const struct ctl_command ctl_commands[] = {
      "  ballast metrics 7 --csv > run.csv\n"
      "  ballast metrics 7 --plot               draws the loss in the terminal (gnuplot)\n",
      ctl_metrics, &ctl_step_list},
+    {"data", "ID", 1, 1, "bc45H@", CTL_LISTS,
+     "what a job reads: files, tokens, epochs; with --step which documents",
+     "With --step a line for each document of each sequence that the step's ranks read: its number\n"
+     "in its file (DOC, from 0) or its line, the byte there, how many of its tokens from which one\n"
+     "on (FROM, from 0), and how many labels they had. The order is that of the trainers, by the\n"
+     "number of the first sequence that each step reported; a step to come is listed, too.\n"
+     "\n"
+     "The files are read here, so they must be seen from here; in large ones of JSON lines\n"
+     "(without --step) and of tokens that may be none only the beginning is looked at.\n"
+     "\n"
+     "  ballast data 7\n"
+     "  ballast data 7 --step 1200\n"
+     "  ballast data 7 --step 1198..1202 -f rank=3 -o step,file,line\n"
+     "  ballast data 7 --step 1200 --sort labels -c 5\n"
+     "  ballast data 7 --step 1200 --json | jq -r '.items[] | \"\\(.file):\\(.line)\"'\n",
+     ctl_data, &ctl_read_list},
     {"workers", "", 0, 0, "c45HE@", CTL_LISTS,
      "the fleet: states, heartbeats and what runs where",
      "  ballast workers\n"

@@ -65,6 +65,7 @@ struct ctl {
     uint64_t job, count, rank, tail; /* count 0: the command's own */
     bool        has_layer, has_epoch, heatmap, history, once, has_tail;
     uint64_t    layer, epoch, revision; /* revision 0: whatever is best now */
+    uint64_t    first_step, last_step;  /* of --step; 0: not given */
     const char *window;
     uint64_t timeout_ms;       /* 0: the command's own */
     const char *loads, *previous, *placement, *placement_out;
@@ -294,6 +295,7 @@ int ctl_worker_drain(struct ctl *c);
 int ctl_worker_resume(struct ctl *c);
 int ctl_adapt(struct ctl *c);
 int ctl_balance(struct ctl *c);
+int ctl_data(struct ctl *c);
 int ctl_experts(struct ctl *c);
 int ctl_placement(struct ctl *c);
 int ctl_rebalance_plan(struct ctl *c);

@@ -51,7 +51,7 @@ struct ctl_list {
 };
 
 extern const struct ctl_list ctl_job_list, ctl_queue_list, ctl_worker_list, ctl_node_list,
-    ctl_event_list, ctl_step_list, ctl_layer_list, ctl_history_list;
+    ctl_event_list, ctl_step_list, ctl_layer_list, ctl_history_list, ctl_read_list;
 
 /* ---- what was asked for: ctl_terms.c --------------------------------------------------------- */
 

@@ -65,6 +65,7 @@ const struct ctl_option ctl_options[] = {
      "write the placement as CSV, fit for --previous", OPTION_OWN},
     {'I', 0, "placement", "FILE",
      "CSV of a placement to have instead of the planner's", OPTION_OWN},
+    {'b', 0, "step", "N[..M]", "what this step, or these, read", OPTION_OWN},
     {'l', 0, "layer", "L", "only of this layer", OPTION_OWN},
     {'W', 0, "window", "last|1m|1h|all",
      "of what is summed or told (1m; with --history 1h); last: the last report", OPTION_OWN},

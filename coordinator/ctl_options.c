@@ -90,6 +90,20 @@ static int read_positive(const struct ctl *c, const struct ctl_option *r, const 
     return -1;
 }
 
+/* N or N..M. */
+static int read_steps(struct ctl *c, const struct ctl_option *r, const char *text)
+{
+    const char *dots = strstr(text, "..");
+    char *first = dots ? arena_printf(&c->arena, "%.*s", (int)(dots - text), text)
+                       : arena_strdup(&c->arena, text);
+    bool is_negative, ends_negative;
+    if (text_integer(first, &c->first_step, &is_negative) < 0 || is_negative || !c->first_step ||
+        text_integer(dots ? dots + 2 : first, &c->last_step, &ends_negative) < 0 ||
+        ends_negative || c->last_step < c->first_step || c->last_step > INT64_MAX)
+        return wrong_value(c, r, text, "a step, from 1, or a range of them as in 100..120");
+    return -1;
+}
+
 static int read_user(struct ctl *c, const struct ctl_option *r, const char *text)
 {
     c->user = text;
@@ -142,6 +156,7 @@ int ctl_option_read(struct ctl *c, const struct ctl_option *r, const char *arg)
     case 'p': c->phases = true; return -1;
     case 'C': c->csv = true; return -1;
     case 'P': c->plot = true; return -1;
+    case 'b': return read_steps(c, r, arg);
     case 'l': c->has_layer = true; return read_number(c, r, arg, &c->layer);
     case 'W': c->window = arg; return -1;
     case 'm': c->heatmap = true; return -1;

@@ -1,4 +1,5 @@
-/* ctl_plan.c - what --dry-run prints: the model, the groups, who owns what, memory and time
+/* ctl_plan.c - what --dry-run prints: the model, the data, the groups, who owns what, memory and
+ * time
  *
  * Memory is what the engine takes; time is what a cluster's measured rates promise, and a cluster
  * nobody has named is one of H200. */
@@ -12,12 +13,13 @@
 #include "common/hf_config.h"
 #include "common/memory_model.h"
 #include "common/outline_config.h"
+#include "coordinator/ctl_data.h"
+#include "coordinator/json_of.h"
 #include "coordinator/strategy.h"
 #include "proto/job_fit.h"
 #include "proto/job_map.h"
 #include "proto/job_memory.h"
 #include "proto/job_spec.h"
-#include "coordinator/json_of.h"
 
 #define RANKS_SHOWN 16u /* all of so many; of more the first half of that, and the last */
 
@@ -32,6 +34,7 @@ struct plan {
     struct cluster   cluster;
     struct plan_time time; /* total 0: not known, the model has no outline */
     char changes[JOB_FIT_TEXT_MAX]; /* of a job that does not fit into a GPU of the cluster */
+    struct ctl_data data;
 };
 
 static bool plan_fits(const struct plan *p)
@@ -284,6 +287,7 @@ static void print_text(const struct ctl *c, const struct plan *p)
     printf("run              %" PRIu64 " steps, %.4g tokens, %.3g FLOP\n", p->spec->train_steps,
            (double)p->n_tokens_step * (double)p->spec->train_steps,
            p->step_flops * (double)p->spec->train_steps);
+    ctl_data_print(&p->data);
     printf("groups of rank 0, of %" PRIu32 " workers\n", p->layout.degrees.world);
     print_group("fsdp", &p->layout.fsdp, "cut the dense parameters");
     print_group("fsdp replicas", &p->layout.fsdp_replica, "hold the same slice of them");
@@ -376,6 +380,7 @@ static void print_json(const struct ctl *c, const struct plan *p)
     }
     json_put(o, "model", model);
     json_put(o, "step", step);
+    json_put(o, "data", ctl_data_json(&p->data));
     json_put(o, "memory_per_rank", memory);
     json_put(o, "fits", json_new_bool(plan_fits(p)));
     if (!plan_fits(p))
@@ -394,10 +399,14 @@ int ctl_plan(const struct ctl *c, const Ballast__JobSpec *spec)
     int rc = read_cluster(c, p);
     if (rc == CTL_OK)
         rc = plan_init(c, spec, p);
-    if (rc == CTL_OK && ctl_is_json(c))
-        print_json(c, p);
-    else if (rc == CTL_OK)
-        print_text(c, p);
+    if (rc == CTL_OK) {
+        ctl_data_count(spec, p->model.vocab, &p->data);
+        if (ctl_is_json(c))
+            print_json(c, p);
+        else
+            print_text(c, p);
+        ctl_data_warn(c, &p->data);
+    }
     if (rc == CTL_OK && c->cluster && !plan_fits(p))
         rc = CTL_LIMIT;
     layout_fini(&p->layout);

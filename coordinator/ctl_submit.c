@@ -167,11 +167,12 @@ static bool matches_a_file(const char *pattern)
     return any;
 }
 
-/* The workers may see other files than this machine does, so it is a hint. */
+/* The workers may see other files than this machine does, so it is a hint. With --dry-run data are
+ * counted, which tells. */
 static void tell_absent(struct ctl *c, const Ballast__JobSpec *spec)
 {
     const char *ending = strcmp(spec->data_format, "megatron") ? "" : ".idx";
-    for (size_t i = 0; i < spec->n_data_train + spec->n_data_validation; i++) {
+    for (size_t i = 0; i < spec->n_data_train + spec->n_data_validation && !c->dry_run; i++) {
         bool is_train = i < spec->n_data_train;
         const char *path = is_train ? spec->data_train[i]
                                     : spec->data_validation[i - spec->n_data_train];

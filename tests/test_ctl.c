@@ -93,7 +93,7 @@ static void every_command_has_help(void **state)
         "wait", "logs", "events", "metrics", "workers", "worker drain", "worker resume", "ping",
         "doctor", "version", "experts", "placement", "rebalance plan", "rebalance apply",
         "rebalance history", "rebalance auto", "db query", "db backup", "top", "balance",
-        "queue", "cancel", "nodes", "node drain", "node resume", "config show", "config contexts",
+        "queue", "cancel", "data", "nodes", "node drain", "node resume", "config show", "config contexts",
         "completion", "help",
     };
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
@@ -361,7 +361,7 @@ static void wrong_job_files_contact_nobody(void **state)
     check("submit job.yaml --dry-run", 0, "EXPERTS OF A LAYER", NULL);
     check("submit job.yaml --dry-run --cluster nowhere.yaml", 2, "", "nowhere.yaml");
     check("submit job.yaml --dry-run --set data.train=[none/*.txt]", 0, "MEMORY PER RANK",
-          "none/*.txt of data.train");
+          "/none/*.txt'; the workers look for their own");
     check("submit job.yaml --dry-run --set train.mode=lora", 0, "MEMORY PER RANK",
           "holds no weights");
     check("submit job.yaml --dry-run --set parallel.tensor_parallel_degree=2", 2, "",
@@ -381,7 +381,14 @@ static void wrong_job_files_contact_nobody(void **state)
     write_file("small.yaml", "name: small\ngpu_memory: 2MB\n");
     check("submit job.yaml --dry-run --cluster small.yaml", 6,
           "which a GPU of small does not have; into its 1.91 MiB ", "nothing was submitted");
+    check("submit job.yaml --dry-run --set data.sequence_length=2", 0,
+          "data.train       1 file, 1 document, 4 tokens\n"
+          "                 1 sequence an epoch; ",
+          "data.train: 1 sequence does not fill one step of train.global_batch ");
+    check("submit job.yaml --dry-run", 0, "data.train       not counted on this machine\n",
+          "data.train: 4 tokens are too few: one sequence needs ");
     struct json *v = run_json("submit job.yaml --dry-run --json");
+    assert_int_equal(json_count(json_get(json_get(v, "data"), "warnings")), 1);
     bool fits = false;
     assert_non_null(json_get(json_get(v, "memory_per_rank"), "total"));
     assert_true(json_as_bool(json_get(v, "fits"), &fits) && fits);
