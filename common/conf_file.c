@@ -109,27 +109,6 @@ void conf_read_text(struct conf *c, const char *name, const char *folder, const 
     conf_walk(c, text, n_bytes);
 }
 
-/* Reads at most one byte more than is allowed. Gives the text; -1 with errno. */
-static ssize_t read_bounded(int fd, char **out_text)
-{
-    size_t n = 0, size = JOB_FILE_BYTES_MAX + 1;
-    char *text = xcalloc(1, size);
-    while (n < size) {
-        ssize_t got = read(fd, text + n, size - n);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0) {
-            free(text);
-            return -1;
-        }
-        if (got == 0)
-            break;
-        n += (size_t)got;
-    }
-    *out_text = text;
-    return (ssize_t)n;
-}
-
 /* Gives the absolute folder that file lies in. */
 static char *folder_of(const char *file)
 {
@@ -145,19 +124,20 @@ void conf_read_file(struct conf *c, const char *file)
 {
     bool is_stdin = !strcmp(file, "-");
     int fd = is_stdin ? STDIN_FILENO : file_open(file, NULL, NULL);
-    char *text = NULL;
-    ssize_t n = fd < 0 ? -1 : read_bounded(fd, &text);
+    size_t size = JOB_FILE_BYTES_MAX + 1; /* one byte more than is allowed */
+    char *text = fd < 0 ? NULL : xcalloc(1, size);
+    ssize_t n = fd < 0 ? fd : file_read(fd, text, size);
     if (n < 0) {
         problems_add(&c->problems, *file ? file : "''", NULL, "%s",
                      fd == -EINVAL ? "not a regular file; - reads what is piped in"
-                                   : strerror(fd < 0 ? -fd : errno));
+                                   : strerror((int)-n));
         c->broken = true;
     } else {
         char *folder = is_stdin ? NULL : folder_of(file);
         conf_read_text(c, is_stdin ? "<stdin>" : file, folder, text, (size_t)n);
         free(folder);
-        free(text);
     }
+    free(text);
     if (fd >= 0 && !is_stdin)
         close(fd);
 }

@@ -61,3 +61,32 @@ FILE *file_create(const char *path, struct err *err)
         fcntl(fd, F_SETFL, now & ~O_NONBLOCK);
     return stream_of(fd, path, "w", err);
 }
+
+ssize_t file_read(int fd, void *out, size_t n)
+{
+    size_t at = 0;
+    while (at < n) {
+        ssize_t got = read(fd, (char *)out + at, n - at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -errno;
+        if (got == 0)
+            break;
+        at += (size_t)got;
+    }
+    return (ssize_t)at;
+}
+
+int file_write_at(int fd, const void *bytes, size_t n, uint64_t offset)
+{
+    for (size_t at = 0; at < n;) {
+        ssize_t did = pwrite(fd, (const char *)bytes + at, n - at, (off_t)(offset + at));
+        if (did < 0 && errno == EINTR)
+            continue;
+        if (did <= 0)
+            return did < 0 ? -errno : -EIO;
+        at += (size_t)did;
+    }
+    return 0;
+}

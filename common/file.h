@@ -1,7 +1,9 @@
-/* file.h - files that somebody named: only regular ones are read, and none is waited for */
+/* file.h - files that somebody named: only regular ones are read, and none is waited for; bytes in
+ * and out of them */
 #ifndef COMMON_FILE_H
 #define COMMON_FILE_H
 
+#include <stdint.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -19,5 +21,11 @@ FILE *file_stream(const char *path, struct err *err);
  * fine, but a pipe that nobody reads is refused. Gives a stream, ended with fclose; NULL with the
  * reason in err. */
 FILE *file_create(const char *path, struct err *err);
+
+/* Reads n bytes, fewer only where there are no more. Returns how many, or a negative errno. */
+ssize_t file_read(int fd, void *out, size_t n);
+
+/* Writes n bytes from that offset on. Returns 0, or a negative errno after a part of them. */
+int file_write_at(int fd, const void *bytes, size_t n, uint64_t offset);
 
 #endif

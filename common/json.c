@@ -77,44 +77,19 @@ int json_parse(const char *text, size_t n_bytes, size_t bytes_max, struct json *
     return rc;
 }
 
-/* Of a file of size bytes. */
-static int read_all(int fd, size_t size, size_t bytes_max, char **out_text, size_t *out_bytes,
-                    struct err *err)
-{
-    size_t n = 0;
-    if (size > bytes_max)
-        return err_set(err, -EFBIG, "%zu bytes, allowed up to %zu", size, bytes_max);
-    char *text = xcalloc(1, size);
-    while (n < size) {
-        ssize_t got = read(fd, text + n, size - n);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0) {
-            int code = -errno;
-            free(text);
-            return err_set(err, code, "%s", strerror(-code));
-        }
-        if (got == 0)
-            break;
-        n += (size_t)got;
-    }
-    *out_text = text;
-    *out_bytes = n;
-    return 0;
-}
-
 int json_read_file(const char *path, size_t bytes_max, struct json **out, struct err *err)
 {
     struct stat s;
     int fd = file_open(path, &s, err);
     if (fd < 0)
         return fd;
-    char *text = NULL;
-    size_t n_bytes = 0;
-    int rc = read_all(fd, (size_t)s.st_size, bytes_max, &text, &n_bytes, err);
+    size_t size = (size_t)s.st_size;
+    char *text = size <= bytes_max ? xcalloc(1, size) : NULL;
+    ssize_t n = text ? file_read(fd, text, size) : 0;
     close(fd);
-    if (rc == 0)
-        rc = json_parse(text, n_bytes, bytes_max, out, err);
+    int rc = !text ? err_set(err, -EFBIG, "%zu bytes, allowed up to %zu", size, bytes_max)
+             : n < 0 ? err_set(err, (int)n, "%s", strerror((int)-n))
+                     : json_parse(text, (size_t)n, bytes_max, out, err);
     free(text);
     if (rc < 0)
         err_prefix(err, "%s", path);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "common/bf16.h"
+#include "common/file.h"
 #include "common/json.h"
 #include "common/mem.h"
 #include "common/safetensors_sum.h"
@@ -161,24 +162,11 @@ void st_layout_fini(struct st_layout *l)
 
 /* ---- the file ------------------------------------------------------------------------------- */
 
-static int write_all(int fd, const char *path, const void *bytes, size_t n, uint64_t at,
-                     struct err *err)
+static int write_at(int fd, const char *path, const void *bytes, size_t n, uint64_t at,
+                    struct err *err)
 {
-    const char *from = bytes;
-
-    while (n) {
-        ssize_t did = pwrite(fd, from, n, (off_t)at);
-        if (did < 0 && errno == EINTR)
-            continue;
-        if (did <= 0) {
-            int code = did < 0 ? -errno : -EIO;
-            return err_set(err, code, "%s: write: %s", path, strerror(-code));
-        }
-        from += did;
-        at += (uint64_t)did;
-        n -= (size_t)did;
-    }
-    return 0;
+    int rc = file_write_at(fd, bytes, n, at);
+    return rc < 0 ? err_set(err, rc, "%s: write: %s", path, strerror(-rc)) : 0;
 }
 
 static int finish(int fd, const char *path, int rc, struct err *err)
@@ -206,7 +194,7 @@ int st_create(const char *path, const struct st_layout *l, struct err *err)
         rc = err_set(err, -errno, "%s: %" PRIu64 " bytes: %s", path, l->file_bytes,
                      strerror(errno));
     if (rc == 0)
-        rc = write_all(fd, path, l->header, l->header_bytes, 0, err);
+        rc = write_at(fd, path, l->header, l->header_bytes, 0, err);
     return finish(fd, path, rc, err);
 }
 
@@ -264,7 +252,7 @@ int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, cons
 
     if (t->dtype == ST_F32) {
         st_sum_add(&w->sums[i], t->dtype, first, values, n);
-        return write_all(w->fd, w->path, values, 4 * n, at + 4 * first, err);
+        return write_at(w->fd, w->path, values, 4 * n, at + 4 * first, err);
     }
     if (t->dtype != ST_BF16 && t->dtype != ST_F16)
         return err_set(err, -ENOTSUP, "%s: tensor '%.200s' is %s; F32, BF16 and F16 can be written",
@@ -277,7 +265,7 @@ int st_write_f32(struct st_writer *w, size_t i, uint64_t first, uint64_t n, cons
             rc = check_fits(w, t, first + k, values[k], w->chunk[k], err);
         }
         if (rc == 0)
-            rc = write_all(w->fd, w->path, w->chunk, 2 * some, at + 2 * first, err);
+            rc = write_at(w->fd, w->path, w->chunk, 2 * some, at + 2 * first, err);
         if (rc < 0)
             return rc;
         st_sum_add(&w->sums[i], t->dtype, first, w->chunk, some);
@@ -297,7 +285,7 @@ int st_write_bytes(struct st_writer *w, size_t i, const uint8_t *bytes, struct e
     uint32_t bits = st_dtype_bits(t->dtype);
 
     st_sum_add(&w->sums[i], t->dtype, 0, bytes, bits < 8 ? n : n / (bits / 8));
-    return n ? write_all(w->fd, w->path, bytes, n, w->layout->offset[i], err) : 0;
+    return n ? write_at(w->fd, w->path, bytes, n, w->layout->offset[i], err) : 0;
 }
 
 struct st_sum st_writer_sum(const struct st_writer *w, size_t i)

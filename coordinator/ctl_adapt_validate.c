@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "common/conf.h"
+#include "common/file.h"
 
 #define OUTPUT_BYTES_MAX (1u << 20)
 #define TIME_LIMIT       0.25 /* of a measured step beside the predicted one */
@@ -38,18 +39,6 @@ static _Noreturn void be_worker(char *const *argv, int out)
     _exit(127);
 }
 
-static char *read_all(int fd)
-{
-    char *text = xcalloc(1, OUTPUT_BYTES_MAX + 1);
-    size_t at = 0;
-    for (ssize_t n; at < OUTPUT_BYTES_MAX; at += (size_t)n)
-        if ((n = read(fd, text + at, OUTPUT_BYTES_MAX - at)) < 0 && errno == EINTR)
-            n = 0;
-        else if (n <= 0)
-            break;
-    return text;
-}
-
 /* Its output, freed with free(), and its exit code. */
 static int run_worker(char *const *argv, char **out_text, int *out_code, struct err *err)
 {
@@ -64,7 +53,9 @@ static int run_worker(char *const *argv, char **out_text, int *out_code, struct 
     if (pid == 0)
         be_worker(argv, ends[1]);
     close(ends[1]);
-    *out_text = pid < 0 ? NULL : read_all(ends[0]);
+    *out_text = pid < 0 ? NULL : xcalloc(1, OUTPUT_BYTES_MAX + 1);
+    if (pid > 0)
+        file_read(ends[0], *out_text, OUTPUT_BYTES_MAX);
     close(ends[0]);
     if (pid < 0)
         return err_set(err, -EAGAIN, "no process for %s", argv[0]);

@@ -15,6 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/file.h"
+
 #define LOG_FILE_BYTES_MAX (64u << 20) /* of one rank */
 
 static const char full_notice[] = "[ballast: this log has reached 64 MiB, the rest is not kept]\n";
@@ -61,18 +63,8 @@ static int add_segment(struct store_tables *t, const Ballast__LogChunk *c, uint6
 
 static int write_at(int fd, const void *bytes, size_t n_bytes, uint64_t offset, struct err *err)
 {
-    const uint8_t *at = bytes;
-    while (n_bytes) {
-        ssize_t n = pwrite(fd, at, n_bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return err_set(err, -errno, "rank log: %s", strerror(errno));
-        at += n;
-        offset += (uint64_t)n;
-        n_bytes -= (size_t)n;
-    }
-    return 0;
+    int rc = file_write_at(fd, bytes, n_bytes, offset);
+    return rc < 0 ? err_set(err, rc, "rank log: %s", strerror(-rc)) : 0;
 }
 
 static int open_log(struct store_tables *t, const Ballast__LogChunk *c, int *out_fd,
