@@ -22,12 +22,11 @@ static int check_layers(const char *key, const struct json *list, const struct m
     bool has[LAYERS_MAX] = {0};
 
     for (size_t i = 0; i < json_count(list); i++) {
-        uint64_t l;
-        if (!json_as_u64(json_at(list, i), &l) || l < 1 || l > m->n_layers)
-            return err_set(err, -EINVAL,
-                           "key '%s', element %zu: expected a layer number from 1 to %u", key, i,
-                           m->n_layers);
-        has[l - 1] = true;
+        uint32_t l;
+        int rc = hf_layer(list, i, key, m->n_layers, &l, err);
+        if (rc < 0)
+            return rc;
+        has[l] = true;
     }
     for (uint32_t l = 0; l < m->n_layers; l++)
         if (has[l] != (m->layers[l].attention == ATTENTION_MLA))

@@ -64,6 +64,17 @@ int hf_real(const struct json *o, const char *key, double low, double high, doub
     return 0;
 }
 
+int hf_layer(const struct json *list, size_t i, const char *key, uint32_t n_layers,
+             uint32_t *out, struct err *err)
+{
+    uint64_t l;
+    if (!json_as_u64(json_at(list, i), &l) || l < 1 || l > n_layers)
+        return err_set(err, -EINVAL, "key '%s', element %zu: expected a layer number from 1 to %u",
+                       key, i, n_layers);
+    *out = (uint32_t)l - 1;
+    return 0;
+}
+
 const char *hf_shown(const char *text, char out[64])
 {
     size_t i = 0;

@@ -38,6 +38,10 @@ int hf_expect_text(const struct json *o, const char *key, const char *only, stru
 int hf_expect_number(const struct json *o, const char *key, uint32_t only, struct err *err);
 int hf_expect_flag(const struct json *o, const char *key, bool only, struct err *err);
 
+/* Element i of key's list, the number of a layer from 1, as an index from 0. */
+int hf_layer(const struct json *list, size_t i, const char *key, uint32_t n_layers,
+             uint32_t *out, struct err *err);
+
 /* Foreign text for a person: short, and without control characters. Returns out. */
 const char *hf_shown(const char *text, char out[64]);
 

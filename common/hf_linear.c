@@ -31,17 +31,15 @@ static int read_layer_list(const struct json *linear, const char *key, enum atte
     if (json_kind_of(list) != JSON_ARRAY)
         return err_set(err, -EINVAL, "key '%s' is not a list of layer numbers", key);
     for (size_t i = 0; i < json_count(list); i++) {
-        uint64_t l;
-        if (!json_as_u64(json_at(list, i), &l) || l < 1 || l > m->n_layers)
+        uint32_t l;
+        int rc = hf_layer(list, i, key, m->n_layers, &l, err);
+        if (rc < 0)
+            return rc;
+        if (seen[l])
             return err_set(err, -EINVAL,
-                           "key '%s', element %zu: expected a layer number from 1 to %u", key, i,
-                           m->n_layers);
-        if (seen[l - 1])
-            return err_set(err, -EINVAL,
-                           "layer %u stands twice in kda_layers and full_attn_layers",
-                           (unsigned)l);
-        seen[l - 1] = true;
-        m->layers[l - 1].attention = kind;
+                           "layer %u stands twice in kda_layers and full_attn_layers", l + 1);
+        seen[l] = true;
+        m->layers[l].attention = kind;
     }
     return 0;
 }

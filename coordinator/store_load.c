@@ -42,19 +42,30 @@ struct load_row load_row_at(sqlite3_stmt *s)
     };
 }
 
-int load_rows_read(sqlite3_stmt *s, struct load_row **out_windows, size_t *out_n,
-                      struct err *err)
+int load_rows_read(sqlite3_stmt *s, struct load_row **out_rows, size_t *out_n, struct err *err)
 {
-    struct load_row *windows = NULL;
+    struct load_row *rows = NULL;
     size_t n = 0;
     int rc;
     while ((rc = db_next(s, err)) > 0) {
-        windows = xrealloc(windows, (n + 1) * sizeof *windows);
-        windows[n++] = load_row_at(s);
+        rows = xrealloc(rows, (n + 1) * sizeof *rows);
+        rows[n++] = load_row_at(s);
     }
-    *out_windows = windows;
+    *out_rows = rows;
     *out_n = n;
     return rc;
+}
+
+int load_row_newest(struct store_tables *t, job_id job, struct load_row *out, struct err *err)
+{
+    struct binder b = bind(t, S_READ_LOAD_NEWEST);
+    put_int(&b, job);
+    int rc = db_next(b.s, err);
+    if (rc <= 0)
+        return rc;
+    *out = load_row_at(b.s);
+    sqlite3_reset(b.s);
+    return 1;
 }
 
 static void add_counts(struct load_sums *sums, uint32_t layer, uint32_t n_rows, sqlite3_stmt *s)

@@ -22,9 +22,11 @@ struct load_row {
 /* Of a statement over LOAD_COLUMNS. */
 struct load_row load_row_at(sqlite3_stmt *s);
 
-/* The rows of such a statement; gives *out_windows, freed with free() also on failure. */
-int load_rows_read(sqlite3_stmt *s, struct load_row **out_windows, size_t *out_n,
-                      struct err *err);
+/* The rows of such a statement; gives *out_rows, freed with free() also on failure. */
+int load_rows_read(sqlite3_stmt *s, struct load_row **out_rows, size_t *out_n, struct err *err);
+
+/* The job's newest report. 1: it is in *out; 0: there is none; negative: failed. */
+int load_row_newest(struct store_tables *t, job_id job, struct load_row *out, struct err *err);
 
 /* Sums of counts, per layer. All zero is empty; ended with load_sums_fini. */
 struct load_sums {

@@ -51,13 +51,10 @@ static int sum_since(struct store_tables *t, struct store_read *r, const struct 
 
 static int sum_window(struct store_tables *t, struct store_read *r, enum store_window window)
 {
-    struct binder b = bind(t, S_READ_LOAD_NEWEST);
-    put_int(&b, r->job);
-    int rc = db_next(b.s, &r->err);
+    struct load_row last;
+    int rc = load_row_newest(t, r->job, &last, &r->err);
     if (rc <= 0)
         return rc;
-    struct load_row last = load_row_at(b.s);
-    sqlite3_reset(b.s);
     struct load_sums *sums = xcalloc(1, sizeof *sums);
     uint64_t n_steps = 0;
     sums->n_experts = r->loads.n_experts = last.n_experts;

@@ -37,13 +37,10 @@ static int list_windows(struct history *h, struct load_row **out, size_t *out_n)
         [STORE_1M] = {60, LOAD_RAW}, [STORE_1H] = {3600, LOAD_1M}, [STORE_ALL] = {0, LOAD_1H},
     };
     struct store_read *r = h->r;
-    struct binder b = bind(h->t, S_READ_LOAD_NEWEST);
-    put_int(&b, r->job);
-    int rc = db_next(b.s, &r->err);
+    struct load_row last;
+    int rc = load_row_newest(h->t, r->job, &last, &r->err);
     if (rc <= 0)
         return rc;
-    struct load_row last = load_row_at(b.s);
-    sqlite3_reset(b.s);
     h->n_experts = last.n_experts;
     r->loads.last_step = last.last_step;
     if (r->window == STORE_LAST) {
@@ -52,7 +49,7 @@ static int list_windows(struct history *h, struct load_row **out, size_t *out_n)
         return 0;
     }
     int64_t seconds = spans[r->window].seconds;
-    b = bind(h->t, S_READ_LOAD_SINCE);
+    struct binder b = bind(h->t, S_READ_LOAD_SINCE);
     put_int(&b, r->job);
     put_int(&b, (uint64_t)(seconds ? last.at_ns - seconds * (int64_t)NS_PER_S : -1));
     put_int(&b, last.n_experts);
