@@ -100,7 +100,9 @@ void adapt_launch_local(const struct adapt *a, FILE *f)
         "set -euo pipefail\n"
         "here=$(cd \"$(dirname \"$0\")\" && pwd)\n", device_kind(a));
     write_settings(a, f);
+    fputs(launch_keep, f);
     fprintf(f,
+        "\ntell() { echo \"$*\" >&2; }\n"
         "n_workers=%" PRIu32 "\n"
         "room=$(($(nproc) * 4)) # on processors several workers may take turns\n"
         "[ \"$device\" = cpu ] || room=$(nvidia-smi -L 2>/dev/null | wc -l || true)\n"
@@ -119,7 +121,8 @@ void adapt_launch_local(const struct adapt *a, FILE *f)
         "state_dir: $run/coordinator\n"
         "http: {listen: \"127.0.0.1:0\"}\n"
         "EOF\n"
-        "ballast-coordinator --config \"$run/coordinator.yaml\" >\"$run/coordinator.log\" 2>&1 &\n"
+        "keep coordinator ballast-coordinator --config \"$run/coordinator.yaml\" \\\n"
+        "    >\"$run/coordinator.log\" 2>&1 &\n"
         "pids+=($!)\n\n"
         "for i in $(seq 0 $((n_workers - 1))); do\n"
         "    on=$device\n"
@@ -130,7 +133,8 @@ void adapt_launch_local(const struct adapt *a, FILE *f)
                       "$roots", "$on");
     fprintf(f,
         "EOF\n"
-        "    ballast-worker --config \"$run/worker-$i.yaml\" >\"$run/worker-$i.log\" 2>&1 &\n"
+        "    keep \"worker-$i\" ballast-worker --config \"$run/worker-$i.yaml\" \\\n"
+        "        >\"$run/worker-$i.log\" 2>&1 &\n"
         "    pids+=($!)\n"
         "done\n\n"
         "echo \"logs are in $run\" >&2\n"
@@ -215,8 +219,9 @@ static void write_k8s_head(const struct adapt *a, const char *label, FILE *f)
 {
     fprintf(f,
         "# One coordinator, and a pod for each machine with a worker for each of its %s. Set\n"
-        "# the image, and the claim (ReadWriteMany), which every pod has at /shared: model and\n"
-        "# data lie there. Daemons in containers run as root. First, once, keys:\n"
+        "# the image (deploy/Dockerfile makes one), and the claim (ReadWriteMany), which every pod\n"
+        "# has at /shared: model and data lie there. Daemons are user and group 2000, who must be\n"
+        "# able to write there. First, once, keys:\n"
         "#   mkdir -m 700 keys\n"
         "#   ballast keygen coordinator --role coordinator --out keys\n"
         "#   ballast keygen workers --role worker --out keys\n"
@@ -252,7 +257,14 @@ static void write_k8s_set(const char *label, uint32_t n_pods, FILE *f)
         "  selector: {matchLabels: {app: %s}}\n"
         "  template:\n"
         "    metadata: {labels: {app: %s}}\n"
-        "    spec:\n", label, label, n_pods, label, label);
+        "    spec:\n"
+        "      securityContext: {runAsUser: 2000, runAsGroup: 2000, fsGroup: 2000}\n", label, label, n_pods, label, label);
+}
+
+/* Kubernetes lets the group read secrets, and programs refuse such keys. */
+static void write_k8s_own_keys(FILE *f)
+{
+    fputs("              (umask 077; mkdir -p /tmp/keys; cp /keys/* /tmp/keys/)\n", f);
 }
 
 /* Mode 256 is 0400, which YAML 1.2 would read as four hundred. */
@@ -280,20 +292,22 @@ static void write_k8s_coordinator(const char *label, FILE *f)
         "          image: ballast:latest\n"
         "          command: [/bin/sh, -c]\n"
         "          args:\n"
-        "            - |\n"
+        "            - |\n", f);
+    write_k8s_own_keys(f);
+    fputs(
         "              cat >/tmp/c.yaml <<EOF\n"
         "              listen: [tcp://0.0.0.0:7070]\n"
         "              state_dir: /state\n"
-        "              key: /keys/coordinator.key\n"
-        "              authorized_keys: /keys/authorized\n"
+        "              key: /tmp/keys/coordinator.key\n"
+        "              authorized_keys: /tmp/keys/authorized\n"
         "              http: {listen: \"127.0.0.1:9477\"}\n"
         "              EOF\n"
         "              exec ballast-coordinator --config /tmp/c.yaml\n"
         "          readinessProbe: {exec: {command: [ballast, ping]}, timeoutSeconds: 5}\n"
         "          env: # for a client in this pod\n"
         "            - {name: BALLAST_ADDRESS, value: \"tcp://127.0.0.1:7070\"}\n"
-        "            - {name: BALLAST_KEY, value: /keys/me.key}\n"
-        "            - {name: BALLAST_COORDINATOR_KEY, value: /keys/coordinator.pub}\n"
+        "            - {name: BALLAST_KEY, value: /tmp/keys/me.key}\n"
+        "            - {name: BALLAST_COORDINATOR_KEY, value: /tmp/keys/coordinator.pub}\n"
         "          volumeMounts:\n"
         "            - {name: state, mountPath: /state}\n"
         "            - {name: shared, mountPath: /shared}\n"
@@ -313,6 +327,7 @@ static void write_k8s_coordinator(const char *label, FILE *f)
  * trainers write a checkpoint, and starts a worker again that ended by itself. */
 static void write_k8s_script(const struct adapt *a, FILE *f)
 {
+    write_k8s_own_keys(f);
     fprintf(f,
         "              keep() {\n"
         "                trap 'kill $pid; wait $pid; exit' TERM\n"
@@ -329,8 +344,8 @@ static void write_k8s_script(const struct adapt *a, FILE *f)
                       "/tmp/worker-$i", "/shared",
                       cluster_is_cpu(&a->cluster) ? "cpu" : "cuda:$i");
     fputs(
-        "              key: /keys/workers.key\n"
-        "              coordinator_key: /keys/coordinator.pub\n"
+        "              key: /tmp/keys/workers.key\n"
+        "              coordinator_key: /tmp/keys/coordinator.pub\n"
         "              data_address: \"tcp://$POD_IP:*\"\n"
         "              EOF\n"
         "                keep $i & keepers=\"$keepers $!\"\n"

@@ -147,7 +147,9 @@ def pods_are_accepted(objects, folder):
     script = objects[-1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
     if not script.count("seq 0 0)"):  # else each worker would want a line of its own below
         script = re.sub(r"seq 0 \d+", "seq 0 1", script)
-    script = script.replace("/tmp/", folder + "/pod-")
+    script = script.replace("/tmp/", folder + "/pod-").replace("cp /keys/", f"cp {folder}/secret/")
+    write(os.path.join(folder, "secret"), "workers.key", "a key")
+    os.chmod(os.path.join(folder, "secret", "workers.key"), 0o440)  # as Kubernetes has it
     programs = os.path.join(folder, "pod")
     os.makedirs(programs, exist_ok=True)
     write(programs, "ballast-worker", "#!/bin/sh\ntrap 'echo saved $2; exit' TERM\necho up $2\n"
@@ -167,6 +169,9 @@ def pods_are_accepted(objects, folder):
         with open(path) as f:
             expect(f"name: pod-{i}\n" in f.read(), path)
         os.remove(path)
+    key = os.path.join(folder, "pod-keys", "workers.key")
+    expect(os.stat(key).st_mode & 0o077 == 0, "others may read a pod's key")
+    shutil.rmtree(os.path.dirname(key))
 
 
 def nothing_is_written_over(model, out):
