@@ -23,9 +23,10 @@ static bool all_are_aligned(const struct cuda_tile_job *job, const struct cuda_t
                             int32_t n_groups)
 {
     for (int32_t i = 0; i < n_groups; i++)
-        if (!is_aligned(groups[i].a, job->a_stride) || !is_aligned(groups[i].b, job->b_stride))
+        if (!is_aligned(groups[i].a, job->a_stride) || !is_aligned(groups[i].b, job->b_stride) ||
+            !is_aligned(groups[i].b2, job->b_stride))
             return false;
-    return true;
+    return is_aligned(job->shared_a2, job->a_stride);
 }
 
 /* Does not look at how many rows there are: that must not change the order of sums. */
@@ -45,32 +46,45 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-static uintptr_t matrix_of(const struct cuda_tile_group *g, bool is_c)
+enum operand { B, B2, C };
+
+static uintptr_t matrix_of(const struct cuda_tile_group *g, enum operand which)
 {
-    return is_c ? (uintptr_t)g->c : (uintptr_t)g->b;
+    return (uintptr_t)(which == B ? g->b : which == B2 ? g->b2 : g->c);
 }
 
-/* The copy engine wants one array for all experts: b or c of each, wherever they lie, are slots some
- * stride apart. Returns whether it can have them. */
+static int32_t *slot_of(struct cuda_tile_group *g, enum operand which)
+{
+    return which == B ? &g->b_slot : which == B2 ? &g->b2_slot : &g->c_slot;
+}
+
+/* The copy engine wants one array for all experts: an operand of each, wherever they lie, are slots
+ * some stride apart. Returns whether it can have them. */
 static bool find_slots(struct cuda_tile_slots *s, struct cuda_tile_group *groups, int32_t n_groups,
-                       bool is_c)
+                       enum operand which)
 {
     uintptr_t first = UINTPTR_MAX, last = 0, stride = 0;
     for (int32_t i = 0; i < n_groups; i++) {
-        uintptr_t at = matrix_of(&groups[i], is_c);
+        uintptr_t at = matrix_of(&groups[i], which);
         first = at < first ? at : first;
         last = at > last ? at : last;
     }
     for (int32_t i = 0; i < n_groups; i++)
-        stride = common_divisor(stride, matrix_of(&groups[i], is_c) - first);
+        stride = common_divisor(stride, matrix_of(&groups[i], which) - first);
     s->first = (const void *)first;
-    s->stride = (int64_t)(stride / (is_c ? sizeof(float) : 2));
+    s->stride = (int64_t)(stride / (which == C ? sizeof(float) : 2));
     s->n = stride > 0 ? (int64_t)((last - first) / stride) + 1 : 1;
-    for (int32_t i = 0; stride > 0 && i < n_groups; i++) {
-        int32_t slot = (int32_t)((matrix_of(&groups[i], is_c) - first) / stride);
-        *(is_c ? &groups[i].c_slot : &groups[i].b_slot) = slot;
-    }
+    for (int32_t i = 0; stride > 0 && i < n_groups; i++)
+        *slot_of(&groups[i], which) = (int32_t)((matrix_of(&groups[i], which) - first) / stride);
     return s->n <= INT32_MAX && first % 16 == 0 && stride % 16 == 0;
+}
+
+/* Of all that the copy engine reads. */
+static bool find_slots_of_b(struct cuda_tile_job *job, struct cuda_tile_group *groups,
+                            int32_t n_groups)
+{
+    return job->shared_b || (find_slots(&job->b_slots, groups, n_groups, B) &&
+                             (!job->shared_a2 || find_slots(&job->b2_slots, groups, n_groups, B2)));
 }
 
 /* Sums over few rows: a product is then short beside what it adds to. An element is added to once
@@ -108,23 +122,24 @@ static bool is_in_pairs(const struct cuda_tile_group *groups, int32_t n_groups)
     return n_rows >= (int64_t)n_groups * PAIRED_ROWS_MIN;
 }
 
-void cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
+bool cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
                 struct cuda_tile_group *groups, int32_t n_groups)
 {
     bool all_aligned = all_are_aligned(job, groups, n_groups);
-    bool wide = is_wide(job, n_groups, all_aligned) &&
-                (job->shared_b || find_slots(&job->b_slots, groups, n_groups, false));
+    bool wide = is_wide(job, n_groups, all_aligned) && find_slots_of_b(job, groups, n_groups);
+    if (job->shared_a2 && !wide)
+        return false;
     int64_t rows = job->type == ELEM_BF16 ? CUDA_TILE_BF16 : CUDA_TILE_F32, cols = rows;
     if (wide) {
         job->in_pairs = is_in_pairs(groups, n_groups);
         job->adds_boxes = wants_boxes(job, groups, n_groups) &&
-                          find_slots(&job->c_slots, groups, n_groups, true);
+                          find_slots(&job->c_slots, groups, n_groups, C);
         rows = CUDA_TILE_WIDE_ROWS * (job->in_pairs ? 2 : 1);
         cols = CUDA_TILE_WIDE_COLS;
     }
     int64_t n_tiles = count_tiles(groups, n_groups, rows, cols);
     if (n_tiles == 0)
-        return;
+        return true;
     const struct cuda_tile_group *on_device =
         cuda_upload(dev, groups, (size_t)n_groups * sizeof *groups);
     if (wide)
@@ -133,6 +148,7 @@ void cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
         cuda_tiles_launch(dev, job, all_aligned, on_device, n_groups, n_tiles);
     cuda_check(dev, op, "groups=%d first=(%lld, %lld, %lld)", n_groups, (long long)groups[0].m,
                (long long)groups[0].n, (long long)groups[0].k);
+    return true;
 }
 
 static const void *at(const void *p, enum elem_type type, int64_t i)
@@ -179,23 +195,43 @@ void cuda_grouped_linear(struct device *dev, elem_ptr y, const_elem_ptr x, const
     free(groups);
 }
 
-void cuda_grouped_linear_dx(struct device *dev, elem_ptr dx, const_elem_ptr dy, const_elem_ptrs w,
-                            const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out,
-                            float beta)
+/* dy2 and w2 NULL: there is no second pair. */
+static bool dx_of(struct device *dev, elem *dx, const elem *dy, const elem *const *w,
+                  const elem *dy2, const elem *const *w2, const int64_t *offsets,
+                  int32_t n_groups, int64_t in, int64_t out, float beta)
 {
     struct cuda_tile_group *groups = xcalloc((size_t)n_groups, sizeof *groups);
     struct cuda_tile_job job = {
         .c_stride = in, .a_stride = out, .b_stride = in, .type = dev->elem, .c_type = dev->elem,
-        .alpha = 1, .beta = beta, .shared_a = dy.p, .n_shared_rows = offsets[n_groups],
+        .alpha = 1, .beta = beta, .shared_a = dy, .shared_a2 = dy2,
+        .n_shared_rows = offsets[n_groups],
     };
     for (int32_t g = 0; g < n_groups; g++)
         groups[g] = (struct cuda_tile_group){
-            .c = elem_at(dev, dx.p, offsets[g] * in),
-            .a = const_elem_at(dev, dy.p, offsets[g] * out), .b = w.p[g],
-            .m = offsets[g + 1] - offsets[g], .n = in, .k = out, .row = (int32_t)offsets[g],
+            .c = elem_at(dev, dx, offsets[g] * in), .a = const_elem_at(dev, dy, offsets[g] * out),
+            .b = w[g], .b2 = w2 ? w2[g] : NULL, .m = offsets[g + 1] - offsets[g], .n = in,
+            .k = out, .row = (int32_t)offsets[g],
         };
-    cuda_tiles(dev, "grouped_linear_dx", &job, groups, n_groups);
+    bool is_done = cuda_tiles(dev, "grouped_linear_dx", &job, groups, n_groups);
     free(groups);
+    return is_done;
+}
+
+void cuda_grouped_linear_dx(struct device *dev, elem_ptr dx, const_elem_ptr dy, const_elem_ptrs w,
+                            const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out,
+                            float beta)
+{
+    dx_of(dev, dx.p, dy.p, w.p, NULL, NULL, offsets, n_groups, in, out, beta);
+}
+
+void cuda_grouped_linear_dx_pair(struct device *dev, elem_ptr dx, const_elem_ptr dy,
+                                 const_elem_ptrs w, const_elem_ptr dy2, const_elem_ptrs w2,
+                                 const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out)
+{
+    if (dx_of(dev, dx.p, dy.p, w.p, dy2.p, w2.p, offsets, n_groups, in, out, 0))
+        return;
+    dx_of(dev, dx.p, dy.p, w.p, NULL, NULL, offsets, n_groups, in, out, 0);
+    dx_of(dev, dx.p, dy2.p, w2.p, NULL, NULL, offsets, n_groups, in, out, 1);
 }
 
 void cuda_grouped_linear_dw(struct device *dev, float *const *acc_dw, const_elem_ptr dy,

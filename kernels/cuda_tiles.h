@@ -13,14 +13,16 @@
 #define CUDA_TILE_WIDE_GROUPS_MAX 2048
 #define CUDA_TILE_BOXED_GROUPS_MAX 448 /* of sums that the copy engine adds */
 
-/* One product of a group: c (m, n) = alpha a b + beta c; all pointers into the device. */
+/* One product of a group: c (m, n) = alpha (a b + a2 b2) + beta c; all pointers into the device. */
 struct cuda_tile_group {
     void *c;
     const void *a, *b;
+    const void *b2; /* alike in size; NULL, of all groups: there is no second pair */
     int64_t m, n, k;
     int64_t first_tile; /* tiles of the groups before */
     int32_t row;        /* of the job's shared operands: the group's first */
     int32_t b_slot;     /* of a b of its own: how many strides from the first slot */
+    int32_t b2_slot;
     int32_t c_slot;     /* the same of c, where the copy engine adds to it */
 };
 
@@ -39,9 +41,10 @@ struct cuda_tile_job {
     /* Where the groups' rows lie one after another: all of them. a NULL: each group has its own a
      * and b; b NULL: each has its own b, alike in size. */
     const void *shared_a, *shared_b;
+    const void *shared_a2; /* alike in size */
     int64_t n_shared_rows;
     /* Set by cuda_tiles: */
-    struct cuda_tile_slots b_slots; /* of b of one's own */
+    struct cuda_tile_slots b_slots, b2_slots; /* of b of one's own */
     struct cuda_tile_slots c_slots; /* where sums are added by the copy engine */
     bool adds_boxes; /* whether they are */
     bool in_pairs;   /* two tiles below each other share what they read of b */
@@ -52,8 +55,9 @@ extern "C" {
 #endif
 
 /* groups (n_groups) in host memory, in which first_tile and slots are filled in. Sums are taken
- * along k in one order. */
-void cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
+ * along k in one order. Returns false, and does nothing, where there is a second pair that the
+ * kernel of wide tiles cannot take. */
+bool cuda_tiles(struct device *dev, const char *op, struct cuda_tile_job *job,
                 struct cuda_tile_group *groups, int32_t n_groups);
 
 /* The products of shared rows by warpgroups (grouped_linear.cu): groups in the device, of which

@@ -280,6 +280,11 @@ struct device_ops {
     void (*grouped_linear_dx)(struct device *dev, elem_ptr dx, const_elem_ptr dy, const_elem_ptrs w,
                               const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out,
                               float beta);
+    /* Of two linears of the same rows, as an expert's gate and up are: dx = dy w + dy2 w2. */
+    void (*grouped_linear_dx_pair)(struct device *dev, elem_ptr dx, const_elem_ptr dy,
+                                   const_elem_ptrs w, const_elem_ptr dy2, const_elem_ptrs w2,
+                                   const int64_t *offsets, int32_t n_groups, int64_t in,
+                                   int64_t out);
     void (*grouped_linear_dw)(struct device *dev, float *const *acc_dw, const_elem_ptr dy,
                               const_elem_ptr x, const int64_t *offsets, int32_t n_groups,
                               int64_t in, int64_t out);

@@ -291,6 +291,7 @@ static const struct device_ops cpu_ops = {
     .linear_dw                 = cpu_linear_dw,
     .grouped_linear            = cpu_grouped_linear,
     .grouped_linear_dx         = cpu_grouped_linear_dx,
+    .grouped_linear_dx_pair    = cpu_grouped_linear_dx_pair,
     .grouped_linear_dw         = cpu_grouped_linear_dw,
     .grouped_linear_packed     = cpu_grouped_linear_packed,
     .grouped_linear_packed_dx  = cpu_grouped_linear_packed_dx,

@@ -116,6 +116,14 @@ void cpu_grouped_linear_dx(struct device *dev, float *dx, const float *dy, const
     cpu_for(dev, n_pieces, 1, dx_pieces, &s);
 }
 
+void cpu_grouped_linear_dx_pair(struct device *dev, float *dx, const float *dy,
+                                const float *const *w, const float *dy2, const float *const *w2,
+                                const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out)
+{
+    cpu_grouped_linear_dx(dev, dx, dy, w, offsets, n_groups, in, out, 0);
+    cpu_grouped_linear_dx(dev, dx, dy2, w2, offsets, n_groups, in, out, 1);
+}
+
 void cpu_grouped_linear_dw(struct device *dev, float *const *acc_dw, const float *dy,
                            const float *x, const int64_t *offsets, int32_t n_groups, int64_t in,
                            int64_t out)

@@ -7,7 +7,8 @@
  * each other: each then asks for half of what they share of b, for both. Rows of a tile beyond the
  * group's belong to its neighbour: they are not written, and where rows are summed over they are
  * made zero. Such sums over few rows are added to c by the copy engine, through shared memory, while
- * the next tile is worked on (job.adds_boxes). */
+ * the next tile is worked on (job.adds_boxes). Two pairs of operands are one sum, the second behind
+ * the first. */
 #include "kernels/copy_engine.cuh"
 #include "kernels/wide_tile.cuh"
 
@@ -73,8 +74,8 @@ __device__ static place find_tile(const cuda_tile_group *groups, const int32_t *
  * panels of 64 columns. */
 template <int PAIR, bool A_T, bool B_T>
 __device__ static void load_stage(char *stage, const CUtensorMap *a, const CUtensorMap *b,
-                                  const cuda_tile_group &g, const place &p, bool b_is_shared,
-                                  int32_t k, int rank, uint64_t *barrier)
+                                  const cuda_tile_group &g, int32_t b_slot, const place &p,
+                                  bool b_is_shared, int32_t k, int rank, uint64_t *barrier)
 {
     constexpr int SHARE = COLS / PAIR;
     int32_t row = (int32_t)p.row, col = (int32_t)p.col + rank * SHARE;
@@ -86,11 +87,11 @@ __device__ static void load_stage(char *stage, const CUtensorMap *a, const CUten
         copy_box<1>(stage, a, k, g.row + row, 0, barrier);
     stage += A_BYTES + rank * (B_BYTES / PAIR);
     if (B_T)
-        copy_box<PAIR>(stage, b, k, col, g.b_slot, barrier);
+        copy_box<PAIR>(stage, b, k, col, b_slot, barrier);
     else
         for (int i = 0; i < SHARE / 64; i++)
             copy_box<PAIR>(stage + i * PANEL_BYTES, b, col + 64 * i, b_is_shared ? g.row + k : k,
-                           b_is_shared ? 0 : g.b_slot, barrier);
+                           b_is_shared ? 0 : b_slot, barrier);
 }
 
 /* Rows first .. first + n - 1 of the tile of c into the second cache, where they are read and
@@ -216,24 +217,38 @@ __device__ __forceinline__ place find_place(const cuda_tile_group *groups,
     return p;
 }
 
+/* What is read through the copy engine; a2 and b2 where the job has a second pair. */
+struct operand_maps {
+    CUtensorMap a, b, a2, b2;
+};
+
+/* Steps of DEPTH of a tile of the group, over both pairs. */
+__device__ __forceinline__ int32_t count_steps(const cuda_tile_job &job, const cuda_tile_group &g)
+{
+    return ((int32_t)g.k + DEPTH - 1) / DEPTH * (job.shared_a2 ? 2 : 1);
+}
+
 template <int PAIR, bool A_T, bool B_T>
-__device__ static void produce(char *ring, shared_state *state, const CUtensorMap *a,
-                               const CUtensorMap *b, const cuda_tile_job &job,
-                               const cuda_tile_group *groups, const int32_t *first_tile,
-                               int32_t n_groups, int32_t n_tiles)
+__device__ static void produce(char *ring, shared_state *state, const operand_maps &maps,
+                               const cuda_tile_job &job, const cuda_tile_group *groups,
+                               const int32_t *first_tile, int32_t n_groups, int32_t n_tiles)
 {
     turn t = {0, 0};
     for (int32_t tile = blockIdx.x / PAIR; tile < n_tiles; tile += gridDim.x / PAIR) {
         place p = find_place<PAIR>(groups, first_tile, n_groups, tile);
         cuda_tile_group g = groups[p.group];
-        int32_t n_steps = ((int32_t)g.k + DEPTH - 1) / DEPTH, rows = (ROWS + n_steps - 1) / n_steps;
-        for (int32_t k = 0; k < (int32_t)g.k; k += DEPTH) {
+        int32_t n_steps = count_steps(job, g), rows = (ROWS + n_steps - 1) / n_steps;
+        for (int32_t step = 0, k = 0; step < n_steps; step++, k += DEPTH) {
+            bool is_second = job.shared_a2 && step >= n_steps / 2;
+            if (is_second && step == n_steps / 2)
+                k = 0;
             barrier_wait(&state->empty[t.stage], t.parity ^ 1); /* at once, the first time */
-            load_stage<PAIR, A_T, B_T>(ring + t.stage * STAGE_BYTES, a, b, g, p,
-                                       job.shared_b != NULL, k, blockIdx.x % PAIR,
-                                       &state->full[t.stage]);
-            if (job.beta != 0 && k / DEPTH * rows < ROWS)
-                fetch_rows(job, g, p, k / DEPTH * rows, min(rows, ROWS - k / DEPTH * rows));
+            load_stage<PAIR, A_T, B_T>(ring + t.stage * STAGE_BYTES, is_second ? &maps.a2 : &maps.a,
+                                       is_second ? &maps.b2 : &maps.b, g,
+                                       is_second ? g.b2_slot : g.b_slot, p, job.shared_b != NULL,
+                                       k, blockIdx.x % PAIR, &state->full[t.stage]);
+            if (job.beta != 0 && step * rows < ROWS)
+                fetch_rows(job, g, p, step * rows, min(rows, ROWS - step * rows));
             turn_next(&t);
         }
     }
@@ -264,17 +279,17 @@ __device__ static void consume(char *ring, shared_state *state, const CUtensorMa
     turn t = {0, 0};
     for (int32_t tile = blockIdx.x / PAIR; tile < n_tiles; tile += gridDim.x / PAIR) {
         place p = find_place<PAIR>(groups, first_tile, n_groups, tile);
-        int32_t n_k = (int32_t)groups[p.group].k;
+        int32_t n_k = (int32_t)groups[p.group].k, n_steps = count_steps(job, groups[p.group]);
         float d[COLS / 2];
         int before = -1; /* the stage that products may still be reading */
 #pragma unroll
         for (int i = 0; i < COLS / 2; i++)
             d[i] = 0;
-        for (int32_t k = 0; k < n_k; k += DEPTH) {
+        for (int32_t step = 0; step < n_steps; step++) {
             char *stage = ring + t.stage * STAGE_BYTES;
             barrier_wait(&state->full[t.stage], t.parity);
-            if (A_T && n_k - k < DEPTH)
-                clear_tail(stage, n_k - k);
+            if (A_T && n_k - step * DEPTH < DEPTH)
+                clear_tail(stage, n_k - step * DEPTH);
             wgmma_keep(d);
             wgmma_begin();
             multiply<A_T, B_T>(d, stage, warpgroup);
@@ -297,8 +312,8 @@ __device__ static void consume(char *ring, shared_state *state, const CUtensorMa
 
 template <int PAIR, bool A_T, bool B_T, typename C>
 __global__ static void __launch_bounds__(THREADS, 1)
-    tiles_wide(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
-               const __grid_constant__ CUtensorMap c, const __grid_constant__ cuda_tile_job job,
+    tiles_wide(const __grid_constant__ operand_maps maps, const __grid_constant__ CUtensorMap c,
+               const __grid_constant__ cuda_tile_job job,
                const cuda_tile_group *groups, int32_t n_groups, int32_t n_tiles)
 {
     extern __shared__ char unaligned[];
@@ -321,8 +336,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
         if (threadIdx.x == 0)
-            produce<PAIR, A_T, B_T>(ring, &state, &a, &b, job, groups, first_tile, n_groups,
-                                    n_tiles);
+            produce<PAIR, A_T, B_T>(ring, &state, maps, job, groups, first_tile, n_groups, n_tiles);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
         consume<PAIR, A_T, B_T, C>(ring, &state, &c, job, groups, first_tile, n_groups, n_tiles);
@@ -374,9 +388,9 @@ static CUtensorMap map_of(enum elem_type type, const cuda_tile_slots &slots, int
 }
 
 template <int PAIR, bool A_T, bool B_T, typename C>
-static void launch(struct device *dev, const cuda_tile_job *job, const CUtensorMap &a,
-                   const CUtensorMap &b, const CUtensorMap &c, const cuda_tile_group *groups,
-                   int32_t n_groups, int32_t n_tiles)
+static void launch(struct device *dev, const cuda_tile_job *job, const operand_maps &maps,
+                   const CUtensorMap &c, const cuda_tile_group *groups, int32_t n_groups,
+                   int32_t n_tiles)
 {
     auto kernel = tiles_wide<PAIR, A_T, B_T, C>;
     cudaLaunchAttribute cluster = {};
@@ -390,7 +404,7 @@ static void launch(struct device *dev, const cuda_tile_job *job, const CUtensorM
     config.attrs = &cluster;
     config.numAttrs = 1;
     allow_shared(kernel, SHARED_BYTES(A_T));
-    cudaLaunchKernelEx(&config, kernel, a, b, c, *job, groups, n_groups, n_tiles);
+    cudaLaunchKernelEx(&config, kernel, maps, c, *job, groups, n_groups, n_tiles);
 }
 
 template <bool A_T, bool B_T, typename C>
@@ -401,19 +415,27 @@ static void launch_wide(struct device *dev, const cuda_tile_job *job,
     /* b is (n, k) or (k, n) with n c's width and k a's. */
     int64_t b_rows = B_T ? job->c_stride : job->a_stride;
     int share = COLS / (job->in_pairs ? 2 : 1);
-    CUtensorMap a = map_of(ELEM_BF16, {job->shared_a, 0, 1}, n, job->a_stride, job->a_stride,
-                           A_T ? DEPTH : ROWS);
-    CUtensorMap b = A_T ? map_of(ELEM_BF16, {job->shared_b, 0, 1}, n, job->b_stride, job->b_stride,
-                                 DEPTH)
-                        : map_of(ELEM_BF16, job->b_slots, b_rows, job->b_stride, job->b_stride,
-                                 B_T ? share : DEPTH);
+    auto map_a = [&](const void *at) {
+        return map_of(ELEM_BF16, {at, 0, 1}, n, job->a_stride, job->a_stride, A_T ? DEPTH : ROWS);
+    };
+    auto map_b = [&](const cuda_tile_slots &slots) {
+        return map_of(ELEM_BF16, slots, A_T ? n : b_rows, job->b_stride, job->b_stride,
+                      B_T ? share : DEPTH);
+    };
+    operand_maps maps = {};
+    maps.a = map_a(job->shared_a);
+    maps.b = map_b(A_T ? cuda_tile_slots{job->shared_b, 0, 1} : job->b_slots);
+    if (job->shared_a2) {
+        maps.a2 = map_a(job->shared_a2);
+        maps.b2 = map_b(job->b2_slots);
+    }
     CUtensorMap c = {};
     if (job->adds_boxes)
         c = map_of(ELEM_F32, job->c_slots, job->a_stride, job->c_stride, job->c_stride, 64);
     if (job->in_pairs)
-        launch<2, A_T, B_T, C>(dev, job, a, b, c, groups, n_groups, (int32_t)n_tiles);
+        launch<2, A_T, B_T, C>(dev, job, maps, c, groups, n_groups, (int32_t)n_tiles);
     else
-        launch<1, A_T, B_T, C>(dev, job, a, b, c, groups, n_groups, (int32_t)n_tiles);
+        launch<1, A_T, B_T, C>(dev, job, maps, c, groups, n_groups, (int32_t)n_tiles);
 }
 
 extern "C" void cuda_tiles_wide_launch(struct device *dev, const cuda_tile_job *job,

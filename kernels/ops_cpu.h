@@ -20,6 +20,9 @@ void cpu_linear_dw(struct device *dev, float *acc_dw, const float *dy, const flo
                    int64_t in, int64_t out);
 void cpu_grouped_linear(struct device *dev, float *y, const float *x, const float *const *w,
                         const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out);
+void cpu_grouped_linear_dx_pair(struct device *dev, float *dx, const float *dy,
+                                const float *const *w, const float *dy2, const float *const *w2,
+                                const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out);
 void cpu_grouped_linear_dx(struct device *dev, float *dx, const float *dy, const float *const *w,
                            const int64_t *offsets, int32_t n_groups, int64_t in, int64_t out,
                            float beta);

@@ -10,7 +10,7 @@
 #define CUDA_OPS(OP)                                                                               \
     OP(axpy) OP(scale) OP(add) OP(to_f32) OP(to_elem) OP(sum_squares) OP(all_finite) OP(checksum)  \
     OP(linear) OP(linear_f32) OP(linear_dx) OP(linear_dw)                                          \
-    OP(grouped_linear) OP(grouped_linear_dx) OP(grouped_linear_dw)                                 \
+    OP(grouped_linear) OP(grouped_linear_dx) OP(grouped_linear_dx_pair) OP(grouped_linear_dw)      \
     OP(grouped_linear_packed) OP(grouped_linear_packed_dx) OP(unpack)                              \
     OP(heads_linear) OP(heads_linear_dx) OP(heads_linear_dw)                                       \
     OP(rms_norm) OP(rms_norm_backward) OP(gated_rms_norm) OP(gated_rms_norm_backward)              \

@@ -136,8 +136,8 @@ static void backward(struct device *dev, const struct layer *l, const struct row
     ops->grouped_linear_dx(dev, r->d_hidden, r->d_y, l->down, l->offsets, n_experts, inter, width,
                            0);
     ops->swiglu_backward(dev, r->d_gate, r->d_up, r->d_hidden, r->gate, r->up, n * inter);
-    ops->grouped_linear_dx(dev, r->d_x, r->d_gate, l->gate, l->offsets, n_experts, width, inter, 0);
-    ops->grouped_linear_dx(dev, r->d_x, r->d_up, l->up, l->offsets, n_experts, width, inter, 1);
+    ops->grouped_linear_dx_pair(dev, r->d_x, r->d_gate, l->gate, r->d_up, l->up, l->offsets,
+                                n_experts, width, inter);
     ops->grouped_linear_dw(dev, l->d_gate, r->d_gate, r->x, l->offsets, n_experts, width, inter);
     ops->grouped_linear_dw(dev, l->d_up, r->d_up, r->x, l->offsets, n_experts, width, inter);
     ops->grouped_linear_dw(dev, l->d_down, r->d_y, r->hidden, l->offsets, n_experts, inter, width);

@@ -137,6 +137,24 @@ static void grouped_linear_dx(struct trial *t)
         t->dev->ops->grouped_linear_dx(t->dev, dx, dy, w, offsets, groups, in, out, (float)beta);
 }
 
+static void grouped_linear_dx_pair(struct trial *t)
+{
+    int64_t n = t->d[0], in = t->d[2], out = t->d[3];
+    int32_t groups = (int32_t)t->d[1];
+    const int64_t *offsets = offsets_of(t, n, groups, t->d[4]);
+    const elem *dy[2], **w[2];
+    for (int i = 0; i < 2; i++) {
+        dy[i] = in_elems(t, n * out, 1);
+        w[i] = elem_groups(t, in_elems(t, groups * in * out, 0.1f), groups, in * out);
+    }
+    elem *dx = out_elems(t, "dx", n * in);
+    count_grouped(t);
+    t->flops *= 2;
+    TRIAL_RUN(t)
+        t->dev->ops->grouped_linear_dx_pair(t->dev, dx, dy[0], w[0], dy[1], w[1], offsets, groups,
+                                            in, out);
+}
+
 static void grouped_linear_dw(struct trial *t)
 {
     int64_t n = t->d[0], in = t->d[2], out = t->d[3];
@@ -198,6 +216,7 @@ static const struct op_case cases[] = {
     DENSE(linear), DENSE(linear_f32), DENSE(linear_dx), DENSE(linear_dw),
     HEADS(heads_linear), HEADS(heads_linear_dx), HEADS(heads_linear_dw),
     GROUPED(grouped_linear), GROUPED(grouped_linear_dx), GROUPED(grouped_linear_dw),
+    GROUPED(grouped_linear_dx_pair),
 };
 
 OP_FAMILY(products, cases)

@@ -119,11 +119,12 @@ static void grouped_linear_is_linear_per_group(void **state)
             int32_t n_groups = group_cases[c].n_groups;
             int64_t in = group_cases[c].in, out = group_cases[c].out;
             int64_t offsets[GROUPS_MAX + 1] = {0};
-            const float *w[GROUPS_MAX];
+            const float *w[GROUPS_MAX], *w2[GROUPS_MAX];
             float *dw[GROUPS_MAX], *want_dw[GROUPS_MAX];
             for (int32_t g = 0; g < n_groups; g++) {
                 offsets[g + 1] = offsets[g] + group_cases[c].rows[g];
                 w[g] = random_floats(&rng, in * out, 1);
+                w2[g] = random_floats(&rng, in * out, 1);
                 dw[g] = filled(in * out, 0.25f);
                 want_dw[g] = filled(in * out, 0.25f);
             }
@@ -131,25 +132,33 @@ static void grouped_linear_is_linear_per_group(void **state)
             float *x = random_floats(&rng, n * in, 1), *dy = random_floats(&rng, n * out, 1);
             float *y = filled(n * out, NAN), *want_y = zeros(n * out);
             float *dx = filled(n * in, 0.5f), *want_dx = filled(n * in, 0.5f);
+            float *dy2 = random_floats(&rng, n * out, 1), *pair = filled(n * in, NAN);
+            float *want_pair = zeros(n * in);
             for (int32_t g = 0; g < n_groups; g++) {
                 int64_t row = offsets[g], rows = offsets[g + 1] - row;
                 const float *xg = x + row * in, *dyg = dy + row * out;
                 plain(want_y + row * out, xg, in, 1, w[g], 1, in, rows, out, in);
                 plain(want_dx + row * in, dyg, out, 1, w[g], in, 1, rows, in, out);
                 plain(want_dw[g], dyg, 1, out, xg, in, 1, out, in, rows);
+                plain(want_pair + row * in, dyg, out, 1, w[g], in, 1, rows, in, out);
+                plain(want_pair + row * in, dy2 + row * out, out, 1, w2[g], in, 1, rows, in, out);
             }
             dev->ops->grouped_linear(dev, y, x, w, offsets, n_groups, in, out);
             dev->ops->grouped_linear_dx(dev, dx, dy, w, offsets, n_groups, in, out, 1);
             dev->ops->grouped_linear_dw(dev, dw, dy, x, offsets, n_groups, in, out);
+            dev->ops->grouped_linear_dx_pair(dev, pair, dy, w, dy2, w2, offsets, n_groups, in,
+                                             out);
             assert_near(group_cases[c].what, "y", y, want_y, n * out);
             assert_near(group_cases[c].what, "dx", dx, want_dx, n * in);
+            assert_near(group_cases[c].what, "dx of a pair", pair, want_pair, n * in);
             for (int32_t g = 0; g < n_groups; g++) {
                 assert_near(group_cases[c].what, "dw", dw[g], want_dw[g], in * out);
                 free((float *)w[g]);
+                free((float *)w2[g]);
                 free(dw[g]);
                 free(want_dw[g]);
             }
-            float *all[] = {x, dy, y, want_y, dx, want_dx};
+            float *all[] = {x, dy, y, want_y, dx, want_dx, dy2, pair, want_pair};
             for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
                 free(all[i]);
         }

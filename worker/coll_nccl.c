@@ -395,14 +395,15 @@ int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_
     for (uint32_t i = 0; i < g->n_ranks; i++)
         has_others = has_others || (i != g->me && parts[i].n_send + parts[i].n_recv > 0);
     assert(mine->n_send == mine->n_recv);
-    if (mine->n_send > 0)
-        x->dev->ops->copy(x->dev, mine->recv, mine->send, mine->n_send);
-    if (has_others)
-        return launch(x, g, ask_exchange, &e, PHASE_DISPATCH_HIDDEN, note, "all_to_all",
-                      out_launch, err);
     *out_launch = 0;
-    call_note_left(x->host, note);
-    return 0;
+    if (!has_others)
+        call_note_left(x->host, note);
+    int rc = has_others ? launch(x, g, ask_exchange, &e, PHASE_DISPATCH_HIDDEN, note, "all_to_all",
+                                 out_launch, err)
+                        : 0;
+    if (rc == 0 && mine->n_send > 0) /* while those of others travel */
+        x->dev->ops->copy(x->dev, mine->recv, mine->send, mine->n_send);
+    return rc;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -188,11 +188,13 @@ struct moe_product {
 /* Points e's arrays to the matrices in the slots' blocks. */
 void moe_product_point(struct moe *e, const struct shard_experts *x, const struct unit_view *u);
 
-/* y = x W^T and dx = beta dx + dy W, of plain matrices or packed ones. */
+/* y = x W^T, dx = dy W, and dx = dy W + dy2 W2, of plain matrices or packed ones. */
 void moe_product_forward(const struct pass *p, const struct moe *e, const struct moe_product *w,
                          elem *y, const elem *x);
 void moe_product_dx(const struct pass *p, const struct moe *e, const struct moe_product *w,
-                    elem *dx, const elem *dy, float beta);
+                    elem *dx, const elem *dy);
+void moe_product_dx_pair(const struct pass *p, const struct moe *e, const struct moe_product *w,
+                         elem *dx, const elem *dy, const struct moe_product *w2, const elem *dy2);
 
 /* ---- the experts' adapters (moe_lora.c) ---- */
 

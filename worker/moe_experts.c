@@ -142,7 +142,7 @@ static void backward_down(struct pass *p, struct moe *e, const struct unit_view 
 {
     const struct moe_product *d = &w->down;
 
-    moe_product_dx(p, e, d, b->d_hidden, b->d_rows, 0);
+    moe_product_dx(p, e, d, b->d_hidden, b->d_rows);
     moe_lora_shrink(p, e, u, d, b->d_rows, r->hidden, &b->lora);
     moe_lora_dx(p, e, u, d, b->d_hidden, &b->lora);
     mlp_activate_backward(p, b->d_gate, b->d_up, b->d_hidden, r->gate, r->up, r->n_rows * d->in);
@@ -154,8 +154,7 @@ static void backward_down(struct pass *p, struct moe *e, const struct unit_view 
 static void backward_in(struct pass *p, struct moe *e, const struct unit_view *u,
                         const struct products *w, struct moe_scratch *b)
 {
-    moe_product_dx(p, e, &w->gate, b->d_rows, b->d_gate, 0);
-    moe_product_dx(p, e, &w->up, b->d_rows, b->d_up, 1);
+    moe_product_dx_pair(p, e, &w->gate, b->d_rows, b->d_gate, &w->up, b->d_up);
     moe_lora_dx(p, e, u, &w->gate, b->d_rows, &b->lora);
     moe_lora_dx(p, e, u, &w->up, b->d_rows, &b->lora);
 }

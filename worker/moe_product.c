@@ -30,14 +30,29 @@ void moe_product_forward(const struct pass *p, const struct moe *e, const struct
 }
 
 void moe_product_dx(const struct pass *p, const struct moe *e, const struct moe_product *w,
-                    elem *dx, const elem *dy, float beta)
+                    elem *dx, const elem *dy)
 {
     int32_t at = number_of(w->role) * w->n_groups;
 
     if (p->lora.packing != PACKING_NONE)
         p->dev->ops->grouped_linear_packed_dx(p->dev, dx, dy, e->packed + at, p->lora.packing,
-                                              w->offsets, w->n_groups, w->in, w->out, beta);
+                                              w->offsets, w->n_groups, w->in, w->out, 0);
     else
         p->dev->ops->grouped_linear_dx(p->dev, dx, dy, e->w + at, w->offsets, w->n_groups, w->in,
-                                       w->out, beta);
+                                       w->out, 0);
+}
+
+void moe_product_dx_pair(const struct pass *p, const struct moe *e, const struct moe_product *w,
+                         elem *dx, const elem *dy, const struct moe_product *w2, const elem *dy2)
+{
+    int32_t at = number_of(w->role) * w->n_groups, at2 = number_of(w2->role) * w->n_groups;
+
+    if (p->lora.packing == PACKING_NONE) {
+        p->dev->ops->grouped_linear_dx_pair(p->dev, dx, dy, e->w + at, dy2, e->w + at2, w->offsets,
+                                            w->n_groups, w->in, w->out);
+        return;
+    }
+    moe_product_dx(p, e, w, dx, dy);
+    p->dev->ops->grouped_linear_packed_dx(p->dev, dx, dy2, e->packed + at2, p->lora.packing,
+                                          w->offsets, w->n_groups, w->in, w->out, 1);
 }
