@@ -103,10 +103,14 @@ const struct ctl_command ctl_commands[] = {
      "  ballast wait 7 8 9                     all of them\n"
      "  ballast wait --any 7 8 9               prints which\n", ctl_wait, NULL},
     {"logs", "ID", 1, 1, "Rfz@", CTL_LINES,
-     "what a rank's trainer printed, over all attempts",
+     "what ranks' trainers printed, over all attempts",
+     "Of rank 0, unless --rank says of which. Of all ranks each line has its rank in front; they\n"
+     "are in the order in which the coordinator got them, to a quarter of a second.\n"
+     "\n"
      "  ballast logs 7\n"
      "  ballast logs 7 --tail 20\n"
-     "  ballast logs 7 --rank 3 -f\n", ctl_logs, NULL},
+     "  ballast logs 7 --rank 3 -f\n"
+     "  ballast logs 7 --rank all --tail 50\n", ctl_logs, NULL},
     {"events", "", 0, 0, "jf6c45H@", CTL_LISTS,
      "what happened, in order",
      "Of more than -c (200) the newest are shown.\n"

@@ -58,7 +58,7 @@ struct ctl {
     enum ctl_format format;
     bool    validate; /* of adapt */
     bool    no_header, no_color, quiet, verbose, all, follow, wait, dry_run, explain, phases, csv;
-    bool    plot, all_users, summary, watch, any, hold;
+    bool    plot, all_users, summary, watch, any, hold, all_ranks;
     const char *address, *context, *user, *reason, *wait_for, *sort, *since, *columns;
     const char **sets, **filters;
     size_t   n_sets, n_filters;

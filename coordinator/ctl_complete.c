@@ -189,6 +189,8 @@ static void offer_values(const struct completion *k, const char *what)
         offer_columns(&key, "");
     else if (!strcmp(what, "CONDITION"))
         offer_condition(k);
+    else if (!strcmp(what, "RANK"))
+        offer(k, "all", "");
     else if (!strcmp(what, "FORMAT"))
         offer_forms(k);
     else if (!strcmp(what, "state=STATE"))

@@ -55,6 +55,12 @@ static int read_number(const struct ctl *c, const struct ctl_option *r, const ch
     return -1;
 }
 
+static int read_rank(struct ctl *c, const struct ctl_option *r, const char *text)
+{
+    c->all_ranks = !strcmp(text, "all");
+    return c->all_ranks ? -1 : read_number(c, r, text, &c->rank);
+}
+
 static int read_revision(struct ctl *c, const struct ctl_option *r, const char *text)
 {
     bool negative;
@@ -151,7 +157,7 @@ int ctl_option_read(struct ctl *c, const struct ctl_option *r, const char *arg)
     case 'F': c->wait_for = arg; return -1;
     case 'i': c->any = true; return -1;
     case 'z': c->has_tail = true; return read_number(c, r, arg, &c->tail);
-    case 'R': return read_number(c, r, arg, &c->rank);
+    case 'R': return read_rank(c, r, arg);
     case 'j': return (c->job = ctl_job_id(c, arg)) ? -1 : CTL_USAGE;
     case 'p': c->phases = true; return -1;
     case 'C': c->csv = true; return -1;

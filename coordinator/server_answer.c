@@ -70,6 +70,8 @@ static ProtobufCMessage *answer_output(struct query *q)
     reply->next_offset = r->next;
     reply->ended = query_job_has_ended(r) && r->next >= r->total;
     reply->n_ranks = r->jobs[0]->gang_size;
+    reply->times = r->times;
+    reply->n_times = r->n_times;
     return &reply->base;
 }
 

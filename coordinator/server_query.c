@@ -84,6 +84,7 @@ static uint32_t plan_read(const struct query *q, struct store_read *r)
         r->rank = m->rank;
         r->from = m->offset;
         r->last = m->last_bytes;
+        r->with_times = m->with_times;
         r->limit = limit_of(m->limit_bytes, OUTPUT_BYTES_MAX, OUTPUT_BYTES_MAX);
         return m->wait_ms;
     }

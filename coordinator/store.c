@@ -149,7 +149,7 @@ static void write_logs(struct store *s, struct store_batch *b)
 {
     for (size_t i = 0; i < b->n_logs; i++) {
         struct err err = {0};
-        if (log_write(&s->tables, &b->logs[i], &err) < 0) {
+        if (log_write(&s->tables, &b->logs[i], b->wall_ns, &err) < 0) {
             b->logs[i].stored_offset = b->logs[i].chunk->offset;
             log_warn("job=%" PRIu64 " rank=%u msg=\"output not stored, the worker will say it "
                      "again: %s\"", b->logs[i].chunk->job_id, b->logs[i].chunk->rank, err.text);

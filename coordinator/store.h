@@ -77,7 +77,7 @@ struct store_read {
     job_id      job;
     uint64_t    from;
     uint32_t    limit, rank;
-    bool        is_newest;
+    bool        is_newest, with_times; /* times: of STORE_OUTPUT */
     const char *user;        /* NULL or "": all; borrowed */
     Ballast__ListTerm *const *terms; /* borrowed, as order is */
     size_t      n_terms;
@@ -110,6 +110,8 @@ struct store_read {
     size_t                n_steps;
     uint8_t              *bytes;
     size_t                n_bytes;
+    Ballast__LogTime    **times;
+    size_t                n_times;
     struct store_loads    loads;
     Ballast__LoadWindow **windows;
     size_t                n_windows;
@@ -136,7 +138,7 @@ struct store_batch {
     size_t                   n_steps;
     const struct turn_load  *loads;
     size_t                   n_loads;
-    int64_t                  wall_ns; /* of the turn; loads cannot be later */
+    int64_t                  wall_ns; /* of the turn; loads and output cannot be later */
     struct store_log        *logs;
     size_t                   n_logs;
     struct store_read       *reads;

@@ -30,7 +30,7 @@ enum statement {
     S_STATS_BEGIN, S_STATS_COMMIT, S_STATS_ROLLBACK,
     S_STEP, S_READ_STEPS, S_READ_STEP_LAST, S_READ_STEP_BEFORE, S_READ_LAST_STEP,
     S_READ_VALIDATION, S_READ_AUX_LOSS,
-    S_SEGMENT_NEW, S_SEGMENT_LAST,
+    S_SEGMENT_NEW, S_SEGMENT_LAST, S_SEGMENT_TIMES,
     S_LOAD_MARK, S_LOAD_WINDOW, S_LOAD_COUNTS, S_LOAD_TOTAL, S_LOAD_PARENT, S_LOAD_COVER,
     S_LOAD_DROP, S_LOAD_DROP_COUNTS,
     S_READ_LOAD_MARK, S_READ_LOAD_OPEN, S_READ_LOAD_BUCKET, S_READ_LOAD_TOTAL, S_READ_LOAD_OLD,
@@ -102,7 +102,8 @@ int folder_take(const char *state_dir, int *out_fd, struct err *err);
 
 /* ---- store_log: outside of transactions ------------------------------------------------------ */
 
-int  log_write(struct store_tables *t, struct store_log *log, struct err *err);
+/* at_ns: now, by the wall clock. */
+int  log_write(struct store_tables *t, struct store_log *log, int64_t at_ns, struct err *err);
 int  log_read(struct store_tables *t, struct store_read *r);
 
 #endif

@@ -173,8 +173,13 @@ static const char stats_8[] =
     "ALTER TABLE steps ADD COLUMN samples INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE steps ADD COLUMN epoch_samples INTEGER NOT NULL DEFAULT 0;";
 
-static const char *const stats_steps[] = {stats_1, stats_2, stats_3, stats_4,
-                                          stats_5, stats_6, stats_7, stats_8};
+/* When a segment's first bytes came; so that it is known of all of them, one may be of the same
+ * attempt as that before it. */
+static const char stats_9[] =
+    "ALTER TABLE log_segments ADD COLUMN at_ns INTEGER NOT NULL DEFAULT 0;";
+
+static const char *const stats_steps[] = {stats_1, stats_2, stats_3, stats_4, stats_5,
+                                          stats_6, stats_7, stats_8, stats_9};
 
 const struct schema schema_state = {"state", 0x424c5354, state_steps,
                                     sizeof state_steps / sizeof state_steps[0]};

@@ -162,9 +162,13 @@ static const char *const sql[S_MAX] = {
                           "(SELECT level FROM load_windows p WHERE p.id = w.parent) > ?4) "
                           "UNION ALL SELECT " LOAD_COLUMNS " FROM load_windows WHERE job = ?1 AND "
                           "at_ns > ?2 AND n_experts = ?3 AND level > ?4 AND is_cover = 1",
-    [S_SEGMENT_NEW] = "INSERT INTO log_segments VALUES (?1, ?2, ?3, ?4, ?5)",
-    [S_SEGMENT_LAST] = "SELECT file_offset, attempt, attempt_offset FROM log_segments "
+    [S_SEGMENT_NEW] = "INSERT OR REPLACE INTO log_segments VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    [S_SEGMENT_LAST] = "SELECT file_offset, attempt, attempt_offset, at_ns FROM log_segments "
                        "WHERE job = ?1 AND rank = ?2 ORDER BY file_offset DESC LIMIT 1",
+    [S_SEGMENT_TIMES] = "SELECT file_offset, at_ns FROM log_segments WHERE job = ?1 AND "
+                        "rank = ?2 AND file_offset < ?4 AND file_offset >= coalesce((SELECT "
+                        "max(file_offset) FROM log_segments WHERE job = ?1 AND rank = ?2 AND "
+                        "file_offset <= ?3), 0) ORDER BY file_offset LIMIT ?5",
 };
 
 static int open_both(struct store_tables *t, const char *state_dir, struct err *err)

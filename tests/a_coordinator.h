@@ -28,6 +28,7 @@
 struct answer {
     const ProtobufCMessage *reply; /* NULL: the status below */
     const ProtobufCMessage *then;  /* not NULL: what every later request gets */
+    unsigned n_first;              /* with then: how many more get reply */
     Ballast__Code code;
     const char   *reason, *message;
 };
@@ -67,7 +68,7 @@ static inline void answer(link_peer peer, const Ballast__Envelope *request)
     for (int i = 0; i < WIRE_FRAMES; i++)
         frames[i] = (struct link_frame){bytes[i].bytes, bytes[i].n_bytes};
     link_send(fake.link, peer, frames, WIRE_FRAMES);
-    if (a->then)
+    if (a->then && --fake.answers[request->method].n_first == 0)
         fake.answers[request->method].reply = a->then;
     arena_fini(&arena);
 }
@@ -166,19 +167,26 @@ static inline void will_say(Ballast__Method method, const ProtobufCMessage *repl
     pthread_mutex_unlock(&fake.lock);
 }
 
-static inline void will_say_then(Ballast__Method method, const ProtobufCMessage *reply,
-                          const ProtobufCMessage *then)
+/* reply n_first times, then the other. */
+static inline void will_say_in_turn(Ballast__Method method, const ProtobufCMessage *reply,
+                                    unsigned n_first, const ProtobufCMessage *then)
 {
     pthread_mutex_lock(&fake.lock);
-    fake.answers[method] = (struct answer){.reply = reply, .then = then};
+    fake.answers[method] = (struct answer){.reply = reply, .then = then, .n_first = n_first};
     pthread_mutex_unlock(&fake.lock);
+}
+
+static inline void will_say_then(Ballast__Method method, const ProtobufCMessage *reply,
+                                 const ProtobufCMessage *then)
+{
+    will_say_in_turn(method, reply, 1, then);
 }
 
 static inline void will_refuse(Ballast__Method method, Ballast__Code code, const char *reason,
                         const char *message)
 {
     pthread_mutex_lock(&fake.lock);
-    fake.answers[method] = (struct answer){NULL, NULL, code, reason, message};
+    fake.answers[method] = (struct answer){.code = code, .reason = reason, .message = message};
     pthread_mutex_unlock(&fake.lock);
 }
 

@@ -1,5 +1,7 @@
-"""A job is held from the start; later it leaves a node that is drained, under the same id."""
+"""A job is held from the start; later it leaves a node that is drained, under the same id. What all
+its ranks printed meanwhile is told in order."""
 import getpass
+import json
 
 from cluster import Cluster, expect, tell, until
 
@@ -24,9 +26,9 @@ def held_from_the_start(c):
 
 def off_a_node(c, job):
     """Mid-job a worker is drained; what it did is saved, and another one takes its place."""
-    c.wait_step(job, 20)
-    left = c.show(job)["worker_names"][0]
+    left = c.wait_step(job, 1)["worker_names"][0]
     c.ok("worker", "drain", left)
+    c.wait_step(job, 20)
     c.ok("job", "requeue", job, "--reason", "a loud fan")
     c.let_go()
     c.ok("job", "requeue", job)  # twice is fine
@@ -45,6 +47,27 @@ def off_a_node(c, job):
            f"where its attempts began: {ran}")
     why = [e["text"] for e in c.events(job) if e["kind"] == "JOB_QUEUED"]
     expect(len(why) == 1 and "a loud fan" in why[0], f"why it was queued again: {why}")
+
+
+def logs_of_all_ranks(c, job):
+    def at(lines, text):
+        return [i for i, x in enumerate(lines) if x["line"].endswith(text)]
+
+    def whole():  # output may come after the job's end is known
+        lines = c.ok("logs", job, "--rank", "all", "--json").splitlines()
+        lines = [json.loads(line) for line in lines]
+        return lines if len(at(lines, f"finished at step {STEPS}")) == 4 else None
+    lines = until(whole, 20, "the ends of four logs")
+    for rank in range(4):
+        expect([x["line"] for x in lines if x["rank"] == rank] ==
+               c.ok("logs", job, "--rank", rank).splitlines(),
+               f"what rank {rank} printed is not what is in that of all")
+    began, ended = at(lines, "starts at step 0"), at(lines, f"finished at step {STEPS}")
+    expect(len(began) == 4 and max(began) < min(ended), f"in order of time: {began}, {ended}")
+    text = c.ok("logs", job, "--rank", "all", "--follow")
+    expect(text == "".join(f"{x['rank']}: {x['line']}\n" for x in lines), f"followed: {text}")
+    tail = c.ok("logs", job, "--rank", "all", "--tail", 5)
+    expect(tail.splitlines() == text.splitlines()[-5:], f"the last five: {tail}")
 
 
 def what_was_cancelled_goes_on(c):
@@ -68,6 +91,7 @@ def story():
         c.hold()
         job = held_from_the_start(c)
         off_a_node(c, job)
+        logs_of_all_ranks(c, job)
         what_was_cancelled_goes_on(c)
 
 

@@ -445,6 +445,44 @@ static void a_lost_answer_is_asked_for_with_the_same_key(void **state)
     fake_forget();
 }
 
+static Ballast__LogsReply a_log(const char *text, Ballast__LogTime **times)
+{
+    Ballast__LogsReply r = BALLAST__LOGS_REPLY__INIT;
+    r.bytes = (ProtobufCBinaryData){strlen(text), (uint8_t *)text};
+    r.next_offset = strlen(text);
+    r.times = times;
+    r.n_times = times ? 2 : 0;
+    r.ended = true;
+    r.n_ranks = 2;
+    return r;
+}
+
+static void all_ranks_are_merged_by_time(void **state)
+{
+    (void)state;
+    Ballast__LogTime t[4], *first[] = {&t[0], &t[1]}, *second[] = {&t[2], &t[3]};
+    for (int i = 0; i < 4; i++)
+        t[i] = (Ballast__LogTime)BALLAST__LOG_TIME__INIT;
+    t[0].at_ns = 10;
+    t[1] = (Ballast__LogTime){t[0].base, 4, 30}; /* from "c" on */
+    t[2].at_ns = 20;
+    t[3] = (Ballast__LogTime){t[0].base, 2, 40};
+    /* In turn: how many ranks there are, what rank 0 printed, what rank 1 did. */
+    Ballast__LogsReply zero = a_log("a\na\nc\x1b\nd", first), one = a_log("b\ne\n", second);
+    static const struct { const char *line, *out; } rows[] = {
+        {"logs 7 --rank all -q", "0: a\n0: a\n1: b\n0: c\\x1b\n1: e\n0: d\n"},
+        {"logs 7 --rank all -f", "0: a\n0: a\n1: b\n0: c\\x1b\n1: e\n0: d\n"},
+        {"logs 7 --rank all --json", "{\"rank\":0,\"line\":\"a\"}\n{\"rank\":0,\"line\":\"a\"}\n"
+         "{\"rank\":1,\"line\":\"b\"}\n"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fake_forget();
+        will_say_in_turn(BALLAST__METHOD__METHOD_LOGS, &zero.base, 2, &one.base);
+        check(rows[i].line, 0, rows[i].out, "");
+    }
+    assert_int_equal(n_requests(BALLAST__METHOD__METHOD_LOGS), 3);
+}
+
 static void streams_are_printed_safely(void **state)
 {
     (void)state;
@@ -694,6 +732,7 @@ int main(void)
         cmocka_unit_test(a_submit_prints_the_id_and_what_next),
         cmocka_unit_test(a_lost_answer_is_asked_for_with_the_same_key),
         cmocka_unit_test(streams_are_printed_safely),
+        cmocka_unit_test(all_ranks_are_merged_by_time),
         cmocka_unit_test(steps_are_tables_and_csv_and_json),
         cmocka_unit_test(following_ends_with_the_job),
         cmocka_unit_test(ctrl_c_detaches_and_twice_cancels),

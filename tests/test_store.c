@@ -256,6 +256,8 @@ static void a_later_attempt_replaces_steps(void **state)
     bench_remove(&b);
 }
 
+static int64_t output_ns; /* when the coordinator gets it */
+
 static uint64_t output(struct bench *b, uint32_t attempt, uint64_t offset, const char *text)
 {
     Ballast__LogChunk chunk = BALLAST__LOG_CHUNK__INIT;
@@ -265,7 +267,7 @@ static uint64_t output(struct bench *b, uint32_t attempt, uint64_t offset, const
     chunk.offset = offset;
     chunk.bytes = (ProtobufCBinaryData){strlen(text), (uint8_t *)text};
     struct store_log log = {.chunk = &chunk};
-    struct store_batch batch = {.logs = &log, .n_logs = 1};
+    struct store_batch batch = {.logs = &log, .n_logs = 1, .wall_ns = output_ns};
     assert_int_equal(do_batch(b, &batch), 0);
     return log.stored_offset;
 }
@@ -317,6 +319,53 @@ static void output_is_stored_once_in_order(void **state)
     assert_int_equal(output(&b, 2, 23, "x\n"), 25);
     assert_int_equal(output(&b, 2, 23, "x\ny\n"), 27);
     expect_output(&b, 17, "second\nagain\n[ballast: 10 bytes of output are missing here]\nx\ny\n");
+    bench_remove(&b);
+}
+
+static void expect_times(struct bench *b, uint64_t from, uint32_t limit, const char *text)
+{
+    struct store_read r = do_read(b, (struct store_read){.kind = STORE_OUTPUT, .job = 3, .rank = 1,
+                                                         .from = from, .limit = limit,
+                                                         .with_times = true});
+    char got[256] = "";
+    for (size_t i = 0; i < r.n_times; i++)
+        sprintf(got + strlen(got), " %d@%d", (int)r.times[i]->offset,
+                (int)(r.times[i]->at_ns / NS_PER_MS));
+    assert_string_equal(got, text);
+    store_read_fini(&r);
+}
+
+static void output_is_stored_with_its_time(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_make(&b);
+    bench_open(&b);
+    tell_jobs_until(&b, 3);
+    static const struct { uint32_t attempt, ms; uint64_t offset; const char *text; } rows[] = {
+        {1, 5000, 0, "one\n"},
+        {1, 5249, 4, "two\n"},            /* about the same time */
+        {1, 5250, 8, "three\n"},
+        {1, 9000, 8, "three\n"},          /* said again: it came before */
+        {1, 4000, 14, "four\n"},          /* the clock was set back */
+        {2, 4100, 0, "one\n"},            /* an attempt begins a segment whenever it comes */
+        {2, 6000, 2, "e\ntwo\nthree\n"}, /* partly new */
+        {2, 9000, 18, "end\n"},           /* the gap is told in the log */
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        output_ns = rows[i].ms * (int64_t)NS_PER_MS;
+        output(&b, rows[i].attempt, rows[i].offset, rows[i].text);
+        if (i == 4) { /* it is not lost with the process */
+            store_close(b.store);
+            bench_open(&b);
+        }
+    }
+    output_ns = 0;
+    expect_output(&b, 0, "one\ntwo\nthree\nfour\none\ntwo\nthree\n"
+                  "[ballast: 4 bytes of output are missing here]\nend\n");
+    expect_times(&b, 0, 4096, " 0@5000 8@5250 14@4000 19@4100 23@6000 79@9000");
+    expect_times(&b, 10, 10, " 10@5250 14@4000 19@4100"); /* the first byte's, too */
+    expect_times(&b, 83, 10, "");
     bench_remove(&b);
 }
 
@@ -708,6 +757,7 @@ int main(void)
         cmocka_unit_test(query_tables_can_be_made_again),
         cmocka_unit_test(a_later_attempt_replaces_steps),
         cmocka_unit_test(output_is_stored_once_in_order),
+        cmocka_unit_test(output_is_stored_with_its_time),
         cmocka_unit_test(endless_output_is_capped),
         cmocka_unit_test(a_second_process_is_refused),
         cmocka_unit_test(files_of_other_versions),
