@@ -34,7 +34,7 @@ static const struct field fields[] = {
      .help = "products of many rows and wide matrices; on a cpu in f32"},
     {"product_f32_tflops", FIELD_DOUBLE, AT(product_f32_tflops), RATE("56", 1e6),
      .help = "the same in f32"},
-    {"grouped_tflops", FIELD_DOUBLE, AT(grouped_tflops), RATE("586", 1e6),
+    {"grouped_tflops", FIELD_DOUBLE, AT(grouped_tflops), RATE("724", 1e6),
      .help = "products of experts, with many rows each and wide matrices"},
     {"half_width", FIELD_DOUBLE, AT(half_width), .preset = "460", .max = 1e6,
      .help = "sides of a matrix, their geometric mean, at which a product runs at half its rate"},
