@@ -6,9 +6,9 @@
  * the ring for the next tile while this one is written. Blocks may work in pairs on two tiles below
  * each other: each then asks for half of what they share of b, for both. Rows of a tile beyond the
  * group's belong to its neighbour: they are not written, and where rows are summed over they are
- * made zero. Such sums over few rows are added to c by the copy engine, through shared memory, while
- * the next tile is worked on (job.adds_boxes). Two pairs of operands are one sum, the second behind
- * the first. */
+ * made zero. Such sums over few rows are added to c by the copy engine, through shared memory,
+ * while the next tile is worked on (job.adds_boxes). Two pairs of operands are one sum, the second
+ * behind the first. */
 #include "kernels/copy_engine.cuh"
 #include "kernels/wide_tile.cuh"
 
@@ -33,10 +33,10 @@ struct place {
 
 /* Beside the ring in shared memory: boxes, where there are any, and then first_tile of the groups,
  * which are fewer in products that may have boxes. */
-#define BOXES_BYTES           (4 * BOX_BYTES)
-#define GROUPS_BYTES(columns) ((columns ? CUDA_TILE_BOXED_GROUPS_MAX : CUDA_TILE_WIDE_GROUPS_MAX) * 4)
-#define SHARED_BYTES(columns) \
-    (RING_BYTES + (columns ? BOXES_BYTES : 0) + GROUPS_BYTES(columns) + 1024)
+#define BOXES_BYTES (4 * BOX_BYTES)
+#define SHARED_BYTES(columns)                                                                      \
+    (RING_BYTES + 1024 +                                                                           \
+     (columns ? BOXES_BYTES + CUDA_TILE_BOXED_GROUPS_MAX * 4 : CUDA_TILE_WIDE_GROUPS_MAX * 4))
 static_assert(CUDA_TILE_WIDE_GROUPS_MAX * 4 <= BOXES_BYTES, "of products of columns without boxes");
 
 struct shared_state {
@@ -313,8 +313,8 @@ __device__ static void consume(char *ring, shared_state *state, const CUtensorMa
 template <int PAIR, bool A_T, bool B_T, typename C>
 __global__ static void __launch_bounds__(THREADS, 1)
     tiles_wide(const __grid_constant__ operand_maps maps, const __grid_constant__ CUtensorMap c,
-               const __grid_constant__ cuda_tile_job job,
-               const cuda_tile_group *groups, int32_t n_groups, int32_t n_tiles)
+               const __grid_constant__ cuda_tile_job job, const cuda_tile_group *groups,
+               int32_t n_groups, int32_t n_tiles)
 {
     extern __shared__ char unaligned[];
     __shared__ shared_state state;
@@ -377,11 +377,11 @@ static CUtensorMap map_of(enum elem_type type, const cuda_tile_slots &slots, int
     const cuuint64_t strides[2] = {(cuuint64_t)stride * size, (cuuint64_t)slot_stride * size};
     const cuuint32_t box[3] = {(cuuint32_t)(PANEL_ROW_BYTES / size), (cuuint32_t)box_rows, 1};
     const cuuint32_t steps[3] = {1, 1, 1};
-    CUresult rc = find_encode()(&map,
-                                type == ELEM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-                                3, (void *)slots.first, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    CUtensorMapDataType data = type == ELEM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    CUresult rc = find_encode()(&map, data, 3, (void *)slots.first, dims, strides, box, steps,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     assert(rc == CUDA_SUCCESS);
     return map;
