@@ -142,7 +142,9 @@ def fixtures_step(o):
 
 
 def nccl_step(o):
-    ways = [["--ms", "5", "1"]] if o.rehearse else [["--gpus", "1", "nccl"], ["--gpus", "1", "host"]]
+    ways = [["--gpus", "1", way] for way in ("nccl", "host")]
+    if o.rehearse:
+        ways = [["--ms", "5", "1"]]
     tasks = [Task(" ".join(way), [[os.path.join(TESTS, "bench_coll"), *way]], 8) for way in ways]
     return Step("nccl", "all collectives of one rank", tasks, exit_code)
 
