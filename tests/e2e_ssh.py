@@ -10,7 +10,7 @@ import tempfile
 import time
 
 from cluster import PATIENCE, held_port
-from e2e_adapt import BIN, SMALL, adapt, expect, write
+from e2e_adapt import BIN, SMALL, SOURCE, adapt, expect, write
 
 SSH = """#!/bin/bash
 # ssh [OPTION]... HOST bash -s
@@ -157,10 +157,28 @@ def what_goes_wrong_is_one_line(story):
         expect(run.end() == 1 and says in run.text() and run.text().count("\n") == 1, run.text())
 
 
+def a_daemon_is_not_started_for_ever():
+    """The part that launch files share, without its pauses."""
+    keep = os.path.join(SOURCE, "coordinator", "launch", "keep.sh")
+    head = 'tell() { echo "$*"; }; sleep() { :; }; . "$0"; '
+    done = subprocess.run(["bash", "-c", head + 'keep w bash -c "exit 3" || echo "gave up"', keep],
+                          capture_output=True, text=True, timeout=10 * PATIENCE)
+    lines = done.stdout.splitlines()
+    expect(len(lines) == 7 and all("w ended with exit code 3" in n for n in lines[:6])
+           and "not started again" in lines[5] and lines[6] == "gave up", done)
+    daemon = "trap 'echo told; exit' TERM; echo up; while :; do sleep 0.05; done"
+    with subprocess.Popen(["bash", "-c", head + 'keep w bash -c "$1"; echo "kept $?"', keep, daemon],
+                          stdout=subprocess.PIPE, text=True) as kept:
+        expect(kept.stdout.readline() == "up\n", "nothing was started")
+        kept.terminate()
+        expect(kept.stdout.read() == "told\nkept 0\n", "told to end it does not pass that on")
+
+
 def main():
     began = time.monotonic()
     folder = tempfile.mkdtemp(prefix="ballast-ssh-", dir="/tmp")  # short, as a socket lies in it
     try:
+        a_daemon_is_not_started_for_ever()
         with held_port() as held:
             story = Story(folder, held.getsockname()[1])
             a_killed_worker_comes_back(story)

@@ -1,6 +1,7 @@
 
 # keep NAME COMMAND...: runs it, and again 2 s after it has ended by itself, five times; one that
-# has lived for ten minutes has all five again. Told to end (TERM) it passes that on and returns 0.
+# has lived for ten minutes has all five again. A wrong configuration, which is exit code 2, is not
+# cured by trying again. Told to end (TERM) it passes that on and returns 0.
 keep() {
     local name=$1 told='' pid='' left=5 rc began
     shift
@@ -16,16 +17,17 @@ keep() {
             wait "$pid" || rc=$?
         done
         pid=
+        [ -z "$told" ] || return 0
         [ $((SECONDS - began)) -lt 600 ] || left=5
-        if [ -z "$told" ] && [ "$left" -gt 0 ]; then
-            tell "$name ended with exit code $rc and is started again, $left times at most"
-            left=$((left - 1))
-            sleep 2 & # what a signal cannot hold up
-            wait $! || true
-        elif [ -z "$told" ]; then
-            tell "$name ended with exit code $rc once more and is not started again"
+        [ "$rc" -ne 2 ] || left=0
+        if [ "$left" -eq 0 ]; then
+            tell "$name ended with exit code $rc and is not started again"
             return 1
         fi
+        tell "$name ended with exit code $rc and is started again, $left times at most"
+        left=$((left - 1))
+        sleep 2 & # what a signal cannot hold up
+        wait $! || true
         [ -z "$told" ] || return 0
     done
 }

@@ -244,6 +244,15 @@ end_with_us() {
     kill "$1" 2>/dev/null
 }
 
+# Of a worker that is gone for good, if one is.
+last_word() {
+    local name
+    name=$(compgen -G "$state/gone.*" | head -n 1) || true
+    name=${name##*/gone.}
+    if [ -e "$logs/$name.log" ]; then echo " $name says: $(tail -n 1 "$logs/$name.log")"
+    else echo " see $logs/*.log"; fi
+}
+
 start_coordinator() {
     local try
     for name in coordinator:coordinator worker:worker; do
@@ -266,10 +275,10 @@ EOF
     watchers+=($!)
     for try in $(seq 100); do
         ballast ping --timeout 2 >/dev/null 2>&1 && return
-        grep -q 'is started again' "$logs/coordinator.log" && break
+        grep -q 'started again' "$logs/coordinator.log" && break
         sleep 0.1
     done
-    die "the coordinator does not start: $(grep -v 'is started again' "$logs/coordinator.log" |
+    die "the coordinator does not start: $(grep -v 'started again' "$logs/coordinator.log" |
         tail -n 1)"
 }
 
@@ -318,8 +327,7 @@ start() {
         [ "$(count gone)" -eq 0 ] || break
         sleep 0.2
     done
-    [ "$(n_idle)" -ge "$n_all" ] ||
-        die "only $(n_idle) of $n_all workers have come; see $logs/*.log"
+    [ "$(n_idle)" -ge "$n_all" ] || die "$(n_idle) of $n_all workers have come;$(last_word)"
     say "$n_all workers on ${#labels[@]} hosts. Logs are in $logs; from another shell:" \
         "$0 status, $0 stop"
     ballast doctor 2>/dev/null | grep '^dashboard' >&2 || true
@@ -330,7 +338,7 @@ start() {
     while kill -0 "$job" 2>/dev/null; do
         [ $((n_all - $(count gone))) -ge "$n_workers" ] ||
             die "$(count gone) of $n_all workers are gone for good, the job needs $n_workers;" \
-                "the next run goes on from its checkpoint"
+                "the next run goes on from its checkpoint;$(last_word)"
         sleep 1
     done
     wait "$job"
