@@ -1,30 +1,11 @@
 /* test_lora.c - adapters: which and where, their gradients, what they add, and every layout */
-#include <assert.h>
-#include <errno.h>
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "tests/whole_model.h"
 
 #include "common/lora_map.h"
-#include "common/mem.h"
 #include "kernels/packed.h"
 #include "worker/optim.h"
 #include "worker/shuffle.h"
-#include "worker/stack.h"
 #include "worker/transfer.h"
-#include "tests/a_model.h"
-#include "tests/noise.h"
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            return err_set(err, -EBADMSG, "line %d: %s", __LINE__, #condition);                    \
-    } while (0)
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -106,8 +87,6 @@ static void fill(const struct stack *s)
     }
     assert(shard_refresh_all(s->shard, NULL) == 0);
 }
-
-static const struct layout_degrees alone = { 1, 1, 1, 0 };
 
 /* A map with adapters as c says; c NULL: without. */
 static struct tensor_map map_of(const struct model_spec *spec, const struct lora_config *c)
@@ -277,91 +256,12 @@ static void names_of_adapters_are_read_back(void **state)
     }
 }
 
-/* ---- batches -------------------------------------------------------------------------------- */
-
-struct documents {
-    int32_t tokens[256], labels[256], cu_seqlens[17];
-    struct model_batch batch;
-};
-
-static void add_document(struct documents *d, int32_t length, uint64_t seed)
-{
-    int32_t n_docs = d->batch.n_docs, at = d->cu_seqlens[n_docs];
-    for (int32_t i = 0; i < length; i++)
-        d->tokens[at + i] = (int32_t)(fabs(noise(seed, (uint64_t)i)) * 1000) % 64;
-    for (int32_t i = 0; i < length; i++)
-        d->labels[at + i] = i + 1 < length ? d->tokens[at + i + 1] : -100;
-    d->cu_seqlens[n_docs + 1] = at + length;
-    d->batch = (struct model_batch){ d->tokens, d->labels, d->cu_seqlens, at + length, n_docs + 1 };
-}
-
-/* Rows of uneven length, dealt to the ranks in turn. */
-static struct documents *dealt(const struct stack *s, uint64_t step)
-{
-    struct documents *d = xcalloc(1, sizeof *d);
-    d->batch = (struct model_batch){ d->tokens, d->labels, d->cu_seqlens, 0, 0 };
-    for (uint32_t row = 0; row < 6; row++)
-        if ((row + step) % s->config->degrees.world == s->rank)
-            add_document(d, (int32_t)(5 + row * 7 % 16), 100 * step + row);
-    return d;
-}
-
 /* ---- finite differences --------------------------------------------------------------------- */
-
-static int loss_at(struct stack *s, const struct model_batch *b, const struct shard_part *part,
-                   const float *start, const float *direction, double at, double *out,
-                   struct err *err)
-{
-    struct model_loss loss;
-    for (uint64_t i = 0; i < part->count; i++)
-        part->weights[i] = (float)(start[i] + at * direction[i]);
-    int rc = model_step(s->model, b, false, &loss, err);
-    *out = loss.sum;
-    return rc;
-}
-
-/* Along the gradient and a random direction together, as the loss has few digits. */
-static int check_tensor(struct stack *s, const struct model_batch *b, const struct tensor_entry *e,
-                        const struct shard_part *part, struct err *err)
-{
-    static const double points[4] = { -2, -1, 1, 2 };
-    double norm = 0, spread = 0, expected = 0, y[4];
-    const float *gradient = part->gradients;
-    int rc = 0;
-
-    for (uint64_t i = 0; i < part->count; i++) {
-        norm += (double)gradient[i] * gradient[i];
-        spread += noise(1000, i) * noise(1000, i);
-    }
-    if (norm == 0) /* an expert that no token reached */
-        return 0;
-    float *start = xmemdup(part->weights, part->count * sizeof *start);
-    float *direction = xcalloc(part->count, sizeof *direction);
-    for (uint64_t i = 0; i < part->count; i++) {
-        direction[i] = (float)(gradient[i] / sqrt(norm) + 0.5 * noise(1000, i) / sqrt(spread));
-        expected += (double)gradient[i] * direction[i];
-    }
-    double h = fmin(0.1 / sqrt(norm), 0.02 * sqrt((double)part->count));
-    if (e->role >= ROLE_INDEX_Q && e->role <= ROLE_INDEX_WEIGHTS)
-        h *= 0.01; /* their scores have bends */
-    for (int k = 0; rc == 0 && k < 4; k++)
-        rc = loss_at(s, b, part, start, direction, points[k] * h, &y[k], err);
-    memcpy(part->weights, start, part->count * sizeof *start);
-    free(start);
-    free(direction);
-    if (rc < 0)
-        return rc;
-    double found = (8 * (y[2] - y[1]) - (y[3] - y[0])) / (12 * h);
-    if (!(fabs(found - expected) <= 5e-3 * fabs(expected) + 2e-6 * fabs(y[1]) / h))
-        return err_set(err, -EBADMSG, "%s: difference %.6g, gradient %.6g", e->name, found,
-                       expected);
-    return 1;
-}
 
 static int check_gradients(struct stack *s, void *arg, struct err *err)
 {
     const struct tensor_map *map = s->config->map;
-    struct documents *d = dealt(s, 7);
+    struct documents *d = dealt(s, 7, 16);
     struct model_loss loss;
     int n_checked = 0;
 
@@ -372,7 +272,10 @@ static int check_gradients(struct stack *s, void *arg, struct err *err)
         if (map->entries[t].adapter == ADAPTER_NONE ||
             !shard_part(s->shard, &map->entries[t], &part))
             continue;
-        rc = check_tensor(s, &d->batch, &map->entries[t], &part, err);
+        enum tensor_role role = map->entries[t].role;
+        bool is_of_indexer = role >= ROLE_INDEX_Q && role <= ROLE_INDEX_WEIGHTS;
+        rc = check_tensor(s, &d->batch, &map->entries[t], part.gradients,
+                          is_of_indexer ? 0.01 : 1, err); /* whose scores have bends */
         n_checked += rc;
     }
     free(d);
@@ -420,7 +323,7 @@ static int learn_once(struct stack *s, void *arg, struct err *err)
 {
     struct index_pass *out = arg;
     const struct tensor_map *map = s->config->map;
-    struct documents *d = dealt(s, 7);
+    struct documents *d = dealt(s, 7, 16);
     struct model_loss loss;
     fill(s);
     int rc = model_step(s->model, &d->batch, true, &loss, err);
@@ -467,7 +370,7 @@ static int logits(struct stack *s, void *arg, struct err *err)
 {
     struct merged *out = arg;
     const struct tensor_map *map = s->config->map;
-    struct documents *d = dealt(s, 3);
+    struct documents *d = dealt(s, 3, 16);
     fill(s);
     for (size_t t = 0; !s->config->lora && t < map->n_entries; t++) { /* W + s B A instead */
         const struct lora_config c = out->c;
@@ -569,7 +472,7 @@ static int train_on(struct stack *s, struct course *c, struct err *err)
     struct optim_config config = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1,
                                    .decay = DECAY_ALL, .clip_grad_norm = 1 };
     for (uint64_t step = 0; step < N_STEPS; step++) {
-        struct documents *d = dealt(s, step);
+        struct documents *d = dealt(s, step, 16);
         struct model_loss mine = {0};
         int rc = model_step(s->model, &d->batch, true, &mine, err);
         free(d);
