@@ -250,9 +250,11 @@ void attach_steps(struct coord *c, struct turn *t, uint64_t peer, const Ballast_
     ballast__ack__init(a);
     a->job_id = reports->job_id;
     a->attempt = reports->attempt;
-    for (size_t i = 0; i < reports->n_steps; i++)
-        if (reports->steps[i]->step > a->step)
-            a->step = reports->steps[i]->step;
+    for (size_t i = 0; i < reports->n_steps; i++) {
+        const Ballast__StepReport *r = reports->steps[i];
+        a->step = r->step > a->step ? r->step : a->step;
+        a->step_samples = r->samples > a->step_samples ? r->samples : a->step_samples;
+    }
     turn_notice(t, peer, w->epoch, BALLAST__METHOD__METHOD_ACK, &a->base);
 }
 

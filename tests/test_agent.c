@@ -810,16 +810,35 @@ static void an_outbox_acknowledges_in_order(void **state)
     Ballast__StepReport r = BALLAST__STEP_REPORT__INIT;
     outbox_init(&o, 1000, 1 << 20);
     for (r.step = 1; r.step <= 3; r.step++)
-        outbox_add(&o, 1, 1, r.step, &r.base);
+        outbox_add(&o, 1, 1, r.step, 0, &r.base);
     r.step = 2;
-    outbox_add(&o, 1, 2, r.step, &r.base); /* the next attempt does it again */
+    outbox_add(&o, 1, 2, r.step, 0, &r.base); /* the next attempt does it again */
     assert_int_equal(outbox_batch(&o, &arena)->n_steps, 3);
-    assert_int_equal(outbox_ack(&o, 1, 2, 9), 0); /* not its turn */
-    assert_int_equal(outbox_ack(&o, 1, 1, 2), 2);
-    assert_int_equal(outbox_ack(&o, 1, 1, 3), 1);
+    assert_int_equal(outbox_ack(&o, 1, 2, 9, 0), 0); /* not its turn */
+    assert_int_equal(outbox_ack(&o, 1, 1, 2, 0), 2);
+    assert_int_equal(outbox_ack(&o, 1, 1, 3, 0), 1);
     assert_true(outbox_has(&o, 1, 2));
     assert_int_equal(outbox_batch(&o, &arena)->attempt, 2);
     arena_fini(&arena);
+    outbox_fini(&o);
+}
+
+/* Steps 6 and 7 once more: what is stored of the first time says nothing of the second. */
+static void an_outbox_keeps_what_a_rollback_repeats(void **state)
+{
+    (void)state;
+    static const uint64_t steps[] = {6, 7, 6, 7, 8}, samples[] = {48, 56, 72, 80, 88};
+    struct outbox o;
+    Ballast__StepReport r = BALLAST__STEP_REPORT__INIT;
+    outbox_init(&o, 1000, 1 << 20);
+    for (size_t i = 0; i < 5; i++) {
+        r.step = steps[i];
+        outbox_add(&o, 1, 1, steps[i], samples[i], &r.base);
+    }
+    assert_int_equal(outbox_ack(&o, 1, 1, 7, 56), 2);
+    assert_int_equal(outbox_ack(&o, 1, 1, 7, 56), 0); /* the same once more */
+    assert_int_equal(outbox_ack(&o, 1, 1, 7, 80), 2);
+    assert_int_equal(outbox_ack(&o, 1, 1, 8, 0), 1); /* a coordinator that does not know them */
     outbox_fini(&o);
 }
 
@@ -853,6 +872,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_refusal_is_noted_once, setup, teardown),
         ATTACHED(a_warning_is_told_until_it_is_over),
         cmocka_unit_test(an_outbox_acknowledges_in_order),
+        cmocka_unit_test(an_outbox_keeps_what_a_rollback_repeats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -259,9 +259,10 @@ static void on_ack(struct agent *a, struct agent_turn *t, const Ballast__Ack *ac
         renew_lease(a, sent_ns(a, ack->heard_seq), t->now_ns);
         set_interval(a, ack->heartbeat_interval_ms, t->now_ns);
     }
-    if (ack->step && outbox_ack(&a->steps, ack->job_id, ack->attempt, ack->step))
+    if (ack->step && outbox_ack(&a->steps, ack->job_id, ack->attempt, ack->step,
+                                ack->step_samples))
         a->steps_resend_ns = 0;
-    if (ack->load_step && outbox_ack(&a->loads, ack->job_id, ack->attempt, ack->load_step))
+    if (ack->load_step && outbox_ack(&a->loads, ack->job_id, ack->attempt, ack->load_step, 0))
         a->loads_resend_ns = 0;
     struct attempt *x = agent_find(a, ack->job_id, ack->attempt);
     if (!x)

@@ -124,10 +124,10 @@ void agent_trainer_message(struct agent *a, struct agent_turn *t, job_id job, ui
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_STEP) {
         if (m->step->step > x->step)
             x->step = m->step->step;
-        outbox_add(&a->steps, job, attempt, m->step->step, &m->step->base);
+        outbox_add(&a->steps, job, attempt, m->step->step, m->step->samples, &m->step->base);
     } else if (m->what_case == BALLAST__TRAINER_MESSAGE__WHAT_LOAD && m->load->job_id == job &&
                m->load->attempt == attempt) {
-        outbox_add(&a->loads, job, attempt, m->load->last_step, &m->load->base);
+        outbox_add(&a->loads, job, attempt, m->load->last_step, 0, &m->load->base);
     }
 }
 

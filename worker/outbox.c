@@ -48,7 +48,7 @@ static void make_room(struct outbox *o)
     o->head = 0;
 }
 
-void outbox_add(struct outbox *o, job_id job, uint32_t attempt, uint64_t step,
+void outbox_add(struct outbox *o, job_id job, uint32_t attempt, uint64_t step, uint64_t samples,
                 const ProtobufCMessage *report)
 {
     size_t n_bytes = protobuf_c_message_get_packed_size(report);
@@ -59,16 +59,22 @@ void outbox_add(struct outbox *o, job_id job, uint32_t attempt, uint64_t step,
     make_room(o);
     struct outbox_item *item = at(o, o->n++);
     *item = (struct outbox_item){.job = job, .attempt = attempt, .step = step,
-                                 .n_bytes = (uint32_t)n_bytes, .bytes = xcalloc(1, n_bytes)};
+                                 .samples = samples, .n_bytes = (uint32_t)n_bytes, .bytes = xcalloc(1, n_bytes)};
     protobuf_c_message_pack(report, item->bytes);
     o->n_bytes += n_bytes;
 }
 
-size_t outbox_ack(struct outbox *o, job_id job, uint32_t attempt, uint64_t step)
+static bool is_stored(const struct outbox_item *item, job_id job, uint32_t attempt, uint64_t step,
+                      uint64_t samples)
+{
+    bool is_up_to = samples && item->samples ? item->samples <= samples : item->step <= step;
+    return item->job == job && item->attempt == attempt && is_up_to;
+}
+
+size_t outbox_ack(struct outbox *o, job_id job, uint32_t attempt, uint64_t step, uint64_t samples)
 {
     size_t n = 0;
-    while (o->n && at(o, 0)->job == job && at(o, 0)->attempt == attempt &&
-           at(o, 0)->step <= step) {
+    while (o->n && is_stored(at(o, 0), job, attempt, step, samples)) {
         drop_first(o);
         n++;
     }

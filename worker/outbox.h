@@ -15,7 +15,7 @@ struct outbox_item {
     job_id   job;
     uint32_t attempt;
     uint32_t n_bytes;
-    uint64_t step;
+    uint64_t step, samples;
     uint8_t *bytes; /* the packed report */
 };
 
@@ -29,12 +29,15 @@ struct outbox {
 
 void outbox_init(struct outbox *o, uint32_t n_max, size_t bytes_max);
 void outbox_fini(struct outbox *o);
-/* Packs the report. step: of a step report, or the last one of a load report; grows. */
-void outbox_add(struct outbox *o, job_id job, uint32_t attempt, uint64_t step,
+/* Packs the report. step: of a step report, or the last one of a load report. samples: of a step
+ * report, which grow also over a rollback; 0: not known, and then step grows. */
+void outbox_add(struct outbox *o, job_id job, uint32_t attempt, uint64_t step, uint64_t samples,
                 const ProtobufCMessage *report);
 
-/* Stored: reports of that attempt up to that step. Returns how many left the box. */
-size_t outbox_ack(struct outbox *o, job_id job, uint32_t attempt, uint64_t step);
+/* Stored: reports of that attempt up to so many samples, or up to that step where either side does
+ * not know them. Returns how many left the box. */
+size_t outbox_ack(struct outbox *o, job_id job, uint32_t attempt, uint64_t step,
+                  uint64_t samples);
 
 /* The oldest step reports, all of one attempt, as one message in the arena; NULL if there are
  * none. */
