@@ -2,8 +2,10 @@
 its ranks printed meanwhile is told in order."""
 import getpass
 import json
+import os
+import subprocess
 
-from cluster import Cluster, expect, tell, until
+from cluster import BIN, PATIENCE, Cluster, expect, tell, until
 
 STEPS = 60
 
@@ -70,6 +72,21 @@ def logs_of_all_ranks(c, job):
     expect(tail.splitlines() == text.splitlines()[-5:], f"the last five: {tail}")
 
 
+def follow_all(c, job):
+    return subprocess.Popen([os.path.join(BIN, "ballast"), "logs", job, "--rank", "all", "-f"],
+                            env=c.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+
+
+def was_followed(c, job, follower):
+    """Through both lives of the coordinator, no line twice; the last ones may come too late."""
+    text = follower.communicate(timeout=60 * PATIENCE)[0]
+    expect(follower.returncode == 0, f"logs -f: exit {follower.returncode}")
+    for rank in range(4):
+        seen = [line[3:] for line in text.splitlines() if line.startswith(f"{rank}: ")]
+        own = c.ok("logs", job, "--rank", rank).splitlines()
+        expect(seen and seen == own[:len(seen)], f"of rank {rank} was followed: {seen}")
+
+
 def what_was_cancelled_goes_on(c):
     job = c.submit(c.job(steps=100000, checkpoint_every=5))
     c.wait_step(job, 7)
@@ -90,8 +107,10 @@ def story():
     with Cluster(n_workers=5, hold_before=21) as c:
         c.hold()
         job = held_from_the_start(c)
+        follower = follow_all(c, job)
         off_a_node(c, job)
         logs_of_all_ranks(c, job)
+        was_followed(c, job, follower)
         what_was_cancelled_goes_on(c)
 
 
