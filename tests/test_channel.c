@@ -332,6 +332,43 @@ static void an_orphan_ends_although_its_step_loop_hangs(void **unused)
     assert_true(was_soon(start_ns, 3));
 }
 
+static void note_stop_late(void *user, const Ballast__Stop *stop)
+{
+    usleep(100000);
+    note_stop(user, stop);
+}
+
+/* Who was waiting for a START then frees what the events look at. */
+static void an_orphan_hears_no_event_after_its_close(void **unused)
+{
+    (void)unused;
+    enum { TOLD = 7, NOT_TOLD = 8 };
+    int fds[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct channel_events late = events;
+        struct seen seen = {0};
+        struct channel *c;
+        const Ballast__Start *start;
+        late.stop = note_stop_late;
+        close(fds[0]);
+        if (channel_open(fds[1], &late, &seen, &c, NULL) < 0 ||
+            channel_wait_start(c, &start, NULL) != -ECONNRESET)
+            _exit(9);
+        channel_close(c);
+        _exit(seen.n_stops == 1 ? TOLD : NOT_TOLD);
+    }
+    close(fds[1]);
+    close(fds[0]);
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) != EXIT_FAILURE) /* a slow machine: its thread was faster */
+        assert_int_equal(WEXITSTATUS(status), TOLD);
+}
+
 static void a_descriptor_that_is_no_channel_is_refused(void **unused)
 {
     (void)unused;
@@ -349,6 +386,7 @@ int main(void)
         cmocka_unit_test(start_stop_and_the_end),
         cmocka_unit_test(a_slow_daemon_costs_steps_but_no_state),
         cmocka_unit_test(an_orphan_ends_although_its_step_loop_hangs),
+        cmocka_unit_test(an_orphan_hears_no_event_after_its_close),
         cmocka_unit_test(a_descriptor_that_is_no_channel_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

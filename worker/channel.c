@@ -240,14 +240,14 @@ static bool channel_read(struct channel *c, struct channel_reader *reader)
 }
 
 /* The daemon is gone: nobody would ever stop this process, so it stops itself, even if the step
- * loop hangs in a collective. */
+ * loop hangs in a collective. Once it says that it is gone, what the events look at may be freed. */
 static void channel_orphaned(struct channel *c)
 {
+    c->events->stop(c->user, NULL);
     pthread_mutex_lock(&c->lock);
     c->is_gone = true;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
-    c->events->stop(c->user, NULL);
     poll(NULL, 0, CHANNEL_ORPHAN_MS);
     _exit(EXIT_FAILURE);
 }

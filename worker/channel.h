@@ -41,8 +41,8 @@ struct channel;
 /* These run on the channel's thread, so they only set flags, copy, and call coll's abort. What they
  * are given lives until they return. */
 struct channel_events {
-    /* NULL when the daemon is gone: the process then ends by itself after CHANNEL_ORPHAN_MS. A
-     * repeated STOP comes again, perhaps with a harder mode. */
+    /* NULL when the daemon is gone: the process then ends by itself after CHANNEL_ORPHAN_MS, and no
+     * other event comes. A repeated STOP comes again, perhaps with a harder mode. */
     void (*stop)(void *user, const Ballast__Stop *stop);
     void (*prepare)(void *user, const Ballast__Prepare *prepare);
     void (*abort_plan)(void *user, const Ballast__AbortPlan *abort_plan);

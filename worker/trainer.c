@@ -183,6 +183,7 @@ int trainer_main(int fd)
         channel_close(t->channel);
         plans_destroy(t->plans);
         settings_fini(&t->settings);
+        gang_fini(&t->gang);
         free(t);
         return 1;
     }
