@@ -1,10 +1,13 @@
 /* coll_shm.c - shared memory among the ranks of one machine: what lies where in it */
 #include "worker/coll_shm_parts.h"
 
+#include <assert.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/mem.h"
@@ -58,11 +61,65 @@ void *shm_alloc(struct shm *s, size_t n_bytes)
 
 /* ---- the mapping; coll_meet brings the ranks together --------------------------------------- */
 
+#ifdef __SANITIZE_THREAD__
+/* The thread sanitizer knows memory by its address: for it ranks that are threads of one process,
+ * as in tests, have one mapping together. */
+static pthread_mutex_t maps_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct map {
+    ino_t    inode;
+    uint8_t *base;
+    uint32_t n_users; /* 0: a free place */
+} maps[64];
+
+static void *map_shared(size_t n_bytes, int fd)
+{
+    struct stat of;
+    struct map *m = NULL;
+    void *p = MAP_FAILED;
+    if (fstat(fd, &of) < 0)
+        return p;
+    pthread_mutex_lock(&maps_lock);
+    for (size_t i = 0; i < sizeof maps / sizeof *maps; i++)
+        if (maps[i].n_users > 0 && maps[i].inode == of.st_ino)
+            m = &maps[i];
+        else if (!m && maps[i].n_users == 0)
+            m = &maps[i];
+    assert(m);
+    if (m->n_users > 0)
+        p = m->base;
+    else
+        p = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (p != MAP_FAILED)
+        *m = (struct map){.inode = of.st_ino, .base = p, .n_users = m->n_users + 1};
+    pthread_mutex_unlock(&maps_lock);
+    return p;
+}
+
+static void unmap_shared(void *p, size_t n_bytes)
+{
+    pthread_mutex_lock(&maps_lock);
+    for (size_t i = 0; i < sizeof maps / sizeof *maps; i++)
+        if (maps[i].n_users > 0 && maps[i].base == p && --maps[i].n_users == 0)
+            munmap(p, n_bytes);
+    pthread_mutex_unlock(&maps_lock);
+}
+#else
+static void *map_shared(size_t n_bytes, int fd)
+{
+    return mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+}
+
+static void unmap_shared(void *p, size_t n_bytes)
+{
+    munmap(p, n_bytes);
+}
+#endif
+
 void shm_close(struct shm *s)
 {
     if (s->base) {
         atomic_store(&shm_rank_of(s, s->rank)->has_left, 1);
-        munmap(s->base, s->map_bytes);
+        unmap_shared(s->base, s->map_bytes);
     }
     for (uint32_t i = 0; i < s->n_peers; i++)
         if (s->peers[i] >= 0)
@@ -112,7 +169,7 @@ static void tell_cores(struct shm *s)
 
 int shm_map(struct shm *s, int fd, struct err *err)
 {
-    void *p = mmap(NULL, s->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    void *p = map_shared(s->map_bytes, fd);
     if (p == MAP_FAILED)
         return err_set(err, -errno, "mapping %zu GiB of address space for the collectives: %s",
                        s->map_bytes >> 30, strerror(errno));
