@@ -31,7 +31,8 @@ enum { SUMS_MAX = 8, ROWS_DROPPED_MAX = 5000 };
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-struct load_row load_row_at(sqlite3_stmt *s)
+/* Of a statement over LOAD_COLUMNS. */
+static struct load_row load_row_at(sqlite3_stmt *s)
 {
     return (struct load_row){
         .id = sqlite3_column_int64(s, 0), .at_ns = sqlite3_column_int64(s, 1),

@@ -19,10 +19,7 @@ struct load_row {
     double   device_imbalance; /* mean of its reports; NaN: not known */
 };
 
-/* Of a statement over LOAD_COLUMNS. */
-struct load_row load_row_at(sqlite3_stmt *s);
-
-/* The rows of such a statement; gives *out_rows, freed with free() also on failure. */
+/* The rows of a statement over LOAD_COLUMNS; gives *out_rows, freed with free() also on failure. */
 int load_rows_read(sqlite3_stmt *s, struct load_row **out_rows, size_t *out_n, struct err *err);
 
 /* The job's newest report. 1: it is in *out; 0: there is none; negative: failed. */
