@@ -176,15 +176,15 @@ void adapt_launch_ssh(const struct adapt *a, FILE *f)
 {
     fprintf(f,
         "#!/bin/bash\n"
-        "# launch-ssh.sh [HOSTS]   a coordinator here, a worker for each GPU of the hosts, then the\n"
-        "#                         job; all of it ends with the job, with Ctrl-C, and with stop\n"
+        "# launch-ssh.sh [HOSTS]   a coordinator here, a worker for each GPU of hosts, then the job;\n"
+        "#                         all of it ends with the job, with Ctrl-C, and with stop\n"
         "# launch-ssh.sh status    what workers and job do, from another shell\n"
-        "# launch-ssh.sh stop      ends it from there; without one that runs, what is left on hosts\n"
+        "# launch-ssh.sh stop      ends it from there; where none runs, what is left on hosts\n"
         "#\n"
-        "# HOSTS is a file (hosts, beside this script) with a host a line, as ssh takes it, and what\n"
-        "# is not as usual; the rest of a line after # is nothing:\n"
+        "# HOSTS is a file (hosts, beside this script) with a host a line, as ssh takes it, and\n"
+        "# what is not as usual; the rest of a line after # is nothing:\n"
         "#   node1\n"
-        "#   me@node2  gpus=4  address=10.0.0.2   # without: gpus=%" PRIu32 ", the address ssh uses\n"
+        "#   me@node2  gpus=4  address=10.0.0.2   # without: gpus=%" PRIu32 ", what ssh uses\n"
         "# ssh must need no password, and this folder and the model must be on all hosts.\n"
         "#   ROOTS      folders of all hosts that hold model, data and checkpoints, with commas\n"
         "#   DEVICE     cuda or cpu (%s)\n"
@@ -219,9 +219,9 @@ static void write_k8s_head(const struct adapt *a, const char *label, FILE *f)
 {
     fprintf(f,
         "# One coordinator, and a pod for each machine with a worker for each of its %s. Set\n"
-        "# the image (deploy/Dockerfile makes one), and the claim (ReadWriteMany), which every pod\n"
-        "# has at /shared: model and data lie there. Daemons are user and group 2000, who must be\n"
-        "# able to write there. First, once, keys:\n"
+        "# the image (deploy/Dockerfile makes one), and the claim (ReadWriteMany), which every\n"
+        "# pod has at /shared: model and data lie there. Daemons are user and group 2000, who must\n"
+        "# be able to write there. First, once, keys:\n"
         "#   mkdir -m 700 keys\n"
         "#   ballast keygen coordinator --role coordinator --out keys\n"
         "#   ballast keygen workers --role worker --out keys\n"
@@ -258,7 +258,8 @@ static void write_k8s_set(const char *label, uint32_t n_pods, FILE *f)
         "  template:\n"
         "    metadata: {labels: {app: %s}}\n"
         "    spec:\n"
-        "      securityContext: {runAsUser: 2000, runAsGroup: 2000, fsGroup: 2000}\n", label, label, n_pods, label, label);
+        "      securityContext: {runAsUser: 2000, runAsGroup: 2000, fsGroup: 2000}\n",
+        label, label, n_pods, label, label);
 }
 
 /* Kubernetes lets the group read secrets, and programs refuse such keys. */

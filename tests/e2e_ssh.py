@@ -1,5 +1,5 @@
 """launch-ssh.sh with an `ssh` that runs what it is told on this machine, each host with a folder of
-its own for temporary files: a worker is killed, Ctrl-C, the same again to the end, what goes wrong."""
+its own for temporary files: a worker is killed, Ctrl-C, the same again to the end, what is wrong."""
 import os
 import re
 import shutil
@@ -167,8 +167,8 @@ def a_daemon_is_not_started_for_ever():
     expect(len(lines) == 7 and all("w ended with exit code 3" in n for n in lines[:6])
            and "not started again" in lines[5] and lines[6] == "gave up", done)
     daemon = "trap 'echo told; exit' TERM; echo up; while :; do sleep 0.05; done"
-    with subprocess.Popen(["bash", "-c", head + 'keep w bash -c "$1"; echo "kept $?"', keep, daemon],
-                          stdout=subprocess.PIPE, text=True) as kept:
+    kept = ["bash", "-c", head + 'keep w bash -c "$1"; echo "kept $?"', keep, daemon]
+    with subprocess.Popen(kept, stdout=subprocess.PIPE, text=True) as kept:
         expect(kept.stdout.readline() == "up\n", "nothing was started")
         kept.terminate()
         expect(kept.stdout.read() == "told\nkept 0\n", "told to end it does not pass that on")

@@ -115,7 +115,9 @@ EOF
     done
 }
 
-worker() { exec ballast-worker --config "$own/worker-$1.yaml" >>"$here/run-ssh/$label-$1.log" 2>&1; }
+worker() {
+    exec ballast-worker --config "$own/worker-$1.yaml" >>"$here/run-ssh/$label-$1.log" 2>&1
+}
 
 host() {
     local i keepers=() left
@@ -254,7 +256,7 @@ last_word() {
 }
 
 start_coordinator() {
-    local try
+    local try why
     for name in coordinator:coordinator worker:worker; do
         ballast keygen "${name%:*}" --role "${name#*:}" --out "$state/keys" --quiet >/dev/null
     done
@@ -278,8 +280,9 @@ EOF
         grep -q 'started again' "$logs/coordinator.log" && break
         sleep 0.1
     done
-    die "the coordinator does not start: $(grep -v 'started again' "$logs/coordinator.log" |
-        tail -n 1)"
+    why=$(grep -v 'started again' "$logs/coordinator.log" | tail -n 1)
+    [[ $why != *"in use"* ]] || why+="; PORT= gives another"
+    die "the coordinator does not start: $why"
 }
 
 finish() {
@@ -380,21 +383,24 @@ token='' worker_key='' coordinator_pub=''
 read -ra ssh <<<"${SSH:-ssh} -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15"
 export BALLAST_ADDRESS=ipc://$state/coordinator.sock
 unset BALLAST_KEY BALLAST_COORDINATOR_KEY
+case ${1:-} in
+-h | --help) sed -n '/^set /q; /^# /s/^# //p; s/^#$//p' "$0"; exit ;;
+status) status; exit ;;
+esac
 mkdir -p "$logs"
 exec 9>"$logs/lock"
 is_free=true
 flock -n 9 || is_free=false
 task=start
-case ${1:-} in
-status) status ;;
-stop)
-    task=stop
-    if ! $is_free; then stop; else read_hosts "${2:-$here/hosts}"; sweep; fi
-    ;;
-*)
+if [ "${1:-}" != stop ]; then
     read_hosts "${1:-$here/hosts}"
     ballast submit "$here/job.yaml" --dry-run --quiet >/dev/null
     $is_free || die "$here runs already, on $(cat "$logs/launcher"); '$0 stop' ends that"
     start
-    ;;
-esac
+elif $is_free; then
+    task=stop
+    read_hosts "${2:-$here/hosts}"
+    sweep
+else
+    stop
+fi
