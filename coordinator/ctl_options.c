@@ -330,12 +330,14 @@ static char means(const struct ctl_option *o)
     return o->letter == 'J' ? 'o' : o->letter == '8' ? 'u' : o->letter;
 }
 
-/* Of two values only one could be heeded. */
+/* Of two values only one could be heeded. Where the coordinator is asked may be said by an alias
+ * and again on the line: there the last one counts. */
 static int check_once(const struct ctl *c, const struct ctl_option *o, const bool *used)
 {
     for (size_t i = 0; i < ctl_n_options; i++) {
         const struct ctl_option *other = &ctl_options[i];
-        if (!used[i] || means(other) != means(o) || o->group == OPTION_MANY)
+        if (!used[i] || means(other) != means(o) || o->group == OPTION_MANY ||
+            o->group == OPTION_REMOTE)
             continue;
         if (other != o)
             return ctl_fail(c, CTL_USAGE, "--%s and --%s are given; expected one of them",

@@ -142,7 +142,7 @@ static void mistakes_on_the_command_line_are_one_line(void **state)
         {"submit", "missing arguments"},
         {"jobs -c 5 --count 6", "--count is given twice; expected one value"},
         {"logs 7 --rank 1 --rank 1", "--rank is given twice; expected one value"},
-        {"jobs --timeout 5 -t 6", "--timeout is given twice"},
+        {"jobs --timeout 5 -t bad", "--timeout: 'bad' is not a duration"}, /* the last one counts */
         {"jobs --json -o name", "--json and --output are given; expected one of them"},
         {"jobs --me -u ada", "--me and --user are given"},
         {"job set 7", "missing arguments; usage: ballast job set ID KEY=VALUE..."},
