@@ -304,7 +304,8 @@ static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
     do {
         uint64_t left = i >> half_bits, right = i & mask;
         for (uint64_t round = 0; round < 6; round++) {
-            uint64_t next = left ^ (mix_word(right + mix_word(key + round * 0x9e3779b97f4a7c15u)) & mask);
+            uint64_t mixed = mix_word(right + mix_word(key + round * 0x9e3779b97f4a7c15u));
+            uint64_t next = left ^ (mixed & mask);
             left = right;
             right = next;
         }

@@ -41,7 +41,7 @@ uint64_t data_windows(const struct data *d); /* of an epoch */
 
 struct data_counts {
     uint64_t n_files, n_bytes; /* of Megatron the .bin */
-    uint64_t n_read;           /* bytes that the rest is of: n_bytes, unless lines_bytes_max says so */
+    uint64_t n_read;           /* bytes that the rest is of: n_bytes, but for lines_bytes_max */
     uint64_t n_documents, n_tokens, n_windows;
     uint64_t n_labels;         /* of JSONL: tokens that are learnt */
 };
@@ -50,8 +50,9 @@ struct data_counts data_count(const struct data *d);
 /* File i of n_files; the path lives as long as d. */
 const char *data_file(const struct data *d, uint64_t i);
 
-/* Looks whether tokens are in the vocabulary, at the beginning of each file, at so many bytes in all;
- * those of JSONL have been. *out_bytes: at how many it looked, n_bytes where that was not needed. */
+/* Looks whether tokens are in the vocabulary, at the beginning of each file, at so many bytes in
+ * all; those of JSONL have been. *out_bytes: at how many it looked, n_bytes where that was not
+ * needed. */
 int data_check(const struct data *d, uint64_t bytes_max, uint64_t *out_bytes, struct err *err);
 
 /* A micro-batch; all zero is an empty one. The pointers are the batch's own. */

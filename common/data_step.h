@@ -1,7 +1,7 @@
 /* data_step.h - which samples a step reads, and which rank reads each of them
  *
- * Sample i of a step goes to rank (i / micro_batch) % world, so a step reads the same samples on any
- * number of ranks. The trainer's batches and what is told of them come from here alone. */
+ * Sample i of a step goes to rank (i / micro_batch) % world, so a step reads the same samples on
+ * any number of ranks. The trainer's batches and what is told of them come from here alone. */
 #ifndef COMMON_DATA_STEP_H
 #define COMMON_DATA_STEP_H
 
@@ -29,8 +29,8 @@ struct data_read {
 };
 
 /* Appends what the ranks read in a step: sequence by sequence, document by document. *reads is n
- * long and grows; freed with free(). Its paths live as long as d. On failure what is there is whole.
- */
+ * long and grows; freed with free(). Its paths live as long as d. On failure what is there is
+ * whole. */
 int data_step_reads(const struct data *d, const struct data_step *s, struct data_read **reads,
                     size_t *n, struct err *err);
 

@@ -22,7 +22,7 @@ struct ctl_data {
     struct data_told train, validation;
 };
 
-/* Counts both: a bounded part of files that must be read for it. vocab 0: not known, not checked. */
+/* Counts both: a bounded part of files that must be read for it. vocab 0: not known. */
 void ctl_data_count(const Ballast__JobSpec *spec, uint32_t vocab, struct ctl_data *out);
 
 void ctl_data_print(const struct ctl_data *d);

@@ -1,4 +1,4 @@
-/* test_ctl_data.c - the client about what a step read, by what was reported and where nothing was */
+/* test_ctl_data.c - the client about what a step read, reported or not */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -59,7 +59,8 @@ void outbox_add(struct outbox *o, job_id job, uint32_t attempt, uint64_t step, u
     make_room(o);
     struct outbox_item *item = at(o, o->n++);
     *item = (struct outbox_item){.job = job, .attempt = attempt, .step = step,
-                                 .samples = samples, .n_bytes = (uint32_t)n_bytes, .bytes = xcalloc(1, n_bytes)};
+                                 .samples = samples, .n_bytes = (uint32_t)n_bytes,
+                                 .bytes = xcalloc(1, n_bytes)};
     protobuf_c_message_pack(report, item->bytes);
     o->n_bytes += n_bytes;
 }
