@@ -8,7 +8,8 @@
 /* Four chains side by side, so that reading is what takes time. */
 uint64_t hash_bytes(uint64_t seed, const void *bytes, size_t n)
 {
-    uint64_t h[4] = {seed, mix_word(seed + 1), mix_word(seed + 2), mix_word(seed + 3)}, tail[4] = {0};
+    uint64_t h[4] = {seed, mix_word(seed + 1), mix_word(seed + 2), mix_word(seed + 3)};
+    uint64_t tail[4] = {0};
     const uint8_t *p = bytes;
     for (; n >= sizeof tail; n -= sizeof tail, p += sizeof tail)
         for (int i = 0; i < 4; i++) {

@@ -80,8 +80,8 @@ bool adapt_tensors_refused(const struct adapt *a);
 struct json *adapt_keys_not_read(const char *path, const struct json *asked);
 /* Why nothing fits: "the least is 150.0 GB a GPU, 9.0 GB more than it has". */
 void adapt_shortfall(const struct adapt *a, char out[160]);
-/* Whether a plan fits the cluster; of a model that the engine trains, one that it runs. Else a line:
- * what does not, how much is missing, where it would. */
+/* Whether a plan fits the cluster; of a model that the engine trains, one that it runs. Else a
+ * line: what does not, how much is missing, where it would. */
 #define ADAPT_TEXT_MAX 640u
 bool adapt_fits(const struct adapt *a, char out_why_not[ADAPT_TEXT_MAX]);
 

@@ -1,7 +1,8 @@
 /* ctl_data.c - files, documents, tokens and epochs of a job, before it runs and after
  *
  * Sizes and indexes tell most. Lines of tasks must be parsed to be counted, and tokens be read to
- * be known as such, so of large files only the beginning is, and the rest is estimated or left out. */
+ * be known as such, so of large files only the beginning is, and the rest is estimated or left
+ * out. */
 #include "coordinator/ctl_data.h"
 
 #include <errno.h>

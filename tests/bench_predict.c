@@ -1,4 +1,4 @@
-/* bench_predict.c - a step's time beside what the time model says of it, on one core of this machine
+/* bench_predict.c - a step's time beside what the time model says of it, on a core of this machine
  *
  *   ballast-worker bench --cluster --threads 1 --out cluster.yaml
  *   bench_predict cluster.yaml ballast-worker MODEL_DIR...

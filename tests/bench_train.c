@@ -6,8 +6,8 @@
  * Ranks are trainer processes with this program as their daemon; dense parameters and experts are
  * cut over all ranks, which share the device; with --hosts N they are as if on so many hosts, and
  * reach each other through the network's loopback, sealed. A shape is a model of random weights on
- * random tokens, made in a folder of its own. Prints the median over steps after the first three, and
- * where rank 0's time went; BALLAST_OP_TIMES=1 adds what each op of a GPU takes. */
+ * random tokens, made in a folder of its own. Prints the median over steps after the first three,
+ * and where rank 0's time went; BALLAST_OP_TIMES=1 adds what each op of a GPU takes. */
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>

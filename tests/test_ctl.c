@@ -93,8 +93,8 @@ static void every_command_has_help(void **state)
         "wait", "logs", "events", "metrics", "workers", "worker drain", "worker resume", "ping",
         "doctor", "version", "experts", "placement", "rebalance plan", "rebalance apply",
         "rebalance history", "rebalance auto", "db query", "db backup", "top", "balance",
-        "queue", "cancel", "data", "nodes", "node drain", "node resume", "config show", "config contexts",
-        "completion", "help",
+        "queue", "cancel", "data", "nodes", "node drain", "node resume", "config show",
+        "config contexts", "completion", "help",
     };
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         char *line = xasprintf("%s --help", commands[i]);

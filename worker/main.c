@@ -128,12 +128,14 @@ static int parse_options(int argc, char **argv, struct options *o)
         case 'K': o->simulate.cluster_file = optarg; break;
         case 'S':
             if (!text_count(optarg, 1, SIMULATED_MAX, &n))
-                return usage_error(PROGRAM, "--simulate takes a whole number from 1 to %u", SIMULATED_MAX);
+                return usage_error(PROGRAM, "--simulate takes a whole number from 1 to %u",
+                                   SIMULATED_MAX);
             o->simulate.n = (uint32_t)n;
             break;
         case 'E':
             if (!text_count(optarg, 0, SEED_MAX, &o->simulate.seed))
-                return usage_error(PROGRAM, "--simulate-seed takes a whole number up to %u", SEED_MAX);
+                return usage_error(PROGRAM, "--simulate-seed takes a whole number up to %u",
+                                   SEED_MAX);
             has_seed = true;
             break;
         case 'h':
