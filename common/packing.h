@@ -32,7 +32,8 @@ uint64_t packing_scales_at(enum packing packing, uint64_t rows, uint64_t cols);
 uint64_t packing_bytes(enum packing packing, uint64_t rows, uint64_t cols);
 
 /* Bytes of the room in which a GPU unpacks experts' matrices before their products: of as many as
- * lie in GPU_UNPACK_BYTES, of n at most and one at least. matrix_bytes: unpacked, of the largest. */
+ * lie in GPU_UNPACK_BYTES, of n at most and one at least. matrix_bytes: of the largest,
+ * unpacked. */
 uint64_t packing_room(uint64_t n, uint64_t matrix_bytes);
 
 #ifdef __cplusplus

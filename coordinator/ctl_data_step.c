@@ -1,8 +1,8 @@
 /* ctl_data_step.c - which documents a step read, sequence by sequence
  *
  * The order is a function of the seed and of the number of a step's first sample. That number is
- * what the step reported; before it is read, what follows from the newest report. The rest is worked
- * out by the trainers' own reader from the files, which must be those that they read. */
+ * what the step reported; before it is read, what follows from the newest report. The rest is
+ * worked out by the trainers' own reader from the files, which must be those that they read. */
 #include "coordinator/ctl_data.h"
 #include "coordinator/ctl_list.h"
 

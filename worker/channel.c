@@ -240,7 +240,8 @@ static bool channel_read(struct channel *c, struct channel_reader *reader)
 }
 
 /* The daemon is gone: nobody would ever stop this process, so it stops itself, even if the step
- * loop hangs in a collective. Once it says that it is gone, what the events look at may be freed. */
+ * loop hangs in a collective. Once it says that it is gone, what the events look at may be
+ * freed. */
 static void channel_orphaned(struct channel *c)
 {
     c->events->stop(c->user, NULL);

@@ -1,9 +1,9 @@
 /* coll_nccl_memory.h - memory that NCCL's communicators are told of
  *
  * Private to coll_nccl. From memory that a communicator knows its kernels may read and write
- * without a copy of theirs between. It must know it no longer before it is freed, and while it still
- * lives itself: an aborted one takes what it knew with it. NCCL has this since 2.19; without it, and where
- * it refuses, everything works as it would have. */
+ * without a copy of theirs between. It must know it no longer before it is freed, and while it
+ * still lives itself: an aborted one takes what it knew with it. NCCL has this since 2.19; without
+ * it, and where it refuses, everything works as it would have. */
 #ifndef WORKER_COLL_NCCL_MEMORY_H
 #define WORKER_COLL_NCCL_MEMORY_H
 
