@@ -251,6 +251,26 @@ static int add_ids(struct ctl *c)
     return CTL_OK;
 }
 
+static bool has_job(const struct jobs *jobs, uint64_t id)
+{
+    for (size_t i = 0; i < jobs->n; i++)
+        if (((const Ballast__Job *)jobs->rows[i])->id == id)
+            return true;
+    return false;
+}
+
+/* A line for each id on the command line that is no job's. */
+static int check_ids(struct ctl *c, const struct jobs *jobs)
+{
+    int rc = CTL_OK;
+    for (size_t i = 0; i < c->n_args; i++) {
+        uint64_t id = ctl_job_id(c, c->args[i]);
+        if (!has_job(jobs, id))
+            rc = ctl_fail(c, CTL_NOT_FOUND, "there is no job %" PRIu64, id);
+    }
+    return rc;
+}
+
 int ctl_jobs(struct ctl *c)
 {
     struct list_query *q = xcalloc(1, sizeof *q);
@@ -264,11 +284,13 @@ int ctl_jobs(struct ctl *c)
     if (rc == CTL_OK)
         rc = fetch(c, q, all, &jobs);
     if (rc == CTL_OK) {
+        bool only_ids = c->n_args && q->n_terms == 1; /* what is not found is not there */
         jobs.n = list_choose(q, jobs.rows, jobs.n, &was_cut);
-        if (c->n_args && !n_filters && !jobs.n)
-            rc = ctl_fail(c, CTL_NOT_FOUND, "there is no job of that id");
-        else
-            list_show(c, q, jobs.rows, jobs.n, jobs.seq, was_cut || jobs.truncated);
+        was_cut |= jobs.truncated;
+        if (jobs.n || !only_ids)
+            list_show(c, q, jobs.rows, jobs.n, jobs.seq, was_cut);
+        if (only_ids && !was_cut)
+            rc = check_ids(c, &jobs);
         if (!jobs.n && !all && !q->n_terms && c->format == CTL_TABLE)
             ctl_hint(c, "no job is queued or running; -a also lists those that have ended");
     }

@@ -219,17 +219,19 @@ static int add_option(const struct ctl *c, struct list_query *q, const char *opt
     return add_value(c, option, t, arena_strdup(&q->arena, value));
 }
 
-/* Of --user, else of the setting of that name; -A undoes it. */
+/* Of --user, else of the setting of that name; -A, and ids, undo that. */
 static int add_user(struct ctl *c, struct list_query *q)
 {
     const char *user = c->user;
     char *set = NULL;
-    if (!user && !c->all_users && !ctl_setting(c, CTL_SETTING_USER, &set))
+    if (user && c->all_users)
+        return ctl_fail(c, CTL_USAGE, "--user, or --me, and -A contradict each other; give one");
+    if (!user && !c->all_users && !c->n_args && !ctl_setting(c, CTL_SETTING_USER, &set))
         return CTL_USAGE;
     if (set)
         user = arena_strdup(&q->arena, set);
     free(set);
-    if (!user || c->all_users)
+    if (!user)
         return CTL_OK;
     int rc = !strcmp(user, "me") ? ctl_who(c, &q->arena, &user) : CTL_OK;
     return rc == CTL_OK ? add_option(c, q, "--user", q->list->user, BALLAST__LIST_OP__LIST_IS,

@@ -272,6 +272,10 @@ static void several_jobs_at_once(void **state)
     assert_int_equal(n_requests(BALLAST__METHOD__METHOD_JOB_CANCEL), 2);
     will_refuse(BALLAST__METHOD__METHOD_JOB_CANCEL, BALLAST__CODE__NOT_FOUND, "NO_JOB", "no job");
     check("job cancel 8 9", 3, "", "ballast: no job\nballast: no job\n");
+    check("jobs 8 2 9 -o name", 3, "2\n",
+          "ballast: there is no job 8\nballast: there is no job 9\n");
+    check("jobs 8", 3, "", "ballast: there is no job 8\n");
+    check("jobs 8 -f state=DONE -o name", 0, "", "");
 }
 
 /* config.yaml, contexts, variables and flags, in the order in which they count. */
@@ -296,6 +300,7 @@ static void a_context_names_a_coordinator(void **state)
     check("jobs -o name", 0, "1\n3\n5\n", ""); /* user: ada */
     check("jobs -A -o name", 0, "1\n2\n3\n4\n5\n", "");
     check("jobs -u bob -o name", 0, "2\n4\n", "");
+    check("jobs 2 -o name", 0, "2\n", "");
     check("jobs --context ../x", 2, "", "'../x' is not a context; expected one of prod");
     Ballast__PingReply ping = BALLAST__PING_REPLY__INIT;
     ping.user = "bob";
