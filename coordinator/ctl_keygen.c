@@ -2,13 +2,17 @@
 #include "coordinator/ctl.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/field.h"
 #include "common/folder.h"
 
+/* Paths in a file are taken against its folder, so whole ones are told. */
 static void say_next(const struct ctl *c, const struct key *k, const char *folder)
 {
+    char *whole = realpath(folder, NULL);
+    folder = whole ? whole : folder;
     if (k->role == KEY_COORDINATOR)
         ctl_hint(c, "in the coordinator's file:  key: %s/%s.key\n"
                  "                            authorized_keys: FILE with a line of each .pub\n"
@@ -18,6 +22,7 @@ static void say_next(const struct ctl *c, const struct key *k, const char *folde
         ctl_hint(c, "the line above must be in the coordinator's authorized_keys (then SIGHUP)\n"
                  "the holder's file:  key: %s/%s.key\n"
                  "                    coordinator_key: the coordinator's .pub", folder, k->name);
+    free(whole);
 }
 
 int ctl_keygen(struct ctl *c)

@@ -217,6 +217,17 @@ static int explain(void)
     return CTL_OK;
 }
 
+/* Options that would be passed over in silence. */
+static int check_options(struct ctl *c)
+{
+    const char *idle = c->follow ? "--follow" : c->wait ? "--wait" : c->hold ? "--hold" : NULL;
+    if (c->dry_run && idle)
+        return ctl_fail(c, CTL_USAGE, "%s does not go with --dry-run, which submits nothing", idle);
+    if (c->cluster && !c->dry_run)
+        return ctl_fail(c, CTL_USAGE, "--cluster goes with --dry-run, which plans for it");
+    return CTL_OK;
+}
+
 int ctl_submit(struct ctl *c)
 {
     Ballast__JobSpec *spec = NULL;
@@ -226,7 +237,10 @@ int ctl_submit(struct ctl *c)
         return explain();
     if (!c->n_args)
         return ctl_fail(c, CTL_USAGE, "missing arguments; usage: ballast submit JOB.yaml");
-    int rc = job_file_read(c->args[0], c->sets, c->n_sets, &spec, &places, &problems);
+    int rc = check_options(c);
+    if (rc != CTL_OK)
+        return rc;
+    rc = job_file_read(c->args[0], c->sets, c->n_sets, &spec, &places, &problems);
     if (rc < 0)
         rc = ctl_fail_problems(c, &problems);
     else

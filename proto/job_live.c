@@ -30,6 +30,9 @@ static int refuse_key(const char *key, struct err *err)
         strcat(list, keys[i]);
     }
     field_quote(key, quoted);
+    if (!strcmp(key, "rebalance.auto"))
+        return err_set(err, -EINVAL, "key %s is not set this way; 'ballast rebalance auto on|off "
+                       "ID' does it", quoted);
     return err_set(err, -EINVAL, "key %s cannot be changed while a job lives; these can: %s",
                    quoted, list);
 }

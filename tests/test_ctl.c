@@ -145,8 +145,12 @@ static void mistakes_on_the_command_line_are_one_line(void **state)
         {"jobs --timeout 5 -t bad", "--timeout: 'bad' is not a duration"}, /* the last one counts */
         {"jobs --json -o name", "--json and --output are given; expected one of them"},
         {"jobs --me -u ada", "--me and --user are given"},
+        {"jobs --me -A", "contradict each other"},
+        {"submit job.yaml --cluster none.yaml", "--cluster goes with --dry-run"},
+        {"submit job.yaml --dry-run --follow", "--follow does not go with --dry-run"},
         {"job set 7", "missing arguments; usage: ballast job set ID KEY=VALUE..."},
         {"job set 7 train.steps=5", "key 'train.steps' cannot be changed while a job lives"},
+        {"job set 7 rebalance.auto=false", "'ballast rebalance auto on|off ID' does"},
         {"job set 7 checkpoint.keep=none", "key 'checkpoint.keep': "},
     };
     fake_forget();
