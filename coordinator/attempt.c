@@ -49,7 +49,8 @@ static char *reason_of(struct turn *t, const struct job *j, Ballast__JobState st
     if (state != BALLAST__JOB_STATE__JOB_PAUSED)
         return arena_strdup(&t->arena, reason);
     const char *place = j->checkpoint_step
-        ? arena_printf(&t->arena, " from step %" PRIu64, j->checkpoint_step) : "";
+        ? arena_printf(&t->arena, " from step %" PRIu64, j->checkpoint_step)
+        : j->step ? "; it has written no checkpoint" : "";
     return arena_printf(&t->arena, "%s; ballast job resume %" PRIu64 " lets it go on%s", reason,
                         j->id, place);
 }

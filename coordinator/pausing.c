@@ -52,7 +52,7 @@ static bool is_bound_for(const struct job *j, Ballast__JobState state)
 }
 
 /* Why the method does not go with the job as it is, or NULL. */
-static const char *obstacle(const struct job *j, Ballast__Method method)
+static const char *obstacle(struct turn *t, const struct job *j, Ballast__Method method)
 {
     bool is_ending = j->state == BALLAST__JOB_STATE__JOB_STOPPING && !job_is_pausing(j);
     switch (method) {
@@ -61,13 +61,15 @@ static const char *obstacle(const struct job *j, Ballast__Method method)
                                              : NULL;
     case BALLAST__METHOD__METHOD_JOB_RESUME:
         if (j->state == QUEUED && j->held)
-            return "it is held: ballast job release lets it start";
+            return arena_printf(&t->arena, "it is held: ballast job release %" PRIu64
+                                " lets it start", j->id);
         return j->state == PAUSED || job_is_pausing(j) ? NULL
                : "only a job that is PAUSED can be resumed";
     default: /* METHOD_JOB_REQUEUE */
         if (is_ending)
             return "it can be queued again once it has ended";
-        return j->state == PAUSED ? "ballast job resume lets it go on" : NULL;
+        return j->state == PAUSED ? arena_printf(&t->arena, "ballast job resume %" PRIu64
+                                                 " lets it go on", j->id) : NULL;
     }
 }
 
@@ -82,7 +84,7 @@ void call_job_pause(struct coord *c, struct turn *t, uint64_t peer, const char *
                     "there is no job %" PRIu64, request->job_id);
         return;
     }
-    const char *hint = obstacle(j, e->method);
+    const char *hint = obstacle(t, j, e->method);
     if (call_has_key(e, pauses ? j->pause_key : j->queue_key)) {
         /* Its answer was lost: what came after it stays. */
     } else if (hint) {

@@ -611,7 +611,7 @@ static void a_job_may_be_held_from_the_start(void **state)
     call_job(b, M(JOB_HOLD), 1, 5); /* for another reason */
     expect_job(b, 1, JOB(QUEUED), HELD("bob: because"));
     expect_code(b, M(JOB_RESUME), 1, 6, BALLAST__CODE__FAILED_PRECONDITION,
-                "job 1 is QUEUED; it is held: ballast job release lets it start");
+                "job 1 is QUEUED; it is held: ballast job release 1 lets it start");
     call_job(b, M(JOB_RELEASE), 1, 7);
     expect_job(b, 1, JOB(STARTING), NULL);
 }
@@ -756,7 +756,7 @@ static void calls_about_a_paused_job(void **state)
     expect_code(b, M(JOB_HOLD), 1, 5, BALLAST__CODE__FAILED_PRECONDITION,
                 "job 1 is PAUSED; it does not start before it is resumed");
     expect_code(b, M(JOB_REQUEUE), 1, 6, BALLAST__CODE__FAILED_PRECONDITION,
-                "job 1 is PAUSED; ballast job resume lets it go on");
+                "job 1 is PAUSED; ballast job resume 1 lets it go on");
     expect_code(b, M(JOB_PAUSE), 9, 6, BALLAST__CODE__NOT_FOUND, NULL);
     hello(b, W1, "w1", 1);
     expect_job(b, 1, JOB(PAUSED), NULL);
