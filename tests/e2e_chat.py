@@ -12,7 +12,9 @@ SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "deploy"
 TRANSFORMERS = '''
 class AutoTokenizer:
     @staticmethod
-    def from_pretrained(path):
+    def from_pretrained(path, trust_remote_code):
+        if not trust_remote_code:
+            raise ValueError("set the option `trust_remote_code=True` to\\nremove this error")
         return AutoTokenizer()
 
     def apply_chat_template(self, messages, tokenize, tools=None, add_generation_prompt=False):
@@ -30,12 +32,22 @@ def said(role, content):
     return {"role": role, "content": content}
 
 
+def run(c, *args):
+    return subprocess.run([sys.executable, SCRIPT, *args], capture_output=True, text=True,
+                          env=dict(os.environ, PYTHONPATH=os.path.join(c.folder, "python")))
+
+
 def tokenize(c, *chats):
     path = os.path.join(c.folder, "chats.jsonl")
     with open(path, "w") as f:
         f.writelines(json.dumps({"messages": chat}) + "\n" for chat in chats)
-    return subprocess.run([sys.executable, SCRIPT, "model", path], capture_output=True, text=True,
-                          env=dict(os.environ, PYTHONPATH=os.path.join(c.folder, "python")))
+    return run(c, "--trust-remote-code", c.folder, path)
+
+
+def refused(c, *args):
+    done = run(c, *args)
+    expect(done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done)
+    return done.stderr
 
 
 def story():
@@ -61,6 +73,10 @@ def story():
             done = tokenize(c, two, chat)
             expect(done.returncode == 1 and "chats.jsonl:2: " in done.stderr
                    and says in done.stderr, done.stderr)
+        path = os.path.join(c.folder, "chats.jsonl")
+        expect("--trust-remote-code runs it" in refused(c, c.folder, path), "code is not trusted")
+        expect("expected the model's" in refused(c, c.folder + "/no", path), "no model")
+        expect("expected lines of chats" in refused(c, c.folder, path + "l"), "no chats")
         done = tokenize(c, *[two] * 50)
         with open(os.path.join(c.folder, "text", "chats.jsonl"), "w") as f:
             f.write(done.stdout)
