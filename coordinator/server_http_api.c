@@ -163,7 +163,7 @@ static bool ask_steps(const struct http_request *r, struct query *q, job_id job)
     bool is_right = read_number(r, "count", STEPS_SHOWN, STEPS_MAX, &count) && count &&
                     read_number(r, "after", 0, INT64_MAX, &m->after_step);
     m->job_id = job;
-    m->last = m->limit = (uint32_t)count;
+    m->last = m->limit = (uint32_t)count + 1; /* are there more? */
     return is_right;
 }
 
@@ -301,9 +301,11 @@ static struct json *events_json(const Ballast__EventsRequest *asked, const Balla
          m->n_events - first, json_of_event);
 }
 
-static struct json *steps_json(const Ballast__MetricsReply *m)
+static struct json *steps_json(const Ballast__MetricsRequest *asked,
+                               const Ballast__MetricsReply *m)
 {
-    LIST("StepList", 0, false, m->steps, m->n_steps, json_of_step);
+    size_t first = m->n_steps == asked->last; /* the one more, the oldest */
+    LIST("StepList", 0, first, m->steps + first, m->n_steps - first, json_of_step);
 }
 
 static struct json *experts_json(const Ballast__ExpertsReply *m)
@@ -327,7 +329,8 @@ static struct json *reply_json(const struct query *q, const ProtobufCMessage *re
         return events_json((const Ballast__EventsRequest *)q->payload,
                            (const Ballast__EventsReply *)reply);
     case BALLAST__METHOD__METHOD_METRICS:
-        return steps_json((const Ballast__MetricsReply *)reply);
+        return steps_json((const Ballast__MetricsRequest *)q->payload,
+                          (const Ballast__MetricsReply *)reply);
     case BALLAST__METHOD__METHOD_EXPERTS:
         if (q->read.kind == STORE_LOAD_HISTORY)
             return json_of_one("LoadHistory", 0,

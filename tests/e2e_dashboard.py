@@ -122,7 +122,10 @@ def json_is_the_clients(c, job):
     steps = c.steps(job)
     expect(value_of(c, f"jobs/{job}/steps")["items"] == steps, "steps")
     expect(value_of(c, f"jobs/{job}/steps?after=5")["items"] == steps[5:], "steps after the fifth")
-    expect(value_of(c, f"jobs/{job}/steps?count=3")["items"] == steps[-3:], "the last steps")
+    cut = value_of(c, f"jobs/{job}/steps?count=3")
+    expect(cut["items"] == steps[-3:] and cut["meta"]["truncated"], "the last steps")
+    whole = value_of(c, f"jobs/{job}/steps?count={len(steps)}")
+    expect(whole["items"] == steps and not whole["meta"]["truncated"], "all steps")
     until(lambda: value_of(c, f"jobs/{job}/experts")["items"] == c.json("experts", job)["items"],
           5, "the same load of experts (the last minute goes on between two questions)")
     until(lambda: value_of(c, f"jobs/{job}/load-history?window=all")["windows"] ==
