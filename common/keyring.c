@@ -157,6 +157,10 @@ int key_read(const char *file, struct key *out, struct err *err)
     char public_text[KEY_TEXT_BYTES];
     size_t line_number = 0;
     int rc;
+    size_t n = strlen(file);
+    if (n > 4 && !strcmp(file + n - 4, ".pub"))
+        return err_set(err, -EINVAL, "%s: is the part for others; expected the .key that 'ballast "
+                       "keygen' wrote beside it", file);
     FILE *f = open_own(file, 077, "read", err, &rc);
     if (!f)
         return rc;

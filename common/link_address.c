@@ -45,7 +45,7 @@ int link_address_check(const char *address, bool has_keys, struct err *err)
     }
     if (strncmp(address, "tcp://", 6))
         return err_set(err, -EINVAL, "address '%.200s': expected ipc://PATH or "
-                       "tcp://127.0.0.1:PORT", address);
+                       "tcp://HOST:PORT", address);
     const char *host = address + 6, *colon = strrchr(host, ':');
     char *end = NULL;
     unsigned long port = colon && colon[1] >= '0' && colon[1] <= '9'

@@ -43,16 +43,23 @@ static const char usage[] =
     "  kill -HUP $(cat STATE_DIR/lock)    # read log_level and authorized_keys again\n"
     "  kill -USR1 $(cat STATE_DIR/lock)   # write the present state to the log\n";
 
-static int check_http(const struct server_config *c, struct err *err)
+static int check_token(const struct server_config *c, struct err *err)
 {
     char token[TOKEN_BYTES_MAX + 1];
-    if (!*c->http_listen)
-        return *c->http_token ? err_set(err, -EINVAL, "goes with http.listen") : 0;
-    int rc = http_address_check(c->http_listen, *c->http_token, err);
-    if (rc == 0 && *c->http_token)
+    int rc = 0;
+    if (*c->http_token && !*c->http_listen)
+        rc = err_set(err, -EINVAL, "goes with http.listen");
+    else if (*c->http_token)
         rc = token_read(c->http_token, token, err);
     explicit_bzero(token, sizeof token);
     return rc;
+}
+
+static int check_http(const struct server_config *c, const char *file, struct err *err)
+{
+    if (*c->http_listen && http_address_check(c->http_listen, *c->http_token, err) < 0)
+        return err_prefix(err, "%s: key 'http.listen'", file);
+    return check_token(c, err) < 0 ? err_prefix(err, "%s: key 'http.token'", file) : 0;
 }
 
 static int read_config(const char *file, struct server_config *out, struct err *err)
@@ -64,8 +71,8 @@ static int read_config(const char *file, struct server_config *out, struct err *
     for (size_t i = 0; i < out->n_listen && rc == 0; i++)
         if ((rc = link_address_check(out->listen[i], *out->key_file, err)) < 0)
             err_prefix(err, "%s: key 'listen'", file);
-    if (rc == 0 && (rc = check_http(out, err)) < 0)
-        err_prefix(err, "%s: key 'http.%s'", file, *out->http_listen ? "listen" : "token");
+    if (rc == 0)
+        rc = check_http(out, file, err);
     if (rc == 0 && (rc = auth_open(out->key_file, out->authorized_keys, &auth, err)) == 0)
         auth_fini(&auth);
     if (rc < 0)

@@ -57,7 +57,7 @@ static void a_key_is_made_and_read(void **state)
     struct folder f;
     struct key made, read;
     struct err err = {0};
-    char secret[96], open_one[96];
+    char secret[96], open_one[96], other[96];
     folder_make(&f);
     snprintf(secret, sizeof secret, "%s/ada.key", f.path);
     snprintf(open_one, sizeof open_one, "%s/ada.pub", f.path);
@@ -83,9 +83,13 @@ static void a_key_is_made_and_read(void **state)
     assert_int_equal(chmod(secret, 0640), 0);
     assert_int_equal(key_read(secret, &read, &err), -EACCES);
     assert_non_null(strstr(err.text, "has mode 0640, so that others may read it; type: chmod 600"));
-    assert_int_equal(key_read(open_one, &read, &err), -EACCES); /* not the secret one */
-    assert_int_equal(chmod(open_one, 0600), 0);
     assert_int_equal(key_read(open_one, &read, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "ada.pub: is the part for others; expected the .key"));
+    snprintf(other, sizeof other, "%s/ada", f.path);
+    assert_int_equal(rename(open_one, other), 0);
+    assert_int_equal(key_read(other, &read, &err), -EACCES);
+    assert_int_equal(chmod(other, 0600), 0);
+    assert_int_equal(key_read(other, &read, &err), -EINVAL);
     assert_non_null(strstr(err.text, "holds no secret key"));
     assert_int_equal(key_read(f.path, &read, &err), -EISDIR);
     assert_int_equal(key_make(f.path, "../x", KEY_USER, &made, &err), -EINVAL);
