@@ -20,7 +20,8 @@ static const struct field fields[] = {
     {.path = "authorized_keys", .type = FIELD_PATH, .offset = AT(authorized_keys), .preset = "",
      .help = "who may connect over tcp: a line of each .pub; SIGHUP reads it again"},
     {.path = "state_dir", .type = FIELD_PATH, .offset = AT(state_dir),
-     .help = "folder of the databases and rank logs; on a local disk, one coordinator's alone"},
+     .help = "folder of the databases and rank logs; on a local disk, one coordinator's alone; made, "
+     "with those above it, if missing"},
     {.path = "http.listen", .type = FIELD_STRING, .offset = AT(http_listen), .preset = "",
      .help = "IP:PORT of the dashboard and of /metrics for Prometheus; \"\": neither. Without "
      "http.token on loopback only"},

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "coordinator/store_parts.h"
+#include "common/folder.h"
 
 static int lock_file(const char *state_dir, int fd, const char *path, struct err *err)
 {
@@ -27,9 +28,8 @@ static int lock_file(const char *state_dir, int fd, const char *path, struct err
 
 int folder_take(const char *state_dir, int *out_fd, struct err *err)
 {
-    if (mkdir(state_dir, 0700) && errno != EEXIST)
-        return err_set(err, -errno, "state_dir '%s': cannot be made: %s", state_dir,
-                       strerror(errno));
+    if (folder_make(state_dir, 0700, err) < 0)
+        return err_prefix(err, "state_dir '%s': cannot be made", state_dir);
     char *path = xasprintf("%s/lock", state_dir);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     int rc = fd < 0 ? err_set(err, -errno, "%s: %s", path, strerror(errno))

@@ -34,7 +34,8 @@ static const struct field fields[] = {
     {.path = "coordinator_key", .type = FIELD_PATH, .offset = AT(coordinator_key), .preset = "",
      .help = "the coordinator's .pub; two lines while its key changes"},
     {.path = "state_dir", .type = FIELD_PATH, .offset = AT(state_dir),
-     .help = "a folder of this worker's own, made if missing: output of its trainers"},
+     .help = "a folder of this worker's own: output of its trainers; made, with those above it, if "
+     "missing"},
     {.path = "allowed_roots", .type = FIELD_PATHS, .offset = AT(allowed_roots),
      .count_offset = AT(n_allowed_roots), .n_min = 1, .n_max = 64,
      .help = "the model, data and checkpoint of a job must lie under one of these folders"},

@@ -20,6 +20,7 @@
 #include <uv.h>
 
 #include "common/clock.h"
+#include "common/folder.h"
 #include "common/link_trust.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -316,8 +317,8 @@ static void remove_old_output(const char *dir)
 static int make_state_dir(struct control *c, struct err *err)
 {
     const char *dir = c->config->state_dir;
-    if (mkdir(dir, 0700) < 0 && errno != EEXIST)
-        return err_set(err, -errno, "cannot make state_dir '%s': %s", dir, strerror(errno));
+    if (folder_make(dir, 0700, err) < 0)
+        return err_prefix(err, "cannot make state_dir '%s'", dir);
     char *path = xasprintf("%s/lock", dir);
     c->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     int code = c->lock_fd < 0 ? -errno : 0;
