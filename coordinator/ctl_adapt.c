@@ -125,7 +125,8 @@ static int read_model(struct adapt *a, struct err *err)
     int rc = check_links(a->model_dir, err);
     json_note_keys(asked);
     if (rc == 0 && (rc = outline_read(config, &a->outline, &own)) < 0)
-        err_set(err, rc, "%s", own.text);
+        err_set(err, rc, "%s%s", own.text,
+                rc == -ENOENT ? "; expected a model's folder, with its config.json" : "");
     /* A broken or missing file stays one; keys that do not tell enough may be made up for. */
     if (rc == 0 || rc == -EINVAL || rc == -ENOTSUP) {
         int keys = rc;

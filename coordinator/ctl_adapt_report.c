@@ -244,11 +244,12 @@ void adapt_report(const struct adapt *a, FILE *f)
     write_counts(a, f);
     write_check(a, f);
     write_operators(a, f);
-    fprintf(f, "\n## Plans\n\n%s on %" PRIu32 " %s of %.0f GB (%s, %" PRIu32 " nodes), sequences "
+    fprintf(f, "\n## Plans\n\n%s on %" PRIu32 " %s of %.0f GB (%s, %" PRIu32 " node%s), sequences "
             "of %" PRIu32 " tokens, %" PRIu32 " of them a step. %" PRIu64 " plans looked at, %"
             PRIu64 " fit.\n\n", a->job.is_lora ? "LoRA" : "Full training", world,
             adapt_devices(a), gb(a->cluster.gpu_memory), a->cluster.name, a->cluster.nodes,
-            a->job.sequence_length, a->job.global_batch, a->all->n_seen, a->all->n_fit);
+            a->cluster.nodes == 1 ? "" : "s", a->job.sequence_length,
+            a->job.global_batch, a->all->n_seen, a->all->n_fit);
     if (a->all->n_plans) {
         write_plan_rows(a, f);
         write_best(a, f);

@@ -249,8 +249,12 @@ static void why(const struct job_shape *job, const struct strategy_plan *winner,
     for (int i = 1; i < 4; i++)
         if (parts[i] > parts[most])
             most = i;
-    snprintf(n->reason, sizeof n->reason, "%.1f%% slower: %+.3f s a step in %s",
-             100 * (t->total / w->total - 1), parts[most], names[most]);
+    double slower = 100 * (t->total / w->total - 1);
+    if (slower < 0.05)
+        snprintf(n->reason, sizeof n->reason, "as fast");
+    else
+        snprintf(n->reason, sizeof n->reason, "%.1f%% slower: %+.3g s a step in %s", slower,
+                 parts[most], names[most]);
 }
 
 static void add_neighbour(const struct job_shape *job, const struct strategy_plan *winner,

@@ -102,6 +102,9 @@ int peft_open(const char *folder, struct peft *out, struct err *err)
     struct peft p = {0};
     struct json *o = NULL;
     int rc = json_read_file(config, CONFIG_BYTES_MAX, &o, err);
+    if (rc == -ENOENT)
+        err_set(err, rc, "%s: is not there; expected a PEFT folder, as step-N of a job's "
+                "checkpoint.path is one", config);
     if (rc == 0 && (rc = read_config(o, &p, err)) < 0)
         err_prefix(err, "%s", config);
     if (rc == 0)
