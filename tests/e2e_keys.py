@@ -3,7 +3,7 @@ import os
 import signal
 import subprocess
 
-from cluster import Cluster, expect, tell, until
+from cluster import PATIENCE, Cluster, expect, tell, until
 
 
 def own_ip():
@@ -38,6 +38,7 @@ class Keys:
 
     def run(self, name, *args):
         keys = ["--key", self.path(name + ".key"), "--coordinator-key", self.trusted]
+        args = [*args, "--timeout", 30 * PATIENCE]  # what is refused comes late on busy cores
         if not name:
             port = self.c.tcp.rsplit(":", 1)[1]
             return self.c.run(*args, "--address", f"tcp://127.0.0.1:{port}")
