@@ -40,7 +40,8 @@ static uint64_t min(uint64_t a, uint64_t b)
 
 /* ---- what a rank owns ------------------------------------------------------------------------ */
 
-uint32_t memory_slots(const struct memory_input *in)
+/* For experts, of each rank and layer, spare ones included. */
+static uint32_t slots_of(const struct memory_input *in)
 {
     return in->spec->n_experts / in->degrees.ep + in->n_spare;
 }
@@ -169,7 +170,7 @@ struct memory_rows memory_rows(const struct memory_input *in)
     uint32_t ep = in->degrees.ep;
     if (!n_sparse(in->spec))
         return (struct memory_rows){0};
-    uint32_t n_slots = memory_slots(in);
+    uint32_t n_slots = slots_of(in);
     uint64_t rows_max = memory_rows_max(in->spec, memory_tokens_at_once(in), ep, n_slots);
     uint64_t piece = memory_piece_rows(rows_max, chunks_of(in), (uint64_t)ep * n_slots);
     return (struct memory_rows){in->recompute == RECOMPUTE_OFF ? rows_max : piece, piece};
@@ -213,7 +214,7 @@ static uint64_t dispatch_bytes(const struct memory_input *in)
 {
     const struct model_spec *m = in->spec;
     uint64_t n_tokens = memory_tokens_at_once(in), n_pairs = n_tokens * m->top_k;
-    uint64_t n_rows = memory_rows_max(m, n_tokens, in->degrees.ep, memory_slots(in));
+    uint64_t n_rows = memory_rows_max(m, n_tokens, in->degrees.ep, slots_of(in));
     uint64_t n_plans = in->recompute == RECOMPUTE_OFF ? n_sparse(m) : 1;
     bool travels = in->degrees.ep > 1;
     if (!n_sparse(m))
@@ -317,7 +318,7 @@ static uint64_t logits_bytes(const struct memory_input *in)
 static uint64_t packed_bytes(const struct memory_input *in)
 {
     uint64_t matrix = (uint64_t)in->spec->latent * in->spec->expert_inter * in->elem_bytes;
-    return in->packing == PACKING_NONE ? 0 : packing_room(memory_slots(in), matrix);
+    return in->packing == PACKING_NONE ? 0 : packing_room(slots_of(in), matrix);
 }
 
 /* What the op takes at once that takes the most on a GPU. */

@@ -73,12 +73,10 @@ struct memory_plan {
     struct memory_rows rows; /* no bytes: a count that some of the bytes are of */
 };
 
-/* Slots for experts of each rank and layer, spare ones included. */
-uint32_t memory_slots(const struct memory_input *in);
-
 /* Rows of experts that a rank of ep keeps of a layer for its backward where nothing is computed
  * again, of n_tokens of each rank: a quarter more than its even share, or two for each of a rank's
- * slots. Where more come, none are kept. n_slots: as memory_slots says. */
+ * slots. Where more come, none are kept. n_slots: for experts, of each rank and layer, spare ones
+ * included. */
 uint64_t memory_rows_max(const struct model_spec *m, uint64_t n_tokens, uint32_t ep,
                          uint32_t n_slots);
 

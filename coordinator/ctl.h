@@ -184,6 +184,9 @@ void ctl_hint(const struct ctl *c, const char *format, ...) __attribute__((forma
 
 /* The id in text, or 0 after saying so. */
 uint64_t ctl_job_id(const struct ctl *c, const char *text);
+/* What the coordinator tells of the job that the first word names; lives as an answer of ctl_call
+ * does. Otherwise an exit code, after saying so. */
+int ctl_ask_job(struct ctl *c, const Ballast__JobShowReply **out);
 
 /* Set by SIGINT (counted) once ctl_catch_interrupt was called; a call then ends with 130. */
 extern volatile sig_atomic_t ctl_interrupts;

@@ -257,15 +257,12 @@ static int show_counts(const struct ctl *c, const Ballast__JobSpec *spec)
 
 int ctl_data(struct ctl *c)
 {
-    Ballast__JobRequest request = BALLAST__JOB_REQUEST__INIT;
-    const ProtobufCMessage *message;
-    if (!(request.job_id = ctl_job_id(c, c->args[0])))
-        return CTL_USAGE;
-    int rc = ctl_call(c, BALLAST__METHOD__METHOD_JOB_SHOW, &request.base, &message);
+    const Ballast__JobShowReply *reply;
+    int rc = ctl_ask_job(c, &reply);
     if (rc != CTL_OK)
         return rc;
-    const Ballast__JobSpec *spec = ((const Ballast__JobShowReply *)message)->spec;
-    if (!spec)
+    if (!reply->spec)
         return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no job file");
-    return c->last_step ? ctl_data_steps(c, request.job_id, spec) : show_counts(c, spec);
+    return c->last_step ? ctl_data_steps(c, reply->job->id, reply->spec)
+                        : show_counts(c, reply->spec);
 }

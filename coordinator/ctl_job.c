@@ -134,7 +134,7 @@ static void show_text(const Ballast__JobShowReply *reply, double left_s)
     }
 }
 
-int ctl_job_show(struct ctl *c)
+int ctl_ask_job(struct ctl *c, const Ballast__JobShowReply **out)
 {
     Ballast__JobRequest request = BALLAST__JOB_REQUEST__INIT;
     const ProtobufCMessage *message;
@@ -143,9 +143,17 @@ int ctl_job_show(struct ctl *c)
     int rc = ctl_call(c, BALLAST__METHOD__METHOD_JOB_SHOW, &request.base, &message);
     if (rc != CTL_OK)
         return rc;
-    const Ballast__JobShowReply *reply = (const Ballast__JobShowReply *)message;
-    if (!reply->job)
-        return ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no job");
+    *out = (const Ballast__JobShowReply *)message;
+    return (*out)->job ? CTL_OK
+                       : ctl_fail(c, CTL_PROTOCOL, "the coordinator's answer holds no job");
+}
+
+int ctl_job_show(struct ctl *c)
+{
+    const Ballast__JobShowReply *reply;
+    int rc = ctl_ask_job(c, &reply);
+    if (rc != CTL_OK)
+        return rc;
     if (ctl_is_json(c))
         show_json(c, reply);
     else if (c->format == CTL_NAME)

@@ -32,9 +32,8 @@ static int32_t count_used(const struct call *c)
 }
 
 /* How many are unpacked at once, so that runs of them are alike. */
-static int32_t size_of_runs(const struct call *c, size_t matrix_bytes)
+static int32_t size_of_runs(int32_t n_used, size_t matrix_bytes)
 {
-    int32_t n_used = count_used(c);
     int32_t fit = (int32_t)(packing_room((uint64_t)n_used, matrix_bytes) / matrix_bytes);
     int32_t n_runs = (n_used + fit - 1) / fit;
     return (n_used + n_runs - 1) / n_runs;
@@ -64,10 +63,11 @@ static int32_t unpack_run(struct device *dev, const struct call *c, int32_t firs
 static void multiply(struct device *dev, const struct call *c)
 {
     size_t matrix_bytes = (size_t)(c->in * c->out) * elem_size(dev);
-    if (count_used(c) == 0)
+    int32_t n_used = count_used(c);
+    if (n_used == 0)
         return;
     assert(packing_check(c->packing, "the experts", (uint64_t)c->in, NULL) == 0);
-    int32_t n = size_of_runs(c, matrix_bytes);
+    int32_t n = size_of_runs(n_used, matrix_bytes);
     const elem **w = xcalloc((size_t)c->n_groups, sizeof *w);
     cuda_scratch_begin(dev); /* the plain products take none */
     elem *room = cuda_scratch_take(dev, (size_t)n * matrix_bytes);

@@ -179,4 +179,12 @@ static inline void tell_two_jobs(struct bench *b, struct story *s)
     assert_int_equal(tell(b, s), 0);
 }
 
+/* A new store that was told so; ended as bench_make and bench_open are. */
+static inline void begin_with_two_jobs(struct bench *b, struct story *s)
+{
+    bench_make(b);
+    bench_open(b);
+    tell_two_jobs(b, s);
+}
+
 #endif

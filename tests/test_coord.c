@@ -625,17 +625,23 @@ static Ballast__RankState saved(uint32_t rank, uint64_t step)
     return s;
 }
 
+/* Ranks are told to write a checkpoint, with the time for it. */
+static void stop_and_save(struct bench *b, Ballast__Method method)
+{
+    call_job(b, method, 1, 5);
+    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
+    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_CHECKPOINT);
+    assert_int_equal(s->grace_ms, 900000);
+}
+
 static void a_pause_saves_and_gives_the_workers_back(void **state)
 {
     struct bench *b = *state;
     run_a_job(b);
-    call_job(b, M(JOB_PAUSE), 1, 5);
-    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
-    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_CHECKPOINT);
-    assert_int_equal(s->grace_ms, 900000);
+    stop_and_save(b, M(JOB_PAUSE));
     restart(b); /* the coordinator is killed meanwhile */
     hello_with(b, W1, "w1", 1, &(Ballast__RankState[]){rank_state(1, 1, 0, PHASE(STOPPING))}[0]);
-    s = (const void *)sent(b, W1, M(STOP))->payload;
+    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
     assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_CHECKPOINT);
     hello_with(b, W2, "w2", 1, &(Ballast__RankState[]){rank_state(1, 1, 1, PHASE(STOPPING))}[0]);
     report(b, W1, saved(0, 7));
@@ -793,10 +799,7 @@ static void a_requeue_saves_and_starts_where_there_is_room(void **state)
 {
     struct bench *b = *state;
     run_a_job(b);
-    call_job(b, M(JOB_REQUEUE), 1, 5);
-    const Ballast__Stop *s = (const void *)sent(b, W1, M(STOP))->payload;
-    assert_int_equal(s->mode, BALLAST__STOP_MODE__STOP_CHECKPOINT);
-    assert_int_equal(s->grace_ms, 900000);
+    stop_and_save(b, M(JOB_REQUEUE));
     restart(b); /* the coordinator is killed meanwhile */
     hello_with(b, W1, "w1", 1, &(Ballast__RankState[]){rank_state(1, 1, 0, PHASE(STOPPING))}[0]);
     hello_with(b, W2, "w2", 1, &(Ballast__RankState[]){rank_state(1, 1, 1, PHASE(STOPPING))}[0]);

@@ -32,9 +32,7 @@ static void a_restart_loads_the_live_jobs_only(void **state)
     (void)state;
     struct bench b;
     struct story s = {0};
-    bench_make(&b);
-    bench_open(&b);
-    tell_two_jobs(&b, &s);
+    begin_with_two_jobs(&b, &s);
     store_close(b.store);
     bench_open(&b);
     struct store_read r = do_read(&b, (struct store_read){
@@ -66,9 +64,7 @@ static void events_tell_steps(void **state)
     (void)state;
     struct bench b;
     struct story s = {0};
-    bench_make(&b);
-    bench_open(&b);
-    tell_two_jobs(&b, &s);
+    begin_with_two_jobs(&b, &s);
     say_state(&s, 2, BALLAST__JOB_STATE__JOB_RUNNING, "");
     s.records[s.n - 1]->state->attempt = 2;
     s.records[s.n - 1]->state->resumed_from_step = 7;
@@ -98,9 +94,7 @@ static void jobs_and_events_are_read_in_pages(void **state)
     (void)state;
     struct bench b;
     struct story s = {0};
-    bench_make(&b);
-    bench_open(&b);
-    tell_two_jobs(&b, &s);
+    begin_with_two_jobs(&b, &s);
 
     struct store_read r = do_read(&b, (struct store_read){.kind = STORE_JOBS, .limit = 1});
     assert_int_equal(r.n_jobs, 1);
@@ -181,9 +175,7 @@ static void query_tables_can_be_made_again(void **state)
         "|| (SELECT group_concat(hex(i.key) || i.job) FROM idempotency i)";
     struct bench b;
     struct story s = {0};
-    bench_make(&b);
-    bench_open(&b);
-    tell_two_jobs(&b, &s);
+    begin_with_two_jobs(&b, &s);
     store_close(b.store);
     char *before = query(&b, all);
     bench_open(&b);
@@ -556,9 +548,7 @@ static void a_full_disk_is_survived(void **state)
     (void)state;
     struct bench b;
     struct story s = {0};
-    bench_make(&b);
-    bench_open(&b);
-    tell_two_jobs(&b, &s);
+    begin_with_two_jobs(&b, &s);
     struct rlimit old, small = {256 << 10, RLIM_INFINITY};
     getrlimit(RLIMIT_FSIZE, &old);
     signal(SIGXFSZ, SIG_IGN);

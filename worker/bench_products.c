@@ -52,14 +52,21 @@ static void expert_offsets(int64_t n, int64_t *offsets)
     offsets[EXPERTS] = n;
 }
 
+/* Where each expert's rows and weights begin. */
+static void find_experts(const struct bench_case *c, float *const *in,
+                         int64_t offsets[EXPERTS + 1], const float *w[EXPERTS])
+{
+    expert_offsets(c->n, offsets);
+    for (int e = 0; e < EXPERTS; e++)
+        w[e] = in[1] + e * c->m * c->d;
+}
+
 static void run_grouped_linear(const struct bench_case *c, struct device *dev, float *const *in,
                                float *const *out)
 {
     int64_t offsets[EXPERTS + 1];
     const float *w[EXPERTS];
-    expert_offsets(c->n, offsets);
-    for (int e = 0; e < EXPERTS; e++)
-        w[e] = in[1] + e * c->m * c->d;
+    find_experts(c, in, offsets, w);
     dev->ops->grouped_linear(dev, out[0], in[0], w, offsets, EXPERTS, c->d, c->m);
 }
 
@@ -68,9 +75,7 @@ static void run_grouped_linear_dx(const struct bench_case *c, struct device *dev
 {
     int64_t offsets[EXPERTS + 1];
     const float *w[EXPERTS];
-    expert_offsets(c->n, offsets);
-    for (int e = 0; e < EXPERTS; e++)
-        w[e] = in[1] + e * c->m * c->d;
+    find_experts(c, in, offsets, w);
     dev->ops->grouped_linear_dx(dev, out[0], in[2], w, offsets, EXPERTS, c->d, c->m, 0);
 }
 

@@ -396,11 +396,12 @@ int nccl_exchange(struct nccl *x, const struct coll_group *g, const struct nccl_
         has_others = has_others || (i != g->me && parts[i].n_send + parts[i].n_recv > 0);
     assert(mine->n_send == mine->n_recv);
     *out_launch = 0;
-    if (!has_others)
+    int rc = 0;
+    if (has_others)
+        rc = launch(x, g, ask_exchange, &e, PHASE_DISPATCH_HIDDEN, note, "all_to_all", out_launch,
+                    err);
+    else
         call_note_left(x->host, note);
-    int rc = has_others ? launch(x, g, ask_exchange, &e, PHASE_DISPATCH_HIDDEN, note, "all_to_all",
-                                 out_launch, err)
-                        : 0;
     if (rc == 0 && mine->n_send > 0) /* while those of others travel */
         x->dev->ops->copy(x->dev, mine->recv, mine->send, mine->n_send);
     return rc;
